@@ -195,15 +195,14 @@ class Account:
             )
 
     def in_flight(self, request: GenerationRequest) -> AnswersInFlight:
-        """Counts a request's answers as in flight until they end, or the returned context is
-        closed.
+        """Counts the answers of a request that has been checked as in flight until they end, or the
+        returned context is closed.
 
         Raises:
-            InvalidRequest: it breaks a rule, has a priority that the caller may not give, or asks
-            for more answers than can ever be in flight.
+            InvalidRequest: it has a priority that the caller may not give, or asks for more answers
+            than can ever be in flight.
             PoolFull: there are too many at the moment.
         """
-        request.check()  # a number that is out of its range must not be counted
         if request.options.priority < self._min_priority:
             whose = "without an API key" if self._message is None else "with this API key"
             raise errors.InvalidRequest("priority", f"{whose} at least {self._min_priority}")

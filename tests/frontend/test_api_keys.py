@@ -303,16 +303,6 @@ def test_a_key_comes_no_earlier_than_its_entry_allows(tmp_path: Path) -> None:
         ApiKeys(None).account_of(None).in_flight(with_priority(-1))
 
 
-def test_a_wrong_number_of_answers_gives_no_room() -> None:
-    account = limited(1)
-    for n in (-1, 0):
-        with pytest.raises(errors.InvalidRequest):
-            account.in_flight(answers(n))
-    account.in_flight(answers(1))
-    with pytest.raises(errors.PoolFull):
-        account.in_flight(answers(1))
-
-
 def test_another_key_of_the_same_holder_does_not_renew_his_limits(
     tmp_path: Path, clock: Clock
 ) -> None:

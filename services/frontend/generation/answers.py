@@ -43,10 +43,9 @@ class Answers:
         self._resumption = resumption
         self._account = account
         self._trace = trace
-
-    def __len__(self) -> int:
-        """Returns the number of answers over all prompts."""
-        return len(self._prompts) * self._options.n_generated
+        self._n_to_each = options.n_generated
+        self.n_answers = len(prompts) * self._n_to_each
+        """The number of answers over all prompts."""
 
     @property
     def n_tokens(self) -> int:
@@ -63,7 +62,7 @@ class Answers:
 
     def prompt_index(self, index: int) -> int:
         """Returns the place of an answer's prompt among the prompts."""
-        return index // self._options.n_generated
+        return index // self._n_to_each
 
     def tokens_so_far(self, index: int) -> tuple[int, ...]:
         """Returns the tokens of an answer that its client had when the call came."""

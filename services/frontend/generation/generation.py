@@ -162,7 +162,7 @@ class Generation:
     @property
     def n_answers(self) -> int:
         """The number of answers over all prompts."""
-        return len(self._answers)
+        return self._answers.n_answers
 
     @property
     def is_resumed(self) -> bool:

@@ -24,7 +24,12 @@ IP_MINTTL, IPV6_MINHOPCOUNT = 21, 73
 ANY_TTL, NO_TTL = 0, 255
 """Least times to live of packets of everybody, and of nobody beyond this network."""
 
-LIBRARY = ctypes.CDLL(None)
+LIBRARY = ctypes.PyDLL(None)
+"""The system's calls. None of those here waits, so that other threads need no turn meanwhile."""
+
+SocketAddress = ctypes.c_uint16 * 14
+"""A `struct sockaddr_in6`, the longest kind with a port: its second number, in network order."""
+
 NO_ADDRESS = bytes(16)
 """A `struct sockaddr` of the family AF_UNSPEC: connecting to it resets a connection."""
 
@@ -33,8 +38,14 @@ Address = tuple[str, int]
 
 def sockets_at(port: int) -> Iterator[socket.socket]:
     """Yields this process's sockets of a port, each for as long as it is the last one yielded."""
+    address, n_bytes, wanted = SocketAddress(), ctypes.c_uint32(), socket.htons(port)
+    size = ctypes.byref(n_bytes)
     for descriptor in map(int, os.listdir(FDS)):
-        with suppress(OSError):  # no socket, or gone
+        # Most are something else; to make a socket of each takes twice as long.
+        n_bytes.value = ctypes.sizeof(address)
+        if LIBRARY.getsockname(descriptor, address, size) or address[1] != wanted:
+            continue
+        with suppress(OSError):  # it is of another kind, or gone
             # Named AF_INET6, whose addresses are longer, it tells both kinds. Neither this nor
             # `detach` changes whether the socket blocks, which it shares with gRPC; `dup` would.
             found = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)

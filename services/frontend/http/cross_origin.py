@@ -4,9 +4,8 @@ A browser sends a page's texts and forms anywhere without asking, and only hides
 pages that may not use the API must send JSON, of which a browser asks first.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
-from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -25,7 +24,7 @@ RESPONSE_HEADERS = (
 )
 
 
-def check_page(headers: Headers, origins: Collection[str]) -> None:
+def check_page(headers: Mapping[str, str], origins: Collection[str]) -> None:
     """Raises InvalidRequest for a body that a browser may have sent for a page of none of these
     origins without asking first."""
     origin = headers.get("origin")

@@ -15,6 +15,8 @@ from typing import Self
 from services.common import errors
 
 HEADER = "Last-Event-ID"
+HEADER_KEY = HEADER.lower()
+"""The name of the header, and the same as `request_headers` has it."""
 
 _MARK = "(?:-|[0-9]{1,10}f?)"
 _EVENT_ID = re.compile(f"([0-9a-f]{{32}}):({_MARK}(?:,{_MARK})*)(;usage)?")

@@ -6,7 +6,7 @@ cancelling.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from services.common import errors
 from services.frontend.http.chunk_writer import ChunkWriter
 from services.frontend.http.event_output import EventOutput
 from services.frontend.http.json_structure import StructureCount
+from services.frontend.http.request_headers import headers_of
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -79,15 +80,15 @@ class BodyLimits:
         return 0 if n_bytes <= SMALL_BODY_BYTES else self.budget.max_bytes // 4
 
 
-def check_media(request: Request) -> None:
+def check_media(headers: Mapping[str, str]) -> None:
     """Raises Unsupported if the headers say that the body is compressed, or that it cannot be JSON.
 
     A type that JSON is often sent as by mistake is taken: what curl says of any data, or a text's.
     """
-    encoding = request.headers.get("content-encoding", "").strip().lower()
+    encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise errors.Unsupported("content-encoding", "a body must come as it is")
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type.endswith(("/json", "+json")) or media_type in NEARLY_JSON:
         return
     raise errors.Unsupported("content-type", "must be application/json")
@@ -104,8 +105,9 @@ async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes
         TimedOut: it did not come in time.
         PoolFull: requests take all the memory that they may.
     """
-    check_media(request)
-    declared = request.headers.get("content-length", "0")
+    headers = headers_of(request)
+    check_media(headers)
+    declared = headers.get("content-length", "0")
     n_declared = int(declared) if declared.isdecimal() else 0
     limits.check_size(n_declared)
     limits.check_room(n_declared)

@@ -55,6 +55,7 @@ from services.frontend.http.openai_response import (
     to_json,
 )
 from services.frontend.http.pipeline_page import PipelinePage
+from services.frontend.http.request_headers import headers_of
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
 from services.frontend.http.unknown_fields import Endpoint
@@ -241,19 +242,19 @@ class OpenAIApi:
 
     def _admit(self, request: Request) -> Account:
         """Finds out who calls. Each method of the API begins with it, before the body is read."""
-        return self._api_keys.admit(credentials.shown_in(request.headers))
+        return self._api_keys.admit(credentials.shown_in(headers_of(request)))
 
     def _admit_generation(self, request: Request) -> Account:
         """Finds out who calls, and whether there is room; a stream that goes on has its place."""
         account = self._admit(request)
-        if event_id.HEADER not in request.headers:
+        if event_id.HEADER_KEY not in headers_of(request):
             self._service.check_room(account)
         return account
 
     async def _read(self, request: Request, kind: type[Body], account: Account) -> Body:
         """Reads a body, which counts as an answer in flight from here on: who may have two answers
         has no more uploads. What it stands for takes a share of its own when it is opened."""
-        cross_origin.check_page(request.headers, self._origins)
+        cross_origin.check_page(headers_of(request), self._origins)
         with account.receiving(), self._bodies.budget.share() as share:
             data = await read_body(request, self._bodies, share)
             return parse_body(kind, data, partial(self._unknown.found, request))
@@ -317,7 +318,7 @@ def _explain(error: errors.OrcinusError) -> Event:
 
 def _position(request: Request) -> StreamPosition | None:
     """Returns where the client's stream broke, if this one is to go on there."""
-    text = request.headers.get(event_id.HEADER)
+    text = headers_of(request).get(event_id.HEADER_KEY)
     return None if text is None else StreamPosition.parse(text)
 
 

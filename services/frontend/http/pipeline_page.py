@@ -16,6 +16,7 @@ from services.frontend.http import credentials
 from services.frontend.http.event_output import EventOutput
 from services.frontend.http.exchange import Event, EventStream, framed
 from services.frontend.http.page_files import INDEX, read_files
+from services.frontend.http.request_headers import headers_of
 from services.frontend.watching.view_feed import ViewFeed, note
 
 EVENTS_PATH = "/pipeline/events"
@@ -52,7 +53,7 @@ class PipelinePage:
 
     async def events(self, request: Request) -> Response:
         """Streams what the scheduler does."""
-        key = credentials.shown_in(request.headers)
+        key = credentials.shown_in(headers_of(request))
         self._api_keys.admit(key).check_watching()
         asked = request.query_params.get(DECISIONS, "false")
         if asked not in _TRUTHS:

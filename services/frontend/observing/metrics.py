@@ -6,19 +6,19 @@ those of calls whose answers are all complete.
 """
 
 import asyncio
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from time import perf_counter
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
+from prometheus_client import CollectorRegistry, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import errors, rpc_handlers, semconv
 from services.common.metrics import exemplar
+from services.common.own_metrics import Counter, Histogram
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationRequest
@@ -44,7 +44,7 @@ class Call:
 
     def __init__(self, n_answers: int) -> None:
         self._n_answers = n_answers
-        self._started_at = _now()
+        self._started_at = perf_counter()
         self._first_token_at: dict[int, float] = {}
         self.answers: list[tuple[FinishReason, float, int, int]] = []
         """For each complete answer: how it ended, the seconds after its first token of this call,
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def elapsed_s(self) -> float:
-        return _now() - self._started_at
+        return perf_counter() - self._started_at
 
     @property
     def time_to_first_token_s(self) -> float | None:
@@ -69,14 +69,14 @@ class Call:
     def took_tokens(self, index: int) -> None:
         """Notes that an answer has grown."""
         if index not in self._first_token_at:
-            self._first_token_at[index] = _now()
+            self._first_token_at[index] = perf_counter()
 
     def finished(
         self, index: int, reason: FinishReason, *, n_tokens: int, n_resumed: int = 0
     ) -> None:
         """Notes that an answer is complete; its first `n_resumed` tokens came in an earlier
         call."""
-        now = _now()
+        now = perf_counter()
         elapsed_s = now - self._first_token_at.get(index, now)
         self.answers.append((reason, elapsed_s, n_tokens, n_tokens - n_resumed))
 
@@ -128,11 +128,6 @@ class FrontendMetrics:
         self._grpc = Counter(
             semconv.GRPC_CALLS, "gRPC calls answered.", ["method", "code"], registry=registry
         )
-        # The library checks and joins all labels anew each time.
-        self._duration_of = cache(self._duration.labels)
-        self._first_token_of = cache(self._first_token.labels)
-        self._per_token_of = cache(self._per_token.labels)
-        self._http_of = cache(self._http.labels)
 
     @contextmanager
     def call(self, request: GenerationRequest, *, model: str) -> Iterator[Call]:
@@ -175,14 +170,14 @@ class FrontendMetrics:
 
     def count_http(self, route: str, status: int) -> None:
         """Counts an HTTP request that has ended."""
-        self._http_of(route, str(status)).inc()
+        self._http.labels(route, str(status)).inc()
 
     def _note(self, call: Call, labels: tuple[str, ...], error_type: str) -> None:
         trace = exemplar()
-        self._duration_of(*labels, error_type).observe(call.elapsed_s, trace)
+        self._duration.labels(*labels, error_type).observe(call.elapsed_s, trace)
         first_token_s = call.time_to_first_token_s
         if first_token_s is not None:
-            self._first_token_of(*labels).observe(first_token_s, trace)
+            self._first_token.labels(*labels).observe(first_token_s, trace)
         if error_type:
             return
         self._input.inc(call.n_prompt_tokens)
@@ -190,7 +185,7 @@ class FrontendMetrics:
             self._finished[reason].inc()
             self._output.inc(n_tokens)
             if n_new > 1:
-                self._per_token_of(*labels).observe(seconds / (n_new - 1), trace)
+                self._per_token.labels(*labels).observe(seconds / (n_new - 1), trace)
 
 
 class Serving(Protocol):
@@ -312,7 +307,3 @@ class CountedApp:
             # Clients may make up any path: all without a route count as one.
             route = getattr(scope.get("route"), "path", OTHER_ROUTE)
             self._metrics.count_http(route, status)
-
-
-def _now() -> float:
-    return time.perf_counter()

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orcinus.v1 import worker_pb2
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from services.common import semconv
 from services.common.metrics import SHORT_S, TOKENS
+from services.common.own_metrics import Counter, Distribution, Histogram
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.drafts import Drafter
 from services.scheduler.core.kv_manager import KVManager
@@ -118,9 +119,9 @@ class IterationMetrics:
 class StageTimes:
     """Histograms of one stage: seconds of computing, receiving and sending."""
 
-    compute: Histogram
-    receive: Histogram | None
-    send: Histogram | None
+    compute: Distribution
+    receive: Distribution | None
+    send: Distribution | None
 
     def observe(self, timing: worker_pb2.IterationTiming) -> None:
         self.compute.observe(timing.compute_ns / 1e9)

@@ -7,11 +7,12 @@ at rest the first equals the sum of the others.
 import time
 
 from orcinus.v1 import scheduler_pb2
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 
 from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.common.metrics import LONG_S, TOKENS
+from services.common.own_metrics import Counter, Histogram
 from services.scheduler.core.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.admission_control import TooLate
 from services.scheduler.core.request import FinishReason, Request
@@ -40,20 +41,23 @@ class RequestMetrics:
             ["reason"],
             registry=registry,
         )
+        cancelled = Counter(
+            semconv.REQUESTS_CANCELLED, "Requests that were given up.", registry=registry
+        )
+        failed = Counter(
+            semconv.REQUESTS_FAILED, "Requests that this scheduler gave up.", registry=registry
+        )
+        timed_out = Counter(
+            semconv.REQUESTS_TIMED_OUT,
+            "Requests whose time was up while they waited.",
+            registry=registry,
+        )
         self._ended = {
             FinishReason.STOP: finished.labels("stop"),
             FinishReason.LENGTH: finished.labels("length"),
-            FinishReason.CANCELLED: Counter(
-                semconv.REQUESTS_CANCELLED, "Requests that were given up.", registry=registry
-            ),
-            FinishReason.FAILED: Counter(
-                semconv.REQUESTS_FAILED, "Requests that this scheduler gave up.", registry=registry
-            ),
-            FinishReason.TIMED_OUT: Counter(
-                semconv.REQUESTS_TIMED_OUT,
-                "Requests whose time was up while they waited.",
-                registry=registry,
-            ),
+            FinishReason.CANCELLED: cancelled.labels(),
+            FinishReason.FAILED: failed.labels(),
+            FinishReason.TIMED_OUT: timed_out.labels(),
         }
         self._suspended = Counter(
             semconv.REQUESTS_SUSPENDED,

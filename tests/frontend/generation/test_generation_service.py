@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from orcinus.v1 import scheduler_pb2
 
+from services.common import errors
+from services.frontend.api_keys import Account, ApiKey, hash_of
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation
@@ -85,6 +87,21 @@ def test_answer_continues_a_text_and_stands_alone_in_a_conversation() -> None:
     assert EncodedPrompt(conversation, (5, 6), 1, ()).context == ()
     assert EncodedPrompt("x", (5, 6), 1, ()).context == (5, 6)
     assert EncodedPrompt((5, 6), (5, 6), 1, ()).context == (5, 6)
+
+
+@pytest.mark.parametrize("n", [-1, 0])
+async def test_a_wrong_number_of_answers_gives_no_room(n: int) -> None:
+    account = Account(ApiKey(name="a", sha256=hash_of("a"), max_in_flight=1))
+    wrong = GenerationRequest(prompts=("hello",), options=GenerationOptions(n=n))
+    async with connected(FakeScheduler()) as client:
+        service = GenerationService(Tokenizer(checkpoints.byte_level()), client)
+        with pytest.raises(errors.InvalidRequest):
+            async with service.open(wrong, account):
+                pass
+        with pytest.raises(errors.InvalidRequest):
+            await service.tokenize("hello", account, options=wrong.options)
+    with account.receiving(), pytest.raises(errors.PoolFull):
+        account.receiving()
 
 
 class Failing:
