@@ -73,10 +73,11 @@ class HttpApi:
         headers = {**self._headers, "Content-Type": "application/json"}
         with closing(self._connection()) as connection, self._explained():
             connection.request(method, self._path + path, body=content, headers=headers)
-            response = connection.getresponse()
-            if response.status != http.client.OK:
-                raise _refusal(response)
-            yield response
+            # Closed on its own: it has the connection where the server says that it is its last.
+            with connection.getresponse() as response:
+                if response.status != http.client.OK:
+                    raise _refusal(response)
+                yield response
 
     def _connection(self) -> http.client.HTTPConnection:
         if self._is_secure:

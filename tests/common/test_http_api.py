@@ -1,9 +1,14 @@
 """Calls of an HTTP API succeed, or say in words why not."""
 
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from services.common.http_api import ApiError, HttpApi
 from tests.cli.fake_api import HOLD, FakeApi, delta
+
+LIMIT_S = 30.0
 
 
 @pytest.mark.parametrize("url", ["", "x", "ftp://x", "http://", "127.0.0.1:8000"])
@@ -27,6 +32,26 @@ def test_a_refusal_is_in_the_servers_words() -> None:
     ):
         pass
     assert raised.value.status == 403
+
+
+def test_the_end_of_a_call_closes_its_connection() -> None:
+    def answer() -> bytes:
+        """Answers with an event, and returns what the client sends until it closes."""
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(LIMIT_S)
+            connection.recv(2**16)
+            connection.sendall(b"HTTP/1.0 200 OK\r\n\r\ndata: {}\n\n")
+            return connection.recv(2**16)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        rest = thread.submit(answer)
+        with HttpApi(f"http://127.0.0.1:{listener.getsockname()[1]}").events("/") as events:
+            assert next(events) == {}
+        assert rest.result(LIMIT_S) == b""
 
 
 def test_silence_has_an_end() -> None:

@@ -36,6 +36,13 @@ class Link:
         self._server = await asyncio.start_server(self._serve, HOST, 0)
         return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
+    async def aclose(self) -> None:
+        """Takes no more connections, and ends those that there are."""
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await self._server.wait_closed()
+
     async def cut(self, for_s: float) -> None:
         """Ends all connections, and takes none for a time."""
         self._is_cut = True

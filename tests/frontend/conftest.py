@@ -196,6 +196,14 @@ async def running(
                 await scheduler.stop()
 
 
+@pytest.fixture(scope="session")
+def anthropic() -> Any:
+    """Anthropic's library, which takes a second to import: only tests that use it wait for it."""
+    import anthropic
+
+    return anthropic
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """One frontend for all tests of a module."""

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import grpc
 import httpx
 import openai
@@ -168,7 +167,9 @@ async def test_deadline_ends_a_whole_answer_and_its_request(site: Site) -> None:
     assert site.frontend._service.n_in_flight == 0
 
 
-async def test_clients_do_not_try_again_after_their_own_deadline(site: Site) -> None:
+async def test_clients_do_not_try_again_after_their_own_deadline(
+    anthropic: Any, site: Site
+) -> None:
     site.scheduler.behaviour = stalls_after(*site.tokens("ab"))
     deadline = {"x-request-timeout": "1"}
     async with openai.AsyncOpenAI(base_url=f"{site.url}/v1", api_key="none") as client:

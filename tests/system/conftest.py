@@ -1,4 +1,8 @@
-"""Checkpoints that the system tests serve, and running systems they share."""
+"""Checkpoints that the system tests serve, and running systems they share.
+
+These are the package's and not the session's: a system that waits for requests takes the time of
+the tests beside it, until it is stopped.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,26 +37,26 @@ def write_model(directory: Path, **config: Any) -> Path:
     return directory
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of four layers."""
     return write_model(tmp_path_factory.mktemp("model"), num_hidden_layers=4)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def one_stage(model: Path) -> Iterator[Stack]:
     """One stage that drafts nothing; shared, so nobody may harm it."""
     with serving(model, dtype="float32", scheduler="speculative-tokens=0") as stack:
         yield stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory in which `two_stages` puts its profiles."""
     return tmp_path_factory.mktemp("profiles")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def two_stages(model: Path, profiles: Path) -> Iterator[Stack]:
     """Two stages whose batches hold at most two requests; shared, so nobody may harm it."""
     with serving(model, stages=2, max_batch_size=2, profile_dir=profiles) as stack:
@@ -64,7 +68,7 @@ def tokens(random: Random, n_max: int) -> list[int]:
     return [random.randrange(3, VOCAB_SIZE) for _ in range(random.randint(1, n_max))]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def sampled(one_stage: Stack) -> list[dict[str, Any]]:
     """Sampling options, each with what one stage answers when it has nothing else to do."""
     random = Random(7)

@@ -23,18 +23,12 @@ LLAMA3_ROPE = {
 }
 
 
+@pytest.mark.thorough  # beside that of stages of several ranks, in test_tensor_parallel.py
 @pytest.mark.parametrize(
     ("n_stages", "config"),
     [
-        pytest.param(
-            1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied", marks=pytest.mark.thorough
-        ),
-        pytest.param(
-            2,
-            {"rope_parameters": LLAMA3_ROPE},
-            id="2 stages, GQA, scaled rope",
-            marks=pytest.mark.thorough,
-        ),
+        pytest.param(1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied"),
+        pytest.param(2, {"rope_parameters": LLAMA3_ROPE}, id="2 stages, GQA, scaled rope"),
         pytest.param(
             3,
             {"num_key_value_heads": 6, "num_hidden_layers": 4, "tie_word_embeddings": True},
@@ -46,21 +40,25 @@ def test_32_mixed_requests_at_once_equal_transformers(
     tmp_path: Path, n_stages: int, config: dict[str, Any]
 ) -> None:
     model = write_model(tmp_path, **config)
-    random = Random(n_stages)
+    with serving(model, stages=n_stages, dtype="float32", max_batch_size=8) as stack:
+        check_mixed_requests(stack, model, Random(n_stages))
+
+
+def check_mixed_requests(stack: Stack, model: Path, random: Random) -> None:
+    """Asks for 32 greedy answers at once; each is what `transformers` generates."""
     requests = [
         (tokens(random, 90), random.randint(1, 24), random.choice([1.0, 1.0, 1.3, 0.8]))
         for _ in range(N_REQUESTS)
     ]
-    with serving(model, stages=n_stages, dtype="float32", max_batch_size=8) as stack:
 
-        def ask(request: tuple[list[int], int, float]) -> dict[str, Any]:
-            prompt, max_tokens, repetition = request
-            return stack.complete(
-                prompt, max_tokens=max_tokens, temperature=0, repetition_penalty=repetition
-            )
+    def ask(request: tuple[list[int], int, float]) -> dict[str, Any]:
+        prompt, max_tokens, repetition = request
+        return stack.complete(
+            prompt, max_tokens=max_tokens, temperature=0, repetition_penalty=repetition
+        )
 
-        with ThreadPoolExecutor(N_REQUESTS) as threads:
-            choices = list(threads.map(ask, requests))
+    with ThreadPoolExecutor(N_REQUESTS) as threads:
+        choices = list(threads.map(ask, requests))
     oracle = Oracle(model)
     for (prompt, max_tokens, repetition), choice in zip(requests, choices, strict=True):
         expected = oracle.generate(prompt, max_tokens, repetition_penalty=repetition)

@@ -122,8 +122,9 @@ async def test_streams_go_on_when_the_link_to_a_scheduler_that_lives_is_cut(
     one_stage: Stack, model: Path
 ) -> None:
     link, have_begun = Link(one_stage.scheduler_address()), asyncio.Semaphore(0)
-    with contextlib.ExitStack() as stack:
-        frontends = frontend(await link.listen(), model)
+    address = await link.listen()
+    async with contextlib.aclosing(link), contextlib.AsyncExitStack() as stack:
+        frontends = frontend(address, model)
         _, url = await asyncio.to_thread(stack.enter_context, frontends)
 
         async def whole(http: httpx.AsyncClient, request: tuple[str, dict[str, Any]]) -> list[Any]:

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.checkpoints import Oracle
-from tests.system.conftest import tokens
 from tests.system.stack import Stack, serving
 from tests.system.test_life import MAX_S, call_until_it_breaks, stream_until_it_breaks
+from tests.system.test_oracle import check_mixed_requests
 
 
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param((1, 2), id="1 stage of 2"),
-        pytest.param((2, 2), id="2 stages of 2", marks=pytest.mark.thorough),
+        pytest.param((1, 2), id="1 stage of 2", marks=pytest.mark.thorough),
+        pytest.param((2, 2), id="2 stages of 2"),
     ],
 )
 def wide(model: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
@@ -29,18 +28,7 @@ def wide(model: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
 
 
 def test_greedy_tokens_equal_transformers(model: Path, wide: Stack) -> None:
-    random = Random(3)
-    requests = [(tokens(random, 60), random.randint(1, 20)) for _ in range(24)]
-
-    def ask(request: tuple[list[int], int]) -> list[int]:
-        prompt, max_tokens = request
-        answer: list[int] = wide.complete(prompt, max_tokens=max_tokens, temperature=0)["token_ids"]
-        return answer
-
-    with ThreadPoolExecutor(len(requests)) as threads:
-        answers = list(threads.map(ask, requests))
-    oracle = Oracle(model)
-    assert answers == [oracle.generate(prompt, max_tokens) for prompt, max_tokens in requests]
+    check_mixed_requests(wide, model, Random(3))
 
 
 def test_a_seed_gives_the_tokens_it_gives_on_one_rank(

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -52,7 +51,9 @@ async def events(site: Site, **body: Any) -> list[Any]:
     return found
 
 
-def client_of(site: Site) -> anthropic.AsyncAnthropic:
+@pytest.fixture
+def client(anthropic: Any, site: Site) -> Any:
+    """Anthropic's client; entered, it is closed in the end."""
     return anthropic.AsyncAnthropic(base_url=site.url, api_key="none", max_retries=0)
 
 
@@ -79,9 +80,11 @@ async def test_a_message_is_answered_with_a_message(site: Site) -> None:
     }
 
 
-async def test_answers_and_errors_have_the_name_that_anthropics_client_shows(site: Site) -> None:
+async def test_answers_and_errors_have_the_name_that_anthropics_client_shows(
+    anthropic: Any, client: Any, site: Site
+) -> None:
     site.scheduler.behaviour = says(EOS)
-    async with client_of(site) as client:
+    async with client:
         answer = await client.messages.create(
             model="test-model",
             max_tokens=4,
@@ -147,11 +150,11 @@ async def test_a_stream_has_anthropics_events_in_order(site: Site) -> None:
 @pytest.mark.usefixtures("tagged")
 @pytest.mark.parametrize("limit", [1024, 40], ids=["all", "cut short"])
 async def test_anthropics_client_reads_a_stream_as_the_whole_message(
-    site: Site, limit: int
+    client: Any, site: Site, limit: int
 ) -> None:
     site.scheduler.behaviour = says(*site.tokens(CALLING), EOS)
     asked: Any = {"max_tokens": limit, "messages": HELLO, "model": "test-model", "tools": [WEATHER]}
-    async with client_of(site) as client:
+    async with client:
         whole = await client.messages.create(**asked)
         async with client.messages.stream(**asked) as stream:
             streamed = await stream.get_final_message()
@@ -169,11 +172,11 @@ async def test_anthropics_client_reads_a_stream_as_the_whole_message(
 
 
 @pytest.mark.usefixtures("tagged")
-async def test_anthropics_client_sends_blocks_back_with_results(site: Site) -> None:
+async def test_anthropics_client_sends_blocks_back_with_results(client: Any, site: Site) -> None:
     site.scheduler.behaviour = says(*site.tokens(CALLING), EOS)
     history: list[Any] = list(HELLO)
     asked: Any = {"max_tokens": 100, "model": "test-model", "tools": [WEATHER]}
-    async with client_of(site) as client:
+    async with client:
         called = await client.messages.create(messages=history, **asked)
         results = [
             {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
@@ -254,13 +257,13 @@ async def test_wrong_input_names_the_field_in_anthropics_shape(
     assert answer["error"]["message"].startswith(f"{field}: ")
 
 
-async def test_keys_come_as_anthropics_clients_send_them(tmp_path: Path) -> None:
+async def test_keys_come_as_anthropics_clients_send_them(anthropic: Any, tmp_path: Path) -> None:
     entry = ApiKey(name="alice", sha256=hash_of("secret"))
     keys = tmp_path / "keys.json"
     keys.write_text(f'{{"keys": [{entry.model_dump_json(exclude_none=True)}]}}')
     async with running(tmp_path, api_keys_file=keys) as site:
         assert (await send(site)).json()["error"]["type"] == "authentication_error"
-        shown: list[Any] = [{"api_key": "secret"}, {"auth_token": "secret"}]
+        shown = [{"api_key": "secret"}, {"auth_token": "secret"}]
         for key in shown:
             client = anthropic.AsyncAnthropic(base_url=site.url, max_retries=0, **key)
             async with client:
@@ -280,12 +283,14 @@ async def test_other_errors_have_anthropics_shape_too(site: Site) -> None:
     assert "type" not in (await site.http.get("/v1/none")).json()
 
 
-async def test_a_stream_that_fails_ends_with_an_error(site: Site) -> None:
+async def test_a_stream_that_fails_ends_with_an_error(
+    anthropic: Any, client: Any, site: Site
+) -> None:
     site.scheduler.behaviour = loses_pipeline_after(*site.tokens("hi there"))
     last = (await events(site))[-1]
     assert last["type"] == "error"
     assert last["error"]["type"] == "overloaded_error"
-    async with client_of(site) as client:
+    async with client:
         with pytest.raises(anthropic.APIStatusError, match="overloaded_error"):
             async with client.messages.stream(
                 max_tokens=5, messages=[{"role": "user", "content": "x"}], model="test-model"
