@@ -61,6 +61,7 @@ class Bench:
             pipeline_depth=DEPTH,
             token_hand_off=True,
         )
+        self.scheduler.learn_overhead(2 * BATCH_SIZE * PROMPT_TOKENS)  # prompts fill the batch
         for _ in range(n_waiting + BATCH_SIZE):
             self.submit()
 

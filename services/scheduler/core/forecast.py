@@ -4,7 +4,7 @@ A request begins when those before it have begun and there is a place: one that 
 a running request leaves. So with n requests before it, it begins when n + 1 places have become
 free. Those who run leave theirs after the tokens that they are expected to generate; those who take
 over leave them once more, an average output later. Where outputs are long, places are what is
-scarce, where prompts are long, it is the tokens of a batch: whichever takes longer.
+scarce, where prompts are long, it is the batches in which they begin: whichever takes longer.
 
 Makes no choice and knows no clock; times are given by the caller, in seconds.
 """
