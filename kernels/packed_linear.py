@@ -236,8 +236,8 @@ def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype
         ValueError: there is no form for it.
     """
     forms = _group_forms(device.type)
-    if forms is None or not forms.can_take(matrix):
-        raise ValueError(f"no form for {matrix.form} {list(matrix.shape)} on {device}")
+    if forms is None or not forms.can_take(matrix, dtype):
+        raise ValueError(f"no form for {matrix.form} {list(matrix.shape)}, {dtype} on {device}")
     return forms.plain(matrix.to(device), dtype)
 
 
@@ -253,7 +253,7 @@ def pack_grouped_gated(
     The other arguments and the errors are those of `pack_grouped` and `pack_gated`.
     """
     forms = _group_forms(device.type)
-    if forms is not None and forms.can_take_gated(matrix):
+    if forms is not None and forms.can_take_gated(matrix, dtype):
         return forms.gated(matrix.to(device), dtype, gate)
     return GatedInTwo(pack_grouped(matrix, device, dtype), gate, op)
 
@@ -358,9 +358,9 @@ def _int8_forms(device_type: str) -> _Int8Forms | None:
 class _GroupForms:
     """The forms that a kind of device has for weights in groups, and which matrices they take."""
 
-    can_take: Callable[[GroupedMatrix], bool]
+    can_take: Callable[[GroupedMatrix, torch.dtype], bool]
     plain: Callable[[GroupedMatrix, torch.dtype], TableWeight]
-    can_take_gated: Callable[[GroupedMatrix], bool]
+    can_take_gated: Callable[[GroupedMatrix, torch.dtype], bool]
     gated: Callable[[GroupedMatrix, torch.dtype, Gate], GatedWeight]
 
 

@@ -79,17 +79,17 @@ def has_groups() -> bool:
     return _functions() is not None
 
 
-def can_take(matrix: GroupedMatrix) -> bool:
-    """Whether `NativeGroupsWeight` takes this matrix."""
+def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
+    """Whether `NativeGroupsWeight` takes this matrix, for tokens of `dtype`."""
     size, n_in = matrix.form.size, matrix.shape[1]
     is_whole = size % MULTIPLE == 0 or matrix.form.n_groups(n_in) == 1
-    return has_groups() and is_whole and min(matrix.shape) > 0
+    return has_groups() and dtype in ELEMENT and is_whole and min(matrix.shape) > 0
 
 
-def can_gate(matrix: GroupedMatrix) -> bool:
+def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
     """Whether `NativeGroupsGatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
     functions = _functions()
-    return can_take(matrix) and functions is not None and matrix.shape[0] % functions.panel == 0
+    return can_take(matrix, dtype) and functions is not None and matrix.shape[0] % functions.panel == 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,9 +250,9 @@ def _multiply(
         tl.store(result, sums, is_there)
 
 
-def can_take(matrix: GroupedMatrix) -> bool:
-    """Whether `TritonGroupsWeight` takes this matrix."""
-    return min(matrix.shape) > 0
+def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
+    """Whether `TritonGroupsWeight` takes this matrix, for tokens of `dtype`."""
+    return dtype.is_floating_point and dtype.itemsize <= 4 and min(matrix.shape) > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,9 +130,10 @@ async def test_too_many_at_once_are_refused() -> None:
 @pytest.mark.parametrize(
     ("grammar", "reason"),
     [
-        (intersection(20), checker.TOO_SLOW),
-        ("start: " + " ".join(['"a"?'] * 4900), checker.TOO_SLOW),
-        (chain(4000), checker.TOO_DEEP),
+        (intersection(20), re.escape(checker.TOO_SLOW)),
+        # A processor that is fast enough comes as far as a limit of the library's.
+        ("start: " + " ".join(['"a"?'] * 4900), f"{re.escape(checker.TOO_SLOW)}|Too many items"),
+        (chain(4000), re.escape(checker.TOO_DEEP)),
         ('start: "\ud800"', "not JSON serializable"),
     ],
     ids=["an intersection", "options", "a chain of rules", "no Unicode"],
@@ -143,7 +144,7 @@ async def test_what_a_grammar_does_it_does_to_a_process_of_its_own(
     check = Checks()
     await check("start: /a/")
     process = checkers()[-1]
-    with pytest.raises(errors.InvalidRequest, match=re.escape(reason)):
+    with pytest.raises(errors.InvalidRequest, match=reason):
         await check(grammar)
     await check("start: /ab/")
     assert process.is_running()

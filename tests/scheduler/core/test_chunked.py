@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 from statistics import mean
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -301,6 +302,6 @@ def test_a_request_cancelled_between_its_pieces_ends_with_the_first_and_goes_wit
         ({"max_batch_size": 8, "max_batch_tokens": 8, "n_shares": 0}, "n_shares"),
     ],
 )
-def test_sizes_that_make_no_sense_are_refused(sizes: dict[str, int], message: str) -> None:
+def test_sizes_that_make_no_sense_are_refused(sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ChunkedPolicy(**sizes)

@@ -1,6 +1,7 @@
 """A client that has few requests keeps its pace beside one with many, and equal ones are free."""
 
 from fractions import Fraction
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -171,6 +172,8 @@ def test_there_are_batches_whatever_the_limit() -> None:
 
 
 @pytest.mark.parametrize(("policy", "order"), [("orca", "fair"), ("chunked", "fcfs")])
-def test_the_setting_is_refused_where_it_would_do_nothing(policy: str, order: str) -> None:
+def test_the_setting_is_refused_where_it_would_do_nothing(
+    policy: Literal["orca", "chunked"], order: Literal["fcfs", "fair"]
+) -> None:
     with pytest.raises(ValueError, match="fair_batch_tokens is for the order"):
         SchedulerSettings(n_stages=1, policy=policy, order=order, fair_batch_tokens=5)

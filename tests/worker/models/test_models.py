@@ -156,7 +156,8 @@ def compare_random_schedule(pipeline: Pipeline, oracle: Oracle, *, seed: int) ->
         assert len(tokens[row]) > len(prompts[row]) + 1
         expected = oracle.logits(tokens[row])
         for position, token, row_logits in ours[row]:
-            torch.testing.assert_close(row_logits, expected[position - 1], rtol=0, atol=1e-4)
+            # The oracle's own are up to 6e-5 from what they are in float64.
+            torch.testing.assert_close(row_logits, expected[position - 1], rtol=0, atol=2e-4)
             assert token == expected[position - 1].argmax()
 
 
