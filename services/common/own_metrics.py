@@ -2,7 +2,8 @@
 
 The library's take a lock for each number that they change, and several calls to get there: it
 cannot know that only the event loop counts. Here a number is a number, and the thread that answers
-Prometheus reads it as it is. All else is the library's: registries, families, formats.
+Prometheus reads it as it is. All else is the library's: registries, families, formats. That amounts
+are not negative, and exemplars short, is not checked.
 """
 
 import time

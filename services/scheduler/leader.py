@@ -345,9 +345,10 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
         return None
     if any(member.description.records_decodes for member in pipeline.members):
         return None
+    limits = (settings.speculative_batch_tokens, settings.max_batch_tokens)
     return Drafter(
         max_drafts=settings.speculative_tokens,
-        max_batch_tokens=min(settings.speculative_batch_tokens, settings.max_batch_tokens),
+        max_batch_tokens=min(filter(None, (*limits, settings.fair_batch_tokens))),
     )
 
 
@@ -355,7 +356,9 @@ def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.
     """Returns the order of the settings, with nobody in it; `now` is its clock."""
     if settings.order == "fcfs":
         return FirstComeFirstServed()
-    return Fair(ageing_s=settings.ageing_s, now=now)
+    n_tokens = settings.fair_batch_tokens
+    batch = None if n_tokens is None else FairBatch(n_tokens)
+    return Fair(ageing_s=settings.ageing_s, now=now, batch=batch)
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
@@ -366,9 +369,6 @@ def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
         max_batch_size=settings.max_batch_size,
         max_batch_tokens=settings.max_batch_tokens,
         n_shares=n_shares,
-        fair_batch=None
-        if settings.fair_batch_tokens is None
-        else FairBatch(settings.fair_batch_tokens),
     )
 
 

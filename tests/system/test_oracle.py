@@ -23,12 +23,18 @@ LLAMA3_ROPE = {
 }
 
 
-@pytest.mark.thorough  # beside that of stages of several ranks, in test_tensor_parallel.py
 @pytest.mark.parametrize(
     ("n_stages", "config"),
     [
-        pytest.param(1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied"),
-        pytest.param(2, {"rope_parameters": LLAMA3_ROPE}, id="2 stages, GQA, scaled rope"),
+        pytest.param(
+            1, {"tie_word_embeddings": True}, id="1 stage, GQA, tied", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            2,
+            {"rope_parameters": LLAMA3_ROPE},
+            id="2 stages, GQA, scaled rope",
+            marks=pytest.mark.thorough,
+        ),
         pytest.param(
             3,
             {"num_key_value_heads": 6, "num_hidden_layers": 4, "tie_word_embeddings": True},

@@ -18,7 +18,7 @@ knows, and so has short latencies where many wait.
 """
 
 from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
@@ -112,6 +112,9 @@ class ShortestFirst:
     ) -> Iterator[Request]:
         """Yields those that run, and then the others, the shortest first."""
         return chain(ready, self._waiting if waiting is None else waiting)
+
+    def allowances(self, running: Collection[Request], ready: Sequence[Request]) -> None:
+        """Limits nobody."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the tokens to come: who has most is put down first."""

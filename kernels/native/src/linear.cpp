@@ -536,7 +536,7 @@ void linear(const Element* x, const Matrix& matrix, int64_t n_tokens, int64_t n_
             const int64_t begin = blocks.begin(b);
             const int n = static_cast<int>(blocks.begin(b + 1) - begin);
             // In each step two lines are fetched: of a block alone from a little ahead, of several
-            // in the first two from the next panel.
+            // from the next panel, in the second one again what the first could not get.
             const char* soon = matrix.panel(panel);
             int64_t stride = 0;
             if (blocks.n_blocks == 1) {

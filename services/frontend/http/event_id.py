@@ -15,8 +15,10 @@ from typing import Self
 from services.common import errors
 
 HEADER = "Last-Event-ID"
+"""The name of the header."""
+
 HEADER_KEY = HEADER.lower()
-"""The name of the header, and the same as `request_headers` has it."""
+"""The name as the headers of a request have it."""
 
 _MARK = "(?:-|[0-9]{1,10}f?)"
 _EVENT_ID = re.compile(f"([0-9a-f]{{32}}):({_MARK}(?:,{_MARK})*)(;usage)?")

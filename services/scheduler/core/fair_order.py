@@ -29,12 +29,13 @@ that waits may be called: then nobody else is admitted, and it may get the place
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import chain, islice
 
 from services.scheduler.core.accounts import Account
 from services.scheduler.core.client import Client
+from services.scheduler.core.fair_batch import Allowances, FairBatch
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
@@ -53,11 +54,18 @@ MAX_CLIENTS = 65_536
 class Fair:
     """Priority classes, and clients by their counters within each."""
 
-    def __init__(self, *, ageing_s: float, now: Callable[[], float]) -> None:
-        """`now` returns the time in seconds."""
+    def __init__(
+        self,
+        *,
+        ageing_s: float,
+        now: Callable[[], float],
+        batch: FairBatch | None = None,
+    ) -> None:
+        """`now` returns the time in seconds; `batch` limits clients in batches, if it is given."""
         if ageing_s <= 0:
             raise ValueError(f"ageing_s must be more than 0, not {ageing_s}")
         self.ageing_s = ageing_s
+        self.batch = batch
         self._now = now
         self._n_waiting = 0
         self._n_places = 0
@@ -87,6 +95,12 @@ class Fair:
     def first_in_turn(self) -> Request | None:
         """The first of those that have never run, if there are any."""
         return next(self._in_turn(), None)
+
+    def first_to_call(self, running: Collection[Request]) -> Request | None:
+        """Returns the first of these whose client may have another request in a batch."""
+        if self.batch is None or not self._classes:
+            return self.first_in_turn
+        return self.batch.first_with_room(self._in_turn(), running)
 
     @property
     def first_put_down(self) -> Request | None:
@@ -178,6 +192,12 @@ class Fair:
             index = bisect_left(ready, self._called_to, key=_place)
             return chain(ready[:index], (self._called,), ready[index:])
         return chain(ready, self._put_down, self._in_turn())
+
+    def allowances(
+        self, running: Collection[Request], ready: Sequence[Request]
+    ) -> Allowances | None:
+        """Returns the tokens that clients may have in the next batch, if there is a limit."""
+        return None if self.batch is None else self.batch.allowances(running, ready)
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns a rank by which the one of the lowest class that was admitted last is put down

@@ -64,7 +64,7 @@ class GivingWay:
             self._stop()
         if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_suspects:
             return
-        first = self._order.first_in_turn
+        first = self._order.first_to_call(self._pool.running)
         if first is None:
             return
         n_running = Counter(map(_CLIENT, self._pool.running))

@@ -5,10 +5,11 @@ has run keeps its place among those that run, and is overtaken by one that waits
 only if it gives way to it (`giving_way.py`).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from typing import Protocol
 
+from services.scheduler.core.fair_batch import Allowances
 from services.scheduler.core.request import Request
 
 
@@ -50,6 +51,13 @@ class Order(Protocol):
         """Yields the requests for a batch, `ready` ones by their places and those that wait as if
         each were admitted as the next is asked for. `waiting` are the only ones that may be
         admitted, if it is given. Nothing changes, and nothing must change meanwhile."""
+        ...
+
+    def allowances(
+        self, running: Collection[Request], ready: Sequence[Request]
+    ) -> Allowances | None:
+        """Returns the tokens that clients may have in the next batch, beside those that run and of
+        those that are ready for it, by their places; None where nobody is limited."""
         ...
 
     def rank(self, request: Request) -> tuple[int, ...]:
@@ -97,6 +105,12 @@ class FirstComeFirstServed:
         loss or a grammar kept one waiting that came before some who run: if it came before them
         here and there were no memory for it, they could not go on to free theirs."""
         return chain(ready, self._waiting if waiting is None else waiting)
+
+    def allowances(
+        self, running: Collection[Request], ready: Sequence[Request]
+    ) -> Allowances | None:
+        """Limits nobody."""
+        return None
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns its place: the one that arrived last is put down first."""

@@ -20,6 +20,7 @@ from heapq import heapify, heappop, heappush
 
 from services.common.errors import PoolFull
 from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.fair_batch import Allowances
 from services.scheduler.core.grammar_turns import GrammarTurns
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.request import Request, RequestState
@@ -193,6 +194,11 @@ class RequestPool:
         """Yields the requests of `selectable` that need not wait for the grammars of others."""
         requests = self.selectable()
         return self.grammar_turns.turns(requests) if self._n_with_grammar else requests
+
+    def allowances(self) -> Allowances | None:
+        """Returns the tokens that clients may have in the next batch; None where nobody is
+        limited."""
+        return None if self.has_suspects else self.order.allowances(self._admitted, self._ready)
 
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]

@@ -38,7 +38,6 @@ class CoreFacts(BaseModel):
     policy: Literal["orca", "chunked"]
     max_batch_size: int
     max_batch_tokens: int | None
-    fair_batch_tokens: int | None = None
     n_shares: int
     pipeline_depth: int
     token_hand_off: bool
@@ -52,6 +51,7 @@ class CoreFacts(BaseModel):
     drafts: DraftFacts | None
     order: Literal["fcfs", "fair"]
     ageing_s: float
+    fair_batch_tokens: int | None = None
     max_requests: int
     max_tokens: int
 
@@ -63,7 +63,6 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         return None
     drafter, order = scheduler.drafter, pool.order
     chunked = policy if isinstance(policy, ChunkedPolicy) else None
-    fair_batch = None if chunked is None else chunked.fair_batch
     drafts = None
     if drafter is not None:
         drafts = DraftFacts(
@@ -74,7 +73,6 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         policy="orca" if chunked is None else "chunked",
         max_batch_size=policy.max_batch_size,
         max_batch_tokens=None if chunked is None else chunked.max_batch_tokens,
-        fair_batch_tokens=None if fair_batch is None else fair_batch.max_tokens,
         n_shares=1 if chunked is None else chunked.n_shares,
         pipeline_depth=scheduler.pipeline_depth,
         token_hand_off=scheduler.token_hand_off,
@@ -87,6 +85,9 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         drafts=drafts,
         order="fair" if isinstance(order, Fair) else "fcfs",
         ageing_s=order.ageing_s if isinstance(order, Fair) else 1.0,
+        fair_batch_tokens=order.batch.max_tokens
+        if isinstance(order, Fair) and order.batch
+        else None,
         max_requests=pool.max_requests,
         max_tokens=pool.max_tokens,
     )
@@ -127,7 +128,10 @@ def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
     """Returns the order of a core's pool, with nobody in it; `now` is its clock."""
     if facts.order == "fcfs":
         return FirstComeFirstServed()
-    return Fair(ageing_s=facts.ageing_s, now=now)
+    n_tokens = facts.fair_batch_tokens
+    return Fair(
+        ageing_s=facts.ageing_s, now=now, batch=None if n_tokens is None else FairBatch(n_tokens)
+    )
 
 
 def _policy_of(facts: CoreFacts) -> Policy:
@@ -137,5 +141,4 @@ def _policy_of(facts: CoreFacts) -> Policy:
         max_batch_size=facts.max_batch_size,
         max_batch_tokens=facts.max_batch_tokens,
         n_shares=facts.n_shares,
-        fair_batch=None if facts.fair_batch_tokens is None else FairBatch(facts.fair_batch_tokens),
     )

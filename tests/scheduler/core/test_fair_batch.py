@@ -1,6 +1,8 @@
 """A client that has few requests keeps its pace beside one with many, and equal ones are free."""
 
+from collections import Counter
 from fractions import Fraction
+from math import ceil
 from typing import Literal
 
 import pytest
@@ -11,6 +13,7 @@ from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.client import Client
 from services.scheduler.core.fair_batch import FairBatch, shared_out
 from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
@@ -60,23 +63,22 @@ def test_tokens_are_shared_out_as_if_they_were_poured(
     level = level_poured(n_tokens, wanted, weights)
     least = min(n / weights[one] for one, n in wanted.items())
     assert shared_out(n_tokens, wanted) == {
-        one: max(1, int(level * weights[one]))
-        for one, n in wanted.items()
-        if n / weights[one] > least
+        one: ceil(level * weights[one]) for one, n in wanted.items() if n / weights[one] > least
     }
     assert level >= least
 
 
-def scheduler(fair_tokens: int) -> Scheduler:
-    return build(
-        max_batch_size=8,
-        n_blocks=1000,
-        block_size=2,
-        pipeline_depth=1,
-        order=Fair(ageing_s=30.0, now=lambda: 0.0),
-        policy=ChunkedPolicy(
-            max_batch_size=8, max_batch_tokens=64, fair_batch=FairBatch(fair_tokens)
-        ),
+def asking(n_tokens: int | None, *, n_places: int = 8) -> "Clients":
+    batch = None if n_tokens is None else FairBatch(n_tokens)
+    return Clients(
+        build(
+            max_batch_size=n_places,
+            n_blocks=40_000,
+            block_size=2,
+            pipeline_depth=1,
+            order=Fair(ageing_s=30.0, now=lambda: 0.0, batch=batch),
+            policy=ChunkedPolicy(max_batch_size=n_places, max_batch_tokens=64),
+        )
     )
 
 
@@ -89,7 +91,7 @@ class Clients:
         self._n = 0
 
     def ask(
-        self, name: str, *, n: int = 1, n_prompt: int = 1, n_new: int = 30, weight: float = 1.0
+        self, name: str, *, n: int = 1, n_prompt: int = 1, n_new: int = 1000, weight: float = 1.0
     ) -> list[Request]:
         account = self._accounts.setdefault(name, Account(AccountLimits(weight=weight), name=name))
         asked = []
@@ -106,67 +108,154 @@ class Clients:
         self.scheduler.apply(batch.iteration, [5 for span in batch.spans if span.is_sampled])
         return {span.request: span.n_tokens for span in batch.spans}
 
+    def steps(self, n: int) -> Counter[Request]:
+        """Runs batches; returns how often each request rode."""
+        return Counter(request for _ in range(n) for request in self.step())
 
-def test_the_first_of_who_has_many_ride_beside_who_has_few_and_all_when_it_has_ended() -> None:
-    asking = Clients(scheduler(3))
-    large = asking.ask("large", n=8)
-    while len(asking.step()) < 8:
-        pass  # they begin in groups
-    (small,) = asking.ask("small", n_new=4)
-    assert small in asking.step(), "it is called to the place of the last one"
-    for _ in range(3):
-        assert asking.step() == dict.fromkeys([*large[:2], small], 1)
-    assert asking.step() == dict.fromkeys(large, 1)
+    def begin(self, *requests: Request, within: int = 100) -> None:
+        """Runs batches until these have begun."""
+        for _ in range(within):
+            if all(request.generated_token_ids for request in requests):
+                return
+            self.step()
+        raise AssertionError("they do not begin")
+
+
+def test_who_has_few_rides_always_and_those_of_who_has_many_take_turns() -> None:
+    clients = asking(3)
+    large = clients.ask("large", n=8)
+    clients.begin(*large)
+    (small,) = clients.ask("small", n_new=41)
+    assert small in clients.step(), "it is called to the place of the last one"
+    rides = clients.steps(40)
+    assert rides[small] == 40
+    assert [rides[one] for one in large] == [10] * 8
+    assert clients.step() == dict.fromkeys(large, 1), "it is alone again"
 
 
 def test_the_prompt_of_who_has_few_is_not_cut() -> None:
-    asking = Clients(scheduler(3))
-    asking.ask("large", n=4)
-    asking.ask("small", n_new=9)
-    for _ in range(6):
-        asking.step()
-    (another,) = asking.ask("small", n_prompt=20)
-    assert asking.step()[another] == 20
+    clients = asking(3)
+    large = clients.ask("large", n=4)
+    clients.begin(*large)
+    (small,) = clients.ask("small")
+    clients.begin(small)
+    (another,) = clients.ask("small", n_prompt=20)
+    assert clients.step()[another] == 20
 
 
 def test_the_prompts_of_who_has_many_get_what_is_left() -> None:
-    asking = Clients(scheduler(4))
-    asking.ask("small", n_new=100)
-    asking.step()
-    first = asking.ask("large", n=2, n_new=100)
-    for _ in range(3):
-        asking.step()
-    (another,) = asking.ask("large", n_prompt=20)
-    riding = asking.step()
-    assert [riding[one] for one in (*first, another)] == [1, 1, 1], "of four tokens"
+    clients = asking(6)
+    (small,) = clients.ask("small")
+    clients.begin(small)
+    large = clients.ask("large", n=2)
+    clients.begin(*large)
+    (another,) = clients.ask("large", n_prompt=20)
+    for n in [3] * 6 + [2]:
+        riding = clients.step()
+        assert [riding[one] for one in (small, *large, another)] == [1, 1, 1, n]
+    assert another.generated_token_ids
+
+
+def test_who_has_no_tokens_left_holds_up_nobody_else() -> None:
+    clients = asking(3, n_places=16)
+    (small,) = clients.ask("small")
+    clients.begin(small)
+    clients.begin(*clients.ask("large", n=4))
+    waiting = clients.ask("large", n=9)
+    (third,) = clients.ask("third")
+    assert third.client is not None
+    third.client.served += 5  # so its turn comes after those of some others
+    clients.begin(third, within=2)
+    assert not any(one.generated_token_ids for one in waiting)
+
+
+def test_a_call_is_for_who_may_ride() -> None:
+    clients = asking(4)
+    many = clients.ask("many", n=5)
+    clients.begin(*many)
+    clients.begin(*clients.ask("first", n=2))
+    (small,) = clients.ask("small")
+    clients.begin(small)
+    waiting = clients.ask("first", n=2)
+    (second,) = clients.ask("second")
+    for request, n_more in ((second, 1000), (many[0], 2000)):
+        assert request.client is not None
+        request.client.served += n_more  # so `second` has its turn after those of `first`
+    clients.begin(second, within=5)
+    assert clients.steps(20)[small] == 20
+    assert not any(one.generated_token_ids for one in waiting)
+
+
+def test_after_a_loss_nobody_is_limited_until_it_is_known_whose_it_was() -> None:
+    clients = asking(2)
+    on_board = [*clients.ask("small"), *clients.ask("large", n=6)]
+    batch = clients.scheduler.select()
+    assert batch is not None
+    assert len(batch.spans) == len(on_board)
+    clients.scheduler.suspend()
+    clients.scheduler = Scheduler(
+        clients.scheduler.pool,
+        KVManager(n_blocks=40_000, block_size=2),
+        policy=clients.scheduler.policy,
+        pipeline_depth=1,
+    )
+    (third,) = clients.ask("third")
+    clients.begin(third)
+
+
+@given(
+    st.integers(1, 6),
+    st.lists(
+        st.tuples(st.sampled_from("abbc"), st.integers(1, 30), st.integers(1, 9)),
+        min_size=4,
+        max_size=20,
+    ),
+)
+def test_no_request_waits_for_the_end_of_another_one(
+    n_tokens: int, coming: list[tuple[str, int, int]]
+) -> None:
+    """Whoever has begun gets a token within as many batches as there are requests."""
+    clients = asking(n_tokens)
+    asked = [
+        clients.ask(name, n_prompt=n_prompt, n_new=n_new)[0] for name, n_prompt, n_new in coming
+    ]
+    since = dict.fromkeys(asked, 0)
+    for turn in range(1, 4000):
+        if not len(clients.scheduler.pool):
+            break
+        for request in clients.step():
+            since[request] = turn
+        for request in clients.scheduler.pool.running:
+            assert turn - since[request] <= len(asked)
+    assert all(len(one.generated_token_ids) == one.max_new_tokens for one in asked)
 
 
 def test_clients_with_equally_many_are_not_limited() -> None:
-    asking = Clients(scheduler(2))
-    both = [*asking.ask("one", n=3), *asking.ask("other", n=3)]
-    for _ in range(5):
-        riding = asking.step()
-    assert riding == dict.fromkeys(both, 1)
+    clients = asking(2)
+    both = [*clients.ask("one", n=3), *clients.ask("other", n=3)]
+    clients.begin(*both)
+    assert clients.step() == dict.fromkeys(both, 1)
 
 
 def test_a_weight_gives_more() -> None:
-    asking = Clients(scheduler(4))
-    heavy = asking.ask("heavy", n=6, weight=3.0)
-    (light,) = asking.ask("light")
-    for _ in range(5):
-        riding = asking.step()
-    assert riding == dict.fromkeys([*heavy[:3], light], 1)
+    clients = asking(4)
+    heavy = clients.ask("heavy", n=6, weight=3.0)
+    clients.begin(*heavy)
+    (light,) = clients.ask("light")
+    clients.begin(light)
+    rides = clients.steps(10)
+    assert rides[light] == 10
+    assert sum(rides[one] for one in heavy) == 30
 
 
 def test_a_client_alone_is_not_limited() -> None:
-    asking = Clients(scheduler(1))
-    asked = asking.ask("one", n=6)
-    for _ in range(4):
-        riding = asking.step()
-    assert riding == dict.fromkeys(asked, 1)
+    clients = asking(1)
+    asked = clients.ask("one", n=6)
+    clients.begin(*asked)
+    assert clients.step() == dict.fromkeys(asked, 1)
 
 
-def test_there_are_batches_whatever_the_limit() -> None:
+def test_a_limit_leaves_something() -> None:
     with pytest.raises(ValueError, match="max_tokens must be at least 1, not 0"):
         FairBatch(0)
 

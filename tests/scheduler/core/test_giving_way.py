@@ -23,8 +23,8 @@ from tests.scheduler.core.workload import build
 BLOCK_SIZE = 2
 
 
-def fair() -> Fair:
-    return Fair(ageing_s=30.0, now=lambda: 0.0)
+def fair(batch: FairBatch | None = None) -> Fair:
+    return Fair(ageing_s=30.0, now=lambda: 0.0, batch=batch)
 
 
 class System:
@@ -309,15 +309,11 @@ def serve_all(
             pipeline_depth=depth,
             token_hand_off=hand_off,
             policy=(
-                ChunkedPolicy(
-                    max_batch_size=4,
-                    max_batch_tokens=7,
-                    fair_batch=None if fair_tokens is None else FairBatch(fair_tokens),
-                )
+                ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
                 if is_chunked
                 else OrcaPolicy(max_batch_size=4)
             ),
-            order=fair(),
+            order=fair(None if fair_tokens is None else FairBatch(fair_tokens)),
             has_prefix_cache=has_prefix_cache,
             expected_use=use,
             max_rows=max_rows,

@@ -13,12 +13,12 @@ A pipeline of several stages is only as fast as its largest batch, and a request
 in one batch only. `n_shares` batches in flight share those that run evenly, so that the first does
 not take them all.
 
-A `FairBatch` may limit the tokens of clients with many requests beside those with few.
+The pool's order may limit the tokens of clients with many requests beside those with few
+(`fair_batch`); their prompts then do not hold back others'.
 """
 
 from collections.abc import Sequence
 
-from services.scheduler.core.fair_batch import FairBatch
 from services.scheduler.core.kv_manager import KVManager
 from services.scheduler.core.policies import Selection, selection_of
 from services.scheduler.core.prompt_groups import PromptGroups
@@ -31,14 +31,7 @@ class ChunkedPolicy:
 
     name = "chunked"
 
-    def __init__(
-        self,
-        *,
-        max_batch_size: int,
-        max_batch_tokens: int,
-        n_shares: int = 1,
-        fair_batch: FairBatch | None = None,
-    ) -> None:
+    def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
         if max_batch_size < 1 or n_shares < 1:
             raise ValueError(
                 f"max_batch_size and n_shares must be at least 1, not {max_batch_size}, {n_shares}"
@@ -52,7 +45,6 @@ class ChunkedPolicy:
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
-        self.fair_batch = fair_batch
         self.prompt_groups = PromptGroups(
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
@@ -70,9 +62,8 @@ class ChunkedPolicy:
         n_decodes_free = -(-pool.n_running // self.n_shares)
         n_places = self.max_batch_size
         n_waiting, n_prompts, n_prompt_tokens = pool.n_waiting, 0, 0
-        allowances = self.fair_batch and self.fair_batch.allowances(pool)
-        candidates = pool.candidates()
-        for request in allowances.riders(candidates) if allowances else candidates:
+        allowances, candidates = pool.allowances(), pool.candidates()
+        for request in candidates if allowances is None else allowances.riders(candidates):
             if not n_places or not n_free:
                 break
             # This is done for each token of all who decode: properties would take half the time.
@@ -91,7 +82,7 @@ class ChunkedPolicy:
             n_tokens = request.n_tokens + request.n_awaited - request.n_scheduled
             if n_tokens > n_free:
                 n_tokens = n_free
-            if allowances:
+            if allowances is not None:
                 n_tokens = allowances.take(request, n_tokens)
             n_free -= n_tokens
             n_places -= 1
