@@ -13,9 +13,9 @@ times as much. All requests are of one size, and no prompt is like another.
 Compared is the p99 of the small client's latencies, from when a request is due to the last token
 of its answer, over all rounds: beside the large one, and alone under the same order. The ratio is
 of two things. One is waiting for a place, which is the order's. The other is that an iteration
-takes longer the more tokens it has, which `fair_batch_tokens` limits while both have requests: to
-where reading the weights still takes most of it. So the model must not fit into a processor's
-cache, as the demo does.
+takes longer the more tokens it has, which `fair_batch_tokens` limits while both have requests, for
+some of the throughput: to where reading the weights still takes most of the time. So the model must
+not fit into a processor's cache, as the demo does.
 
 Fairness is Jain's index of what the clients get in each window of time: the tokens of each, prompts
 and outputs, as a part of what it would have if the capacity were shared out evenly and nobody got
@@ -290,13 +290,26 @@ class Result:
             _first_token(self.beside).p99 / _first_token(self.alone).p99,
         )
 
+    @property
+    def requests_per_s(self) -> float:
+        """Requests of both together a second, from the first that comes to the last token; of
+        several rounds as if they were one."""
+        both = [*self.beside.requests, *self.large.requests]
+        ends_s = [one.arrival_s + one.latency_s for one in both]
+        return len(both) / (max(ends_s) - min(one.arrival_s for one in both)) / self.n_rounds
+
+    @property
+    def n_rounds(self) -> int:
+        """Rounds that were measured."""
+        return len(self.jain)
+
     def lines(self) -> list[str]:
         """Returns the figures for people."""
         whole, first = self.ratios
         index = np.mean([each for windows in self.jain for each in windows])
         return [
             f"{self.order}: p99 of the small client {whole:.2f} x what it has alone, of its first "
-            f"tokens {first:.2f} x; Jain's index {index:.3f}",
+            f"tokens {first:.2f} x; Jain's index {index:.3f}; {self.requests_per_s:.2f} requests/s",
             *(
                 f"  {name:>12}: answer {_pair(_latency(run))}, first token "
                 f"{_pair(_first_token(run))}, {len(run.requests)} requests"
@@ -403,7 +416,7 @@ def main() -> int:
     parser.add_argument("--fair-batch-tokens", type=int, default=6, help="where it is paced")
     parser.add_argument(
         "--system",
-        default="--threads=1 --max-batch-size=8",
+        default="--threads=1",
         help="more options of services.local",
     )
     parser.add_argument("--seed", type=int, default=0)

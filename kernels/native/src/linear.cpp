@@ -543,7 +543,7 @@ void linear(const Element* x, const Matrix& matrix, int64_t n_tokens, int64_t n_
               soon += kAheadBytes;
               stride = 2 * kLineBytes;
             } else if (b < 2) {
-              soon += matrix.panel_bytes() + b * kLineBytes;
+              soon += matrix.panel_bytes();
               stride = 2 * kLineBytes;
             }
             matrix.multiply(n, panel, inputs + begin * n_words, soon, stride, job, row + begin);
