@@ -89,7 +89,9 @@ def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
     """Whether `NativeGroupsGatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
     functions = _functions()
-    return can_take(matrix, dtype) and functions is not None and matrix.shape[0] % functions.panel == 0
+    return (
+        can_take(matrix, dtype) and functions is not None and matrix.shape[0] % functions.panel == 0
+    )
 
 
 @dataclass(frozen=True, slots=True)
