@@ -154,6 +154,13 @@ class Http2Client:
             await self._changed.wait_for(lambda: len(self.answers[stream].messages) >= n)
         return self.answers[stream].messages
 
+    async def wait_window(self, n_bytes: int) -> None:
+        """Waits until the server takes so many bytes more on the connection."""
+        async with asyncio.timeout(TIMEOUT_S), self._changed:
+            await self._changed.wait_for(
+                lambda: self.h2.outbound_flow_control_window >= n_bytes or self._is_closed
+            )
+
     async def wait_closed(self) -> None:
         """Waits until the server has closed the connection."""
         async with asyncio.timeout(TIMEOUT_S), self._changed:

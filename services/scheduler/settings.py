@@ -92,11 +92,12 @@ class SchedulerSettings(ServerSettings):
     the order `fair`; so nobody waits for ever."""
 
     fair_batch_tokens: int | None = Field(default=None, ge=1)
-    """Requests in a batch at most, with a token each, while those of several API keys run, in the
-    order `fair` and the policy `chunked`: so few that an iteration with them takes hardly longer
-    than with one. Who has few so keeps its pace beside one that fills batches, whose requests take
-    turns then, for some of the throughput; who has fewest is not limited, nor are those who have
-    equally many. When not set, all ride that fit."""
+    """Tokens of a batch while requests of several API keys run, in the order `fair` and the policy
+    `chunked`, drafts included: so few that an iteration with them takes hardly longer than with
+    one. Who has few requests so keeps its pace beside one that fills batches, whose requests take
+    turns then and whose prompts get what is left, for some of the throughput, most where prompts
+    are long; who has fewest is not limited, nor are those who have equally many. When not set, all
+    ride that fit."""
 
     max_batch_size: int = Field(default=32, ge=1)
     """Requests in one batch at most (the paper's max_bs); more gives throughput, fewer latency."""

@@ -10,47 +10,59 @@ fewest by its weight is not limited, nor are its prompts, and no other one gets 
 weight. Clients that have equally many, or one alone, so fill batches as they like.
 
 The requests of a client that is limited take turns, a token each. Its prompts get what tokens it
-has left, and others of it begin only while there are some; those of other clients pass them by.
-After a loss nobody is limited, until it is known whose request it was.
+has left, so that long ones take long, and others of it begin only while there are some. Those of
+other clients pass them by, but no more run than could ride without a limit. After a loss nobody is
+limited, until it is known whose request it was.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from math import ceil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import ceil, inf
 from operator import attrgetter
 
 from services.scheduler.core.client import Client
 from services.scheduler.core.request import Request
 
-MAX_PASSED = 32
-"""Requests that wait and have no tokens, after which nobody looks at those behind."""
-
 _CLIENT, _PLACE = attrgetter("client"), attrgetter("place")
+
+ROUNDING = 1e-9
+"""Relative error of a count that is divided by a weight."""
 
 
 class Allowances:
     """The tokens that requests may have in one batch where their clients are limited."""
 
-    def __init__(self, riding: Collection[Request], spare: dict[Client | None, int]) -> None:
-        """`riding` are those of limited clients that have a token each; `spare` has the clients,
-        and the tokens that each has besides."""
-        self._riding = riding
+    def __init__(
+        self,
+        turns: Mapping[Client | None, Sequence[Request]],
+        spare: dict[Client | None, int],
+        called: Request | None,
+    ) -> None:
+        """`turns` are the requests of limited clients that have a token each, in turn; `spare` has
+        the tokens that each client has besides. `called` gets the place of one that runs."""
+        self._called = called
+        self._turns = turns
         self._spare = spare
+        self._riding = {request for requests in turns.values() for request in requests}
+        self._left = set(self._riding)
 
-    def riders(self, candidates: Iterable[Request]) -> Iterator[Request]:
-        """Yields those that have tokens; asks for the next one when the last has taken its own."""
-        n_passed = 0
+    def may_begin(self, client: Client | None) -> bool:
+        """Returns whether a request of a client could begin."""
+        return self._spare.get(client, 1) > 0
+
+    def riders(self, candidates: Iterable[Request], n_begin: int) -> Iterator[Request]:
+        """Yields those that have tokens, of those that wait `n_begin` at most and the one that is
+        called; asks for the next one when the last has taken its own."""
         for request in candidates:
-            is_waiting = request.reservation is None
-            n_spare = self._spare.get(request.client)
-            if n_spare is None or request in self._riding or (is_waiting and n_spare):
+            if request.reservation is not None:
+                if request in self._riding or request.client not in self._spare:
+                    yield request
+            elif request is not self._called and n_begin <= 0:
+                return
+            elif self.may_begin(request.client):
+                n_begin -= 1
                 yield request
-            elif is_waiting:
-                n_passed += 1
-                if n_passed == MAX_PASSED:
-                    return
 
     def take(self, request: Request, n_tokens: int) -> int:
         """Takes as many tokens for a request as it may have of those that it wants; returns how
@@ -58,9 +70,18 @@ class Allowances:
         if request.client not in self._spare:
             return n_tokens
         n_own = int(request in self._riding)
+        self._left.discard(request)
         n_tokens = min(n_tokens, n_own + self._spare[request.client])
         self._spare[request.client] -= n_tokens - n_own
         return n_tokens
+
+    def next_place(self, client: Client | None) -> int:
+        """Returns the place from which on requests of a client have their turns in the next
+        batch."""
+        turns = self._turns.get(client)
+        if not turns:
+            return 0
+        return next((one.place for one in turns if one in self._left), turns[-1].place + 1)
 
 
 class FairBatch:
@@ -71,43 +92,50 @@ class FairBatch:
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         self.max_tokens = max_tokens
-        self._last: dict[Client | None, int] = {}  # places of those whose turn was last
+        self._last: Allowances | None = None
 
-    def allowances(self, running: Iterable[Request], ready: Sequence[Request]) -> Allowances | None:
+    def allowances(
+        self, running: Iterable[Request], ready: Sequence[Request], called: Request | None
+    ) -> Allowances | None:
         """Returns what those who run may have in the next batch, of whom those that are ready could
-        ride in it, by their places; None if nobody is limited."""
+        ride in it, by their places, and one that is called; None if nobody is limited."""
         limits = self._limits(Counter(map(_CLIENT, running)))
-        self._last = {one: self._last.get(one, -1) for one in limits}
+        last, self._last = self._last, None
         if not limits:
             return None
         by_client = defaultdict(list)
         for request in ready:
             if request.client in limits:
                 by_client[request.client].append(request)
-        riding = set[Request]()
+        turns = {}
         for client, requests in by_client.items():
-            begin = bisect_right(requests, self._last[client], key=_PLACE)
-            chosen = [*requests[begin:], *requests[:begin]][: limits[client]]
-            riding.update(chosen)
-            self._last[client] = chosen[-1].place
-            limits[client] -= len(chosen)
-        return Allowances(riding, limits)
+            begin = bisect_left(requests, last.next_place(client) if last else 0, key=_PLACE)
+            turns[client] = [*requests[begin:], *requests[:begin]][: limits[client]]
+            limits[client] -= len(turns[client])
+        self._last = Allowances(turns, limits, called)
+        return self._last
 
-    def first_with_room(
-        self, waiting: Iterator[Request], running: Iterable[Request]
-    ) -> Request | None:
-        """Returns the first of those that wait whose client may have another request beside those
-        that run."""
+    def room(self, running: Iterable[Request]) -> "Room":
+        """Returns which clients may have another request beside those that run."""
         n_running = Counter(map(_CLIENT, running))
-        limits = self._limits(n_running)
-        for request in islice(waiting, MAX_PASSED):
-            limit = limits.get(request.client)
-            if limit is None or n_running[request.client] < limit:
-                return request
-        return None
+        return Room(n_running, self._limits(n_running))
 
     def _limits(self, n_running: Mapping[Client | None, int]) -> dict[Client | None, int]:
         return shared_out(self.max_tokens, n_running) if len(n_running) > 1 else {}
+
+
+class Room:
+    """The clients that may have another request."""
+
+    def __init__(
+        self, n_running: Mapping[Client | None, int], limits: Mapping[Client | None, int]
+    ) -> None:
+        self._n_running = n_running
+        self._limits = limits
+
+    def may_begin(self, client: Client | None) -> bool:
+        """Returns whether a request of a client could begin."""
+        return self._n_running.get(client, 0) < self._limits.get(client, inf)
 
 
 def shared_out(n_tokens: int, n_running: Mapping[Client | None, int]) -> dict[Client | None, int]:
@@ -115,8 +143,9 @@ def shared_out(n_tokens: int, n_running: Mapping[Client | None, int]) -> dict[Cl
     are `n_tokens`, or as many that nobody gets less by weight than who has fewest."""
     by_weight = {one: n / _weight(one) for one, n in n_running.items()}
     fewest = min(by_weight.values())
-    limited = sorted((one for one, n in by_weight.items() if n > fewest), key=by_weight.__getitem__)
-    n_free = sum(n for one, n in n_running.items() if by_weight[one] == fewest)
+    more = [one for one, n in by_weight.items() if n > fewest * (1 + ROUNDING)]
+    limited = sorted(more, key=by_weight.__getitem__)
+    n_free = sum(n_running.values()) - sum(n_running[one] for one in limited)
     weight = sum(map(_weight, limited))
     left = max(float(n_tokens - n_free), fewest * weight)
     for client in limited[:-1]:
@@ -124,7 +153,7 @@ def shared_out(n_tokens: int, n_running: Mapping[Client | None, int]) -> dict[Cl
             break
         left -= n_running[client]
         weight -= _weight(client)
-    return {one: ceil(left * _weight(one) / weight) for one in limited}
+    return {one: ceil(left * _weight(one) / weight * (1 - ROUNDING)) for one in limited}
 
 
 def _weight(client: Client | None) -> float:

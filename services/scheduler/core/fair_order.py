@@ -28,24 +28,17 @@ that waits may be called: then nobody else is admitted, and it may get the place
 """
 
 from bisect import bisect_left
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import chain, islice
+from itertools import chain
 
 from services.scheduler.core.accounts import Account
 from services.scheduler.core.client import Client
 from services.scheduler.core.fair_batch import Allowances, FairBatch
+from services.scheduler.core.priority_class import Counters, MayBegin, PriorityClass, everybody
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
 """Clients up to which none is looked for that can be forgotten."""
-
-N_PREFERABLE = 16
-"""Requests at the head of a client's that may be preferred."""
-
-MAX_PASSES = 8
-"""Times that a client's first request is passed over at most."""
 
 MAX_CLIENTS = 65_536
 """Clients at most that are remembered without a request in the pool."""
@@ -70,9 +63,10 @@ class Fair:
         self._n_waiting = 0
         self._n_places = 0
         self._n_present = 0  # clients with requests
+        self._allowances: Allowances | None = None  # for the next batch
         self._called: Request | None = None
         self._called_to: int | None = None
-        self._classes: dict[int, _PriorityClass] = {}  # those with requests
+        self._classes: dict[int, PriorityClass] = {}  # those with requests
         self._put_down: dict[Request, None] = {}  # by their places
         self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
         self._sweep_at = N_KEPT
@@ -98,9 +92,9 @@ class Fair:
 
     def first_to_call(self, running: Collection[Request]) -> Request | None:
         """Returns the first of these whose client may have another request in a batch."""
-        if self.batch is None or not self._classes:
+        if self.batch is None:
             return self.first_in_turn
-        return self.batch.first_with_room(self._in_turn(), running)
+        return next(self._in_turn(self.batch.room(running).may_begin), None)
 
     @property
     def first_put_down(self) -> Request | None:
@@ -136,7 +130,7 @@ class Fair:
         self._n_waiting += 1
         priority_class = self._classes.get(request.priority)
         if priority_class is None:
-            priority_class = _PriorityClass(request.priority, since=self._now())
+            priority_class = PriorityClass(request.priority, since=self._now())
             self._classes[request.priority] = priority_class
         priority_class.add(request, client)
 
@@ -191,13 +185,16 @@ class Fair:
                 return chain(ready, (self._called,))
             index = bisect_left(ready, self._called_to, key=_place)
             return chain(ready[:index], (self._called,), ready[index:])
-        return chain(ready, self._put_down, self._in_turn())
+        may_begin = everybody if self._allowances is None else self._allowances.may_begin
+        return chain(ready, self._put_down, self._in_turn(may_begin))
 
     def allowances(
         self, running: Collection[Request], ready: Sequence[Request]
     ) -> Allowances | None:
         """Returns the tokens that clients may have in the next batch, if there is a limit."""
-        return None if self.batch is None else self.batch.allowances(running, ready)
+        if self.batch is not None:
+            self._allowances = self.batch.allowances(running, ready, self._called)
+        return self._allowances
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns a rank by which the one of the lowest class that was admitted last is put down
@@ -207,16 +204,18 @@ class Fair:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)
 
-    def _in_turn(self) -> Iterator[Request]:
-        counters = _Counters(self._n_places)
+    def _in_turn(self, may_begin: MayBegin = everybody) -> Iterator[Request]:
+        counters = Counters(self._n_places)
         if len(self._classes) != 1:
-            return self._across_classes(counters)
+            return self._across_classes(counters, may_begin)
         (only,) = self._classes.values()
-        return only.in_turn(counters)
+        return only.in_turn(counters, may_begin)
 
-    def _across_classes(self, counters: "_Counters") -> Iterator[Request]:
+    def _across_classes(self, counters: Counters, may_begin: MayBegin) -> Iterator[Request]:
         now = self._now()
-        lines = {one: (one.in_turn(counters), one.since) for one in self._classes.values()}
+        lines = {
+            one: (one.in_turn(counters, may_begin), one.since) for one in self._classes.values()
+        }
         while lines:
             first = min(lines, key=lambda one: self._rank(one, now - lines[one][1]))
             line, _ = lines[first]
@@ -227,7 +226,7 @@ class Fair:
             else:
                 yield request
 
-    def _rank(self, priority_class: "_PriorityClass", waited_s: float) -> tuple[int, int]:
+    def _rank(self, priority_class: PriorityClass, waited_s: float) -> tuple[int, int]:
         """Returns the place of a class among all; of two that have risen alike far, the one that
         began lower has waited longer."""
         priority = priority_class.priority
@@ -239,7 +238,7 @@ class Fair:
         tops = [priority_class.least_served() for priority_class in self._classes.values()]
         return min(tops, default=self._last_backlogged.served)
 
-    def _withdraw(self, request: Request) -> "_PriorityClass":
+    def _withdraw(self, request: Request) -> PriorityClass:
         client = _client_of(request)
         self._n_waiting -= 1
         client.n_waiting -= 1
@@ -273,180 +272,6 @@ class Fair:
         self._clients = kept
         # Twice as many before the next sweep: its cost for each client stays the same.
         self._sweep_at = max(N_KEPT, 2 * len(kept))
-
-
-class _Lane:
-    """The requests of one client in one class, by arrival; at least one."""
-
-    __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
-
-    def __init__(self, client: Client) -> None:
-        self.client = client
-        self.requests: OrderedDict[Request, None] = OrderedDict()
-        self.entry: _Entry | None = None  # its place in the heap; None once it is empty
-        self.preferred: Request | None = None  # the first, if it is not the one that came first
-        self.n_passes = 0  # times that the one that came first was passed over
-
-    def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Brings the request forward of which most is cached, unless that was done already."""
-        if self.preferred is not None or self.n_passes == MAX_PASSES or len(self.requests) == 1:
-            return
-        head = list(islice(self.requests, N_PREFERABLE))
-        best = max(head, key=n_cached)  # the first of several
-        if best is not head[0]:
-            self.preferred = best
-            self.requests.move_to_end(best, last=False)
-
-    def remove(self, request: Request) -> None:
-        """Forgets a request."""
-        if request is self.preferred:
-            self.preferred = None
-            self.n_passes += 1
-        elif self.n_passes and request is self._oldest():
-            self.n_passes = 0
-        del self.requests[request]
-
-    def _oldest(self) -> Request:
-        """Returns the one that came first."""
-        requests = iter(self.requests)
-        first = next(requests)
-        return first if self.preferred is None else next(requests, first)
-
-    def entry_now(self) -> "_Entry":
-        client = self.client
-        return client.served, client.turn, self._oldest().arrival, self
-
-    def arrival_of(self, request: Request) -> int:
-        """Returns the arrival by which a request has its turn: one that is preferred has it in the
-        place of the first."""
-        return self._oldest().arrival if request is self.preferred else request.arrival
-
-
-_Entry = tuple[float, int, int, _Lane]
-"""A lane, after its client's counter and last turn, and the arrival of its first request."""
-
-_Ahead = tuple[float, int, int, int, _Lane, Iterator[Request], Request | None]
-"""A lane, after these and an index in the heap; with a request and those after it, if it has been
-looked at."""
-
-
-_NOBODY: Iterator[Request] = iter(())
-
-
-class _PriorityClass:
-    """The waiting requests of one priority; iterating yields them in any order.
-
-    Lanes are in a heap by what their clients have been served when they were last looked at. That
-    only grows, so an entry at the top that is out of date is replaced, and others may wait. Entries
-    that are no longer their lane's are dropped when they come up, or are too many.
-    """
-
-    def __init__(self, priority: int, *, since: float) -> None:
-        self.priority = priority
-        self.since = since
-        """When it last admitted a request, or began to wait."""
-        self._n_requests = 0
-        self._lanes: dict[Client, _Lane] = {}
-        self._heap: list[_Entry] = []
-
-    def __len__(self) -> int:
-        return self._n_requests
-
-    def __iter__(self) -> Iterator[Request]:
-        for lane in self._lanes.values():
-            yield from lane.requests
-
-    def add(self, request: Request, client: Client) -> None:
-        self._n_requests += 1
-        lane = self._lanes.get(client)
-        if lane is not None:
-            lane.requests[request] = None
-            return
-        lane = self._lanes[client] = _Lane(client)
-        lane.requests[request] = None
-        lane.entry = lane.entry_now()
-        heappush(self._heap, lane.entry)
-
-    def remove(self, request: Request, client: Client) -> None:
-        self._n_requests -= 1
-        lane = self._lanes[client]
-        lane.remove(request)
-        if not lane.requests:
-            del self._lanes[client]
-            lane.entry = None
-        if len(self._heap) > 2 * len(self._lanes) + 16:
-            self._heap = [entry for entry in self._heap if entry[3].entry is entry]
-            heapify(self._heap)
-
-    def prefer(self, client: Client, n_cached: Callable[[Request], int]) -> None:
-        self._lanes[client].prefer(n_cached)
-
-    def least_served(self) -> float:
-        """Returns the least counter of its clients, of which there must be one."""
-        heap = self._heap
-        while True:
-            entry = heap[0]
-            lane = entry[3]
-            if lane.entry is not entry:
-                heappop(heap)
-                continue
-            now = lane.entry_now()
-            if now == entry:
-                return now[0]
-            lane.entry = now
-            heapreplace(heap, now)
-
-    def in_turn(self, counters: "_Counters") -> Iterator[Request]:
-        """Yields requests as if each were admitted as the next is asked for. `counters` has those
-        of clients that are changed by that, and gets more.
-
-        The heap is walked from its top and is not changed: of its entries only those are looked at
-        that come before the requests that are yielded.
-        """
-        self.least_served()  # brings the top up to date
-        heap = self._heap
-        served, turn, arrival, lane = heap[0]
-        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NOBODY, None)]
-        while ahead:
-            served, turn, arrival, index, lane, requests, request = heappop(ahead)
-            if request is None:
-                for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
-                    child_served, child_turn, child_arrival, below = heap[child]
-                    entry = (child_served, child_turn, child_arrival, child, below, _NOBODY, None)
-                    heappush(ahead, entry)
-                if lane.entry is not heap[index]:
-                    continue
-                requests = iter(lane.requests)
-                request = next(requests)
-            client = lane.client
-            now = counters.of(client)
-            came = lane.arrival_of(request)
-            if (*now, came) != (served, turn, arrival):
-                heappush(ahead, (*now, came, -1, lane, requests, request))
-                continue
-            yield request
-            counters.charge(client, request)
-            request = next(requests, None)
-            if request is not None:
-                now = counters.of(client)
-                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
-
-
-class _Counters:
-    """Counters and last turns of clients as they would be if some more were admitted."""
-
-    def __init__(self, n_places: int) -> None:
-        self._n_places = n_places
-        self._changed: dict[Client, tuple[float, int]] = {}
-
-    def of(self, client: Client) -> tuple[float, int]:
-        return self._changed.get(client) or (client.served, client.turn)
-
-    def charge(self, client: Client, request: Request) -> None:
-        served, _ = self.of(client)
-        charged = served + client.prompt_charge(request.n_prompt_tokens)
-        self._changed[client] = charged, self._n_places
-        self._n_places += 1
 
 
 def _place(request: Request) -> int:

@@ -197,6 +197,7 @@ async def test_ten_thousand_streams_with_half_a_message(tmp_path: Path) -> None:
             for _ in range(5_000):
                 for client in (first, second):
                     if client.h2.open_outbound_streams < rpc.MAX_STREAMS:
+                        await client.wait_window(500)
                         client.send(client.begin(GENERATE), framed(b"x" * 1000)[:500])
                 await asyncio.sleep(0)
             await check_honest(site)

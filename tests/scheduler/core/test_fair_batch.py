@@ -82,6 +82,12 @@ def asking(n_tokens: int | None, *, n_places: int = 8) -> "Clients":
     )
 
 
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_clients_with_equally_many_by_weight_are_not_limited(n: int, weight: int, k: int) -> None:
+    wanted = {Client(weight=weight / 10): n, Client(weight=k * weight / 10): k * n}
+    assert not shared_out(1, wanted)
+
+
 class Clients:
     """Those who ask a scheduler, and ranks that answer with one token again and again."""
 
@@ -161,10 +167,10 @@ def test_who_has_no_tokens_left_holds_up_nobody_else() -> None:
     (small,) = clients.ask("small")
     clients.begin(small)
     clients.begin(*clients.ask("large", n=4))
-    waiting = clients.ask("large", n=9)
+    waiting = clients.ask("large", n=200)
     (third,) = clients.ask("third")
     assert third.client is not None
-    third.client.served += 5  # so its turn comes after those of some others
+    third.client.served += 3000  # so its turn comes after those of all others
     clients.begin(third, within=2)
     assert not any(one.generated_token_ids for one in waiting)
 
@@ -203,31 +209,37 @@ def test_after_a_loss_nobody_is_limited_until_it_is_known_whose_it_was() -> None
     clients.begin(third)
 
 
+def test_no_more_run_than_have_places() -> None:
+    clients = asking(2, n_places=16)
+    for name, n, n_steps in (("b", 1, 0), ("a", 11, 18), ("b", 12, 11), ("b", 1, 8), ("b", 4, 99)):
+        clients.ask(name, n=n)
+        clients.steps(n_steps)
+    assert len(clients.scheduler.pool.running) == 16, "and nobody gave up a place"
+
+
+@pytest.mark.parametrize("n_tokens", [1, 2, 6, None])
 @given(
-    st.integers(1, 6),
-    st.lists(
-        st.tuples(st.sampled_from("abbc"), st.integers(1, 30), st.integers(1, 9)),
-        min_size=4,
-        max_size=20,
-    ),
+    st.lists(st.tuples(st.sampled_from("abbcd"), st.integers(0, 25)), min_size=8, max_size=30),
 )
 def test_no_request_waits_for_the_end_of_another_one(
-    n_tokens: int, coming: list[tuple[str, int, int]]
+    n_tokens: int | None, coming: list[tuple[str, int]]
 ) -> None:
-    """Whoever has begun gets a token within as many batches as there are requests."""
+    """Whoever has begun gets a token within as many batches as there are requests; without a limit
+    only those who have swapped places wait for an end, and as many run."""
     clients = asking(n_tokens)
-    asked = [
-        clients.ask(name, n_prompt=n_prompt, n_new=n_new)[0] for name, n_prompt, n_new in coming
-    ]
-    since = dict.fromkeys(asked, 0)
-    for turn in range(1, 4000):
-        if not len(clients.scheduler.pool):
-            break
-        for request in clients.step():
-            since[request] = turn
-        for request in clients.scheduler.pool.running:
-            assert turn - since[request] <= len(asked)
-    assert all(len(one.generated_token_ids) == one.max_new_tokens for one in asked)
+    since: dict[Request, int] = {}
+    turn = 0
+    for name, n_steps in coming:
+        since[clients.ask(name)[0]] = 10_000
+        for _ in range(n_steps):
+            turn += 1
+            since.update(dict.fromkeys(clients.step(), turn))
+    for _ in range(100):
+        turn += 1
+        since.update(dict.fromkeys(clients.step(), turn))
+    running = clients.scheduler.pool.running
+    n_swapped = len(running) - 8
+    assert sum(turn - since[one] > len(coming) for one in running) <= max(0, n_swapped)
 
 
 def test_clients_with_equally_many_are_not_limited() -> None:

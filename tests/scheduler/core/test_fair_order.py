@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.client import OUTPUT_CHARGE, PROMPT_CHARGE
-from services.scheduler.core.fair_order import MAX_PASSES, N_KEPT, N_PREFERABLE, Fair
+from services.scheduler.core.fair_order import N_KEPT, Fair
 from services.scheduler.core.order import FirstComeFirstServed, Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.priority_class import MAX_PASSES, N_PREFERABLE
 from services.scheduler.core.request import Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
