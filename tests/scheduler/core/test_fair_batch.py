@@ -84,7 +84,8 @@ def asking(n_tokens: int | None, *, n_places: int = 8) -> "Clients":
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_clients_with_equally_many_by_weight_are_not_limited(n: int, weight: int, k: int) -> None:
-    wanted = {Client(weight=weight / 10): n, Client(weight=k * weight / 10): k * n}
+    one, other = clients(weight / 10, k * weight / 10)
+    wanted = {one: n, other: k * n}
     assert not shared_out(1, wanted)
 
 
