@@ -11,8 +11,9 @@ weight. Clients that have equally many, or one alone, so fill batches as they li
 
 The requests of a client that is limited take turns, a token each. Its prompts get what tokens it
 has left, so that long ones take long, and others of it begin only while there are some. Those of
-other clients pass them by, but no more run than could ride without a limit. After a loss nobody is
-limited, until it is known whose request it was.
+other clients pass them by: as many run as could ride without a limit, and of a client with less
+than its share of these as many as that is. After a loss nobody is limited, until it is known whose
+request it was.
 """
 
 from bisect import bisect_left
@@ -37,31 +38,42 @@ class Allowances:
         self,
         turns: Mapping[Client | None, Sequence[Request]],
         spare: dict[Client | None, int],
+        n_running: Counter[Client | None],
         called: Request | None,
     ) -> None:
         """`turns` are the requests of limited clients that have a token each, in turn; `spare` has
         the tokens that each client has besides. `called` gets the place of one that runs."""
         self._called = called
+        self._n_running = n_running
+        self._max_running = 0
         self._turns = turns
         self._spare = spare
         self._riding = {request for requests in turns.values() for request in requests}
         self._left = set(self._riding)
 
     def may_begin(self, client: Client | None) -> bool:
-        """Returns whether a request of a client could begin."""
-        return self._spare.get(client, 1) > 0
+        """Returns whether a request of a client could begin: it has tokens, and fewer than may run
+        do so, or fewer of the client's than are its share of them."""
+        if not self._has_tokens(client):
+            return False
+        n_running, weight = self._n_running, _weight(client)
+        if n_running.total() < self._max_running:
+            return True
+        all_weights = sum(map(_weight, n_running)) + (weight if client not in n_running else 0.0)
+        return n_running[client] < self._max_running * weight / all_weights
 
-    def riders(self, candidates: Iterable[Request], n_begin: int) -> Iterator[Request]:
-        """Yields those that have tokens, of those that wait `n_begin` at most and the one that is
-        called; asks for the next one when the last has taken its own."""
+    def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
+        """Yields those that have tokens, and of those that wait the one that is called, or as many
+        as make `max_running`; asks for the next one when the last has taken its own."""
+        self._max_running = max_running
         for request in candidates:
             if request.reservation is not None:
                 if request in self._riding or request.client not in self._spare:
                     yield request
-            elif request is not self._called and n_begin <= 0:
-                return
-            elif self.may_begin(request.client):
-                n_begin -= 1
+            elif self.may_begin(request.client) or (
+                request is self._called and self._has_tokens(request.client)
+            ):
+                self._n_running[request.client] += 1
                 yield request
 
     def take(self, request: Request, n_tokens: int) -> int:
@@ -74,6 +86,9 @@ class Allowances:
         n_tokens = min(n_tokens, n_own + self._spare[request.client])
         self._spare[request.client] -= n_tokens - n_own
         return n_tokens
+
+    def _has_tokens(self, client: Client | None) -> bool:
+        return self._spare.get(client, 1) > 0
 
     def next_place(self, client: Client | None) -> int:
         """Returns the place from which on requests of a client have their turns in the next
@@ -99,7 +114,8 @@ class FairBatch:
     ) -> Allowances | None:
         """Returns what those who run may have in the next batch, of whom those that are ready could
         ride in it, by their places, and one that is called; None if nobody is limited."""
-        limits = self._limits(Counter(map(_CLIENT, running)))
+        n_running = Counter(map(_CLIENT, running))
+        limits = self._limits(n_running)
         last, self._last = self._last, None
         if not limits:
             return None
@@ -112,7 +128,7 @@ class FairBatch:
             begin = bisect_left(requests, last.next_place(client) if last else 0, key=_PLACE)
             turns[client] = [*requests[begin:], *requests[:begin]][: limits[client]]
             limits[client] -= len(turns[client])
-        self._last = Allowances(turns, limits, called)
+        self._last = Allowances(turns, limits, n_running, called)
         return self._last
 
     def room(self, running: Iterable[Request]) -> "Room":

@@ -210,12 +210,24 @@ def test_after_a_loss_nobody_is_limited_until_it_is_known_whose_it_was() -> None
     clients.begin(third)
 
 
-def test_no_more_run_than_have_places() -> None:
-    clients = asking(2, n_places=16)
-    for name, n, n_steps in (("b", 1, 0), ("a", 11, 18), ("b", 12, 11), ("b", 1, 8), ("b", 4, 99)):
-        clients.ask(name, n=n)
-        clients.steps(n_steps)
-    assert len(clients.scheduler.pool.running) == 16, "and nobody gave up a place"
+def test_no_more_run_than_without_a_limit() -> None:
+    coming = (("b", 1, 0), ("a", 11, 18), ("b", 12, 11), ("b", 1, 8), ("b", 4, 99))
+    n_running = []
+    for n_tokens in (2, None):
+        clients = asking(n_tokens, n_places=16)
+        for name, n, n_steps in coming:
+            clients.ask(name, n=n)
+            clients.steps(n_steps)
+        n_running.append(len(clients.scheduler.pool.running))
+    limited, unlimited = n_running
+    assert 16 <= limited <= unlimited
+
+
+def test_who_has_few_begins_at_once_where_all_places_are_taken() -> None:
+    clients = asking(4, n_places=16)
+    clients.begin(*clients.ask("large", n=16))
+    small = clients.ask("small", n=4, n_prompt=60)
+    clients.begin(*small, within=7)
 
 
 @pytest.mark.parametrize("n_tokens", [1, 2, 6, None])

@@ -63,8 +63,8 @@ class ChunkedPolicy:
         n_places = self.max_batch_size
         n_waiting, n_prompts, n_prompt_tokens = pool.n_waiting, 0, 0
         allowances, candidates = pool.allowances(), pool.candidates()
-        n_begin = self.max_batch_size * self.n_shares - pool.n_running
-        for request in allowances.riders(candidates, n_begin) if allowances else candidates:
+        max_running = self.max_batch_size * self.n_shares
+        for request in allowances.riders(candidates, max_running) if allowances else candidates:
             if not n_places or not n_free:
                 break
             # This is done for each token of all who decode: properties would take half the time.
