@@ -72,10 +72,10 @@ Child = TypeVar("Child", Count, Distribution)
 
 
 class _Metric(Collector, Generic[Child]):
-    """What is kept under one name, for each set of labels that there has been."""
+    """A metric of one name, with a child for each set of label values that was asked for."""
 
     _only: Child
-    """What is kept under no labels, where there are none."""
+    """The child of a metric without labels."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class _Metric(Collector, Generic[Child]):
         registry.register(self)
 
     def labels(self, *values: str) -> Child:
-        """Returns what is kept under these values of the labels, which shows from now on."""
+        """Returns the child of these label values, which is shown from now on."""
         if len(values) != len(self._labelnames):
             raise ValueError(f"{self._name} has {len(self._labelnames)} labels")
         child = self._children.get(values)

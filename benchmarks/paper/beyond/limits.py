@@ -72,7 +72,7 @@ def _slots_of_spans(each: Lengths) -> int:
 
 
 class ShortestFirst:
-    """Those with the fewest tokens to come first; who runs keeps its place."""
+    """An order by the fewest tokens to come; a request that runs keeps its place."""
 
     def __init__(self) -> None:
         self._waiting: list[Request] = []  # by what is to come

@@ -2,6 +2,7 @@
 or waits for ever."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -351,57 +352,13 @@ def serve_all(
 
 
 @given(**WAYS)
-def test_everybody_ends_with_his_tokens_whoever_gives_way(
-    coming: list[Coming],
-    data: st.DataObject,
-    share: float | None,
-    is_chunked: bool,
-    fair_tokens: int | None,
-    has_prefix_cache: bool,
-    depth: int,
-    hand_off: bool,
-    n_blocks: int,
-    max_rows: int | None,
-) -> None:
-    serve_all(
-        coming,
-        data,
-        share,
-        is_chunked,
-        fair_tokens,
-        has_prefix_cache,
-        depth,
-        hand_off,
-        n_blocks,
-        max_rows,
-    )
+def test_everybody_ends_with_his_tokens_whoever_gives_way(**ways: Any) -> None:
+    serve_all(**ways)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
 @settings(max_examples=1000)
 @given(**WAYS)
-def test_everybody_ends_with_his_tokens_on_a_thousand_traces(
-    coming: list[Coming],
-    data: st.DataObject,
-    share: float | None,
-    is_chunked: bool,
-    fair_tokens: int | None,
-    has_prefix_cache: bool,
-    depth: int,
-    hand_off: bool,
-    n_blocks: int,
-    max_rows: int | None,
-) -> None:
-    serve_all(
-        coming,
-        data,
-        share,
-        is_chunked,
-        fair_tokens,
-        has_prefix_cache,
-        depth,
-        hand_off,
-        n_blocks,
-        max_rows,
-    )
+def test_everybody_ends_with_his_tokens_on_a_thousand_traces(**ways: Any) -> None:
+    serve_all(**ways)
