@@ -75,9 +75,16 @@ def test_a_child_dies_with_its_parent_even_if_that_is_killed() -> None:
         assert psutil.pid_exists(pid)
         process.kill()
     deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+    while not has_ended(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_a_thread_that_is_stuck_does_not_keep_a_process_from_ending() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -42,10 +43,17 @@ class Checks:
 
 
 def checkers() -> list[psutil.Process]:
-    """Returns the processes that check grammars, the newest last."""
-    children = psutil.Process().children()
-    found = [child for child in children if "services.grammar.checker" in child.cmdline()]
-    return sorted(found, key=psutil.Process.create_time)
+    """Returns the processes that check grammars, the newest last.
+
+    Those of earlier tests may end meanwhile.
+    """
+    found = [
+        process
+        for process in psutil.process_iter(["cmdline", "create_time", "ppid"])
+        if process.info["ppid"] == os.getpid()
+        and "services.grammar.checker" in (process.info["cmdline"] or ())
+    ]
+    return sorted(found, key=lambda process: float(process.info["create_time"]))
 
 
 def intersection(n: int) -> str:

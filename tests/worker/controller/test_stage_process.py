@@ -94,7 +94,10 @@ class Stage:
 
     @property
     def is_running(self) -> bool:
-        return self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE
+        try:
+            return self.process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
 
     def signal(self, number: int) -> None:
         """To the controller and its rank."""
@@ -278,12 +281,15 @@ async def test_a_stopped_rank_ends_its_stage_and_no_other(whole: Pipeline) -> No
     stage = whole.stages[1]
     watch = await whole.reports(1)
     assert await stage.says(LIVENESS)
-    stage.rank.suspend()
+    rank = stage.rank
+    rank.suspend()
     async with asyncio.timeout(30):
         while not (report := await watch.read()).HasField("failure"):
             assert report.HasField("heartbeat")
         assert "no sign of life for 5 s" in report.failure.reason
         assert await stage.child.obituary() == f"stage 1: {report.failure.reason}"
+    gone, _ = await asyncio.to_thread(psutil.wait_procs, [rank], timeout=30)
+    assert gone == [rank]
     assert not stage.process.is_running() or not stage.process.children()
     for neighbour in (whole.stages[0], whole.stages[2]):
         assert neighbour.is_running
