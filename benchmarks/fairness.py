@@ -37,7 +37,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import uvloop
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
@@ -46,7 +45,7 @@ from benchmarks import load, local_system, machine, records
 from benchmarks.local_system import System
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.overload import capacity
-from benchmarks.pinning import pin_ranks
+from benchmarks.pinning import ranks_apart
 from benchmarks.records import RequestRecord, RunRecord, Spread
 from benchmarks.serve import warm_up
 from benchmarks.workload import PlannedRequest
@@ -388,9 +387,9 @@ async def run(options: argparse.Namespace) -> int:
                     *options.system.split(),
                 ]
                 async with local_system.running(arguments) as system:
-                    pin_ranks(psutil.Process())
-                    rate = rate or await rate_of(system, options)
-                    runs += await measure(order, number, system, rate, options)
+                    with ranks_apart():
+                        rate = rate or await rate_of(system, options)
+                        runs += await measure(order, number, system, rate, options)
     results = [Result.of(order, runs) for order in ORDERS]
     for result in results:
         print("\n".join(result.lines()), flush=True)

@@ -32,10 +32,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import machine
-from benchmarks.pinning import pin_ranks
+from benchmarks.pinning import ranks_apart
 from tests.hostile import pods as hostile_pods
 from tests.hostile.attack import Attack
 from tests.hostile.attacks import ATTACKS
@@ -132,8 +130,8 @@ def attack_system(
             hostile_pods.running(threads=1, **system) as pods,
             hostile_pods.witness_of(pods) as witness,
             neighbour_of(pods) as neighbour,
+            ranks_apart(),
         ):
-            pin_ranks(psutil.Process())
             while left:
                 attack = left.pop(0)
                 try:

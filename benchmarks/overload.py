@@ -41,11 +41,11 @@ from benchmarks import load, local_system, machine
 from benchmarks.grpc_client import GrpcClient
 from benchmarks.local_system import System
 from benchmarks.openai_client import OpenAIClient
-from benchmarks.pinning import pin_ranks
+from benchmarks.pinning import ranks_apart
 from benchmarks.records import RequestRecord, Spread
 from benchmarks.workload import PlannedRequest
 
-N_PROMPT, N_OUTPUT = 64, 256
+N_PROMPT, N_OUTPUT = 64, 512
 """Tokens of each request: of one length, so that answers a second are a measure. The shorter the
 answers, the more requests are ten times the capacity, and the less of two cores is left for the
 engine by the client and by those who refuse."""
@@ -334,13 +334,13 @@ async def run(options: argparse.Namespace) -> int:
             local_system.running(arguments) as system,
             client_of(protocol, system) as client,
         ):
-            pin_ranks(psutil.Process())
-            for times in options.times:
-                result = await overload(
-                    protocol, client, system, options, goal_s=goal_s, times=times
-                )
-                print("\n".join(result.lines()), flush=True)
-                results.append(result)
+            with ranks_apart():
+                for times in options.times:
+                    result = await overload(
+                        protocol, client, system, options, goal_s=goal_s, times=times
+                    )
+                    print("\n".join(result.lines()), flush=True)
+                    results.append(result)
     if options.out is not None:
         record = {**about, "runs": [result.row() for result in results]}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
