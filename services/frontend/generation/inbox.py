@@ -8,7 +8,8 @@ memory that clients' data may have. Too much of it ends the call.
 import asyncio
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from services.common import errors
 from services.frontend.link.scheduler_events import Event, PromptLogprobs, Tokens
@@ -86,7 +87,9 @@ class Inbox:
         self._wake()
 
     async def get(self) -> Event:
-        """Returns the next event, once there is one; only one task may wait for it.
+        """Returns the next event, once there is one; only one task may wait for it. Tokens come
+        with those of their answer that follow and are there: a reader that is late has fewer to
+        deal with.
 
         Raises:
             PoolFull: too much was unread.
@@ -107,7 +110,11 @@ class Inbox:
                 self._arrival = None
                 self.is_awaited = False
         event = self._events.popleft()
-        self._n_read += len(event.token_ids) if isinstance(event, Tokens) else 1
+        if isinstance(event, Tokens):
+            event = self._with_next(event)
+            self._n_read += len(event.token_ids)
+        else:
+            self._n_read += 1
         if not self._events and self._share.n_bytes:
             self._count(MAX_LOOSE)
         return event
@@ -116,6 +123,23 @@ class Inbox:
         """Drops what is unread; does nothing the second time."""
         self._events.clear()
         self._count(MAX_LOOSE)
+
+    def _with_next(self, tokens: Tokens) -> Tokens:
+        """Returns tokens with those behind them of the same answer, as many as are read at once."""
+        events = self._events
+        if not events:
+            return tokens
+        parts, n_tokens = [tokens], len(tokens.token_ids)
+        while events:
+            following = events[0]
+            if not isinstance(following, Tokens) or following.request_id != tokens.request_id:
+                break
+            n_tokens += len(following.token_ids)
+            if n_tokens > READ_AT_ONCE:
+                break
+            parts.append(following)
+            events.popleft()
+        return tokens if len(parts) == 1 else _joined(parts)
 
     def _wake(self) -> None:
         if self._arrival is not None and not self._arrival.done():
@@ -151,6 +175,15 @@ class Inbox:
 def _n_bytes(tokens: Tokens) -> int:
     n_numbers = 0 if tokens.logprobs is None else tokens.logprobs.n_numbers
     return TOKEN_BYTES * len(tokens.token_ids) + NUMBER_BYTES * n_numbers
+
+
+def _joined(parts: Sequence[Tokens]) -> Tokens:
+    """Returns tokens of one answer, which follow each other, as one event."""
+    first = parts[0]
+    token_ids = array("I", chain.from_iterable(part.token_ids for part in parts))
+    logprobs = [part.logprobs for part in parts if part.logprobs is not None]
+    of_all = Logprobs.joined(logprobs) if logprobs else None
+    return Tokens(first.request_id, token_ids, first.start, of_all, first.n_cached)
 
 
 def _packed(events: Iterable[Event]) -> Iterator[Event]:

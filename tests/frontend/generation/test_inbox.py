@@ -8,11 +8,17 @@ from services.common import errors
 from services.frontend.generation.inbox import MAX_LOOSE, MAX_UNREAD_BYTES, READ_AT_ONCE, Inbox
 from services.frontend.link.scheduler_events import Event, Finished, Tokens
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
+from tests import fake_scheduler
 from tests.frontend.conftest import soon
 
 N_TOKENS = 10 * MAX_LOOSE
+
+
+def logprobs_of(token_ids: list[int]) -> Logprobs:
+    return Logprobs.parse(fake_scheduler.logprobs_of(token_ids, 2))
 
 
 def inbox_in(budget: MemoryBudget) -> tuple[Inbox, Refusals]:
@@ -44,6 +50,37 @@ async def test_unread_tokens_come_in_order_and_before_their_end() -> None:
     assert read["a"] == read["b"] == list(range(N_TOKENS))
     assert budget.n_bytes == 0
     assert refusals[Refusal.UNREAD] == 0
+
+
+async def test_tokens_of_one_answer_that_are_there_come_together() -> None:
+    inbox, _ = inbox_in(MemoryBudget(2**20))
+    told = [logprobs_of([token_id]) for token_id in range(3)]
+    inbox.put_nowait(Tokens("a", (0,), 7, told[0], 5))
+    inbox.put_nowait(Tokens("a", (1, 2), 8, Logprobs.joined(told[1:])))
+    inbox.put_nowait(Tokens("b", (3,), 0))
+    inbox.put_nowait(Tokens("a", (4,), 10))
+    inbox.put_nowait(Finished("a", FinishReason.STOP))
+    first = await soon(inbox.get())
+    assert isinstance(first, Tokens)
+    assert (first.request_id, list(first.token_ids)) == ("a", [0, 1, 2])
+    assert (first.start, first.n_cached) == (7, 5)
+    assert first.logprobs == Logprobs.joined(told)
+    assert await soon(inbox.get()) == Tokens("b", (3,), 0)
+    assert await soon(inbox.get()) == Tokens("a", (4,), 10)
+    assert await soon(inbox.get()) == Finished("a", FinishReason.STOP)
+
+
+async def test_no_more_tokens_come_together_than_are_read_at_once() -> None:
+    inbox, _ = inbox_in(MemoryBudget(2**20))
+    n_tokens = READ_AT_ONCE + 3
+    for token_id in range(n_tokens):
+        inbox.put_nowait(Tokens("a", (token_id,), token_id))
+    lengths: list[int] = []
+    while sum(lengths) < n_tokens:
+        event = await soon(inbox.get())
+        assert isinstance(event, Tokens)
+        lengths.append(len(event.token_ids))
+    assert lengths == [READ_AT_ONCE, 3]
 
 
 @pytest.mark.parametrize("max_bytes", [20_000, 2**30], ids=["budget", "call"])
