@@ -26,6 +26,12 @@ FIND_LEADER_S = 5.0
 """Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
 may have come that this channel has not heard of."""
 
+AHEAD_BYTES = 4 * 2**10
+"""Bytes that a scheduler may send ahead of what is read: some fifteen iterations of 32 requests.
+What it cannot send it joins into the next message. gRPC's own limit grows to megabytes: where this
+process has no time to spare, tokens and refusals would be seconds old before it has read those that
+came before them."""
+
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     *rpc.RECONNECT_OPTIONS,
     (
@@ -37,6 +43,8 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
             }
         ),
     ),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel shares no pause with an old one
     ("grpc.keepalive_time_ms", rpc.KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
