@@ -11,6 +11,7 @@ goes, and a connection that has several such answers gets no more.
 """
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -25,6 +26,7 @@ from services.common.exchange import LoopTimer, Metadata, TimedExchange
 from services.frontend.grpc.connection_watch import ConnectionWatch
 from services.frontend.grpc.field_count import has_more_fields
 from services.frontend.grpc.turns import Turns
+from services.frontend.loop_share import LoopShare
 from services.frontend.request.client_call import ID_HEADER, begin_call
 from services.frontend.request.memory_budget import RETRY_AFTER_S, MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
@@ -42,6 +44,12 @@ UNREAD_CALL_BYTES = 12 * 2**10
 
 MAX_UNREAD_CALLS = 8
 """Such calls on one connection, which gets no more until it has fewer."""
+
+
+WRITES_AT_ONCE = 4
+"""Messages of streams that are written in one pass of the event loop. gRPC begins one call, and
+reads one message of the scheduler's, in two or three passes: neither may wait until every stream
+has been dealt with. A stream that waits for its turn joins its tokens meanwhile."""
 
 
 class Transfers:
@@ -63,6 +71,7 @@ class Transfers:
         self.n_unread: Counter[str] = Counter()
         """Calls that nobody reads, by the address of their client's connection."""
         self.turns = Turns(max(2, budget.max_bytes // max_message_bytes), refusals)
+        self.writes = LoopShare(asyncio.get_running_loop(), at_once=WRITES_AT_ONCE, turn_s=math.inf)
         self.watch = ConnectionWatch(refusals, max_message_bytes=max_message_bytes)
 
     def exchange(
@@ -132,6 +141,15 @@ class LimitedExchange(TimedExchange):
                 transfers.refusals[Refusal.BODY_TOO_LARGE] += 1
                 raise errors.TooLarge("request", f"must not have more than {MAX_FIELDS} fields")
         return data
+
+    async def write(self, message: Any) -> None:
+        """Sends an answer when its turn has come; returns when gRPC has sent it, or has room.
+
+        Raises:
+            TimedOut: the client did not read in time.
+        """
+        await self._transfers.writes.turn()
+        await super().write(message)
 
     def hand_over(self, message: Any) -> None:
         """Counts the one answer of a call, which gRPC sends when the call's method has ended.

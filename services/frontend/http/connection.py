@@ -28,7 +28,7 @@ from services.frontend.http.connection_limits import ConnectionLimits, Place, Pl
 from services.frontend.http.connection_refusal import Refused, answer, malformed
 from services.frontend.http.gathering_transport import GatheringTransport, WriteRound
 from services.frontend.http.incoming_request import IncomingRequest
-from services.frontend.http.loop_share import LoopShares
+from services.frontend.http.loop_shares import LoopShares
 from services.frontend.http.unread_output import UnreadOutput
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals

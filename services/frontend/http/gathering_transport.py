@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from services.frontend.http.loop_share import LoopShare
+from services.frontend.loop_share import LoopShare
 
 MAX_GATHERED_BYTES = 2**16
 """Bytes that may be gathered for a connection within one round of the event loop; more are passed

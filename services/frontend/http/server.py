@@ -21,7 +21,7 @@ from services.frontend.http.acceptor import Acceptor
 from services.frontend.http.connection import Connection
 from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
 from services.frontend.http.gathering_transport import WriteRound
-from services.frontend.http.loop_share import LoopShares
+from services.frontend.http.loop_shares import LoopShares
 from services.frontend.request.client_call import ID_HEADER, TIMEOUT_HEADER, begin_call
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,14 @@ from orcinus.v1 import inference_pb2
 from services.frontend.api_keys import hash_of
 from services.frontend.frontend import Frontend
 from services.frontend.grpc.field_count import has_more_fields
-from services.frontend.grpc.transfers import MAX_FIELDS, MAX_UNREAD_CALLS
-from services.frontend.request.refusals import Refusal
+from services.frontend.grpc.transfers import (
+    MAX_FIELDS,
+    MAX_UNREAD_CALLS,
+    WRITES_AT_ONCE,
+    Transfers,
+)
+from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.refusals import Refusal, Refusals
 from tests.fake_scheduler import keeps_quiet, says, stalls_after
 from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
 from tests.http2_client import Http2Client, framed
@@ -168,6 +175,49 @@ async def test_a_connection_of_unread_answers_gets_no_more(tmp_path: Path) -> No
         await until(lambda: site.frontend._budget.n_bytes == 0)
         answer = await deaf.wait_over(deaf.call(TOKENIZE, b"bad"))
         assert answer.status == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+
+
+class Writes:
+    """A call's context in gRPC, and the number of the pass in which it was told to write."""
+
+    def __init__(self, passes: list[int]) -> None:
+        self._passes = passes
+        self.written_in: int | None = None
+
+    def __getattr__(self, _: str) -> Any:
+        return lambda *_: None  # it has no metadata, no peer and no time
+
+    async def send_initial_metadata(self, _: object) -> None: ...
+
+    async def write(self, _: object) -> None:
+        self.written_in = len(self._passes)
+
+
+async def test_few_of_the_messages_of_streams_are_written_in_a_pass() -> None:
+    refusals, passes = Refusals(), list[int]()
+    transfers = Transfers(
+        MemoryBudget(2**30, refusals=refusals),
+        refusals,
+        max_message_bytes=2**20,
+        receive_limit_s=TIMEOUT_S,
+        send_limit_s=TIMEOUT_S,
+    )
+    calls = [Writes(passes) for _ in range(3 * WRITES_AT_ONCE)]
+
+    async def answer(call: Writes) -> None:
+        exchange = transfers.exchange(call)
+        await exchange.write(b"message")
+        exchange.close()
+
+    tasks = [asyncio.ensure_future(answer(call)) for call in calls]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        passes.append(0)
+        assert len(passes) < 100
+    await asyncio.gather(*tasks)
+    numbers = [call.written_in for call in calls]
+    assert numbers == sorted(numbers, key=lambda number: -1 if number is None else number)
+    assert max(Counter(numbers).values()) == WRITES_AT_ONCE
 
 
 async def test_a_message_of_very_many_fields_is_not_parsed(tmp_path: Path) -> None:

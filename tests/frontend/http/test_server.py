@@ -20,12 +20,12 @@ from services.frontend.http.gathering_transport import (
     GatheringTransport,
     WriteRound,
 )
-from services.frontend.http.loop_share import LoopShare
 from services.frontend.http.server import (
     HttpServer,
     address_of,
     listen,
 )
+from services.frontend.loop_share import LoopShare
 from tests.certificates import Authority, Pem, mount, serial_number_at
 
 TIMEOUT_S = 30.0

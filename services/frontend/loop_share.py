@@ -3,18 +3,17 @@
 A thousand requests that come at once, a thousand clients that hang up at once, or fifty that send
 as fast as they can, would otherwise be dealt with in one pass, and no stream would get its tokens
 before the last of them has been. What has no turn in this pass waits for a later one, in order;
-in between the loop looks at everything else. Requests with and without a body, and large reads,
-have shares of their own: nobody's request waits for what others upload, and no probe for what they
-ask.
+in between the loop looks at everything else.
 """
 
 import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 MIN_AT_ONCE = 2
-"""Turns of a share in one pass of the event loop, at least."""
+"""Turns of a share in one pass of the event loop, at least, where it has no number of its own."""
 
 TURN_S = 0.004
 """Seconds of the last pass for each turn of this one. A request takes a millisecond until it waits
@@ -22,39 +21,42 @@ for the scheduler, and so may a large read: where streams make passes long, a sh
 the loop's time."""
 
 
-class LoopShares:
-    """The shares of one server's connections."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.requests = LoopShare(loop)
-        """Requests that begin, and end because their client has gone."""
-        self.lookups = LoopShare(loop)
-        """Requests without a body that begin."""
-        self.reads = LoopShare(loop)
-        """Connections that read on, or parse on."""
-
-
 class LoopShare:
     """One share, and who waits for a turn."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, clock: Callable[[], float] = time.perf_counter
+        self,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        at_once: int = MIN_AT_ONCE,
+        turn_s: float = TURN_S,
     ) -> None:
+        """The share has `at_once` turns in each pass, or one for each `turn_s` seconds that the
+        last pass took, if these are more."""
         self._loop = loop
         self._clock = clock
+        self._at_once = at_once
+        self._turn_s = turn_s
         self._waiting: deque[Callable[[], None]] = deque()
         self._n_taken = 0  # in this pass; its end is scheduled if there are any
-        self._n_allowed = MIN_AT_ONCE
+        self._n_allowed = at_once
         self._began_at = 0.0
 
     def take(self, work: Callable[[], None]) -> None:
         """Does the work now, or in a later pass if this one has had its share."""
         if not self._n_taken:  # the passes before were others'
-            self._began_at, self._n_allowed = self._clock(), MIN_AT_ONCE
+            self._began_at, self._n_allowed = self._clock(), self._at_once
         if self._n_taken < self._n_allowed and not self._waiting:
             self._do(work)
         else:
             self._waiting.append(work)
+
+    async def turn(self) -> None:
+        """Returns when the caller's turn has come."""
+        come: asyncio.Future[None] = self._loop.create_future()
+        self.take(partial(_end, come))
+        await come
 
     def _do(self, work: Callable[[], None]) -> None:
         if not self._n_taken:
@@ -64,7 +66,12 @@ class LoopShare:
 
     def _begin_pass(self) -> None:
         now = self._clock()
-        self._n_allowed = max(MIN_AT_ONCE, int((now - self._began_at) / TURN_S))
+        self._n_allowed = max(self._at_once, int((now - self._began_at) / self._turn_s))
         self._began_at, self._n_taken = now, 0
         while self._waiting and self._n_taken < self._n_allowed:
             self._do(self._waiting.popleft())
+
+
+def _end(waiting: "asyncio.Future[None]") -> None:
+    if not waiting.done():
+        waiting.set_result(None)

@@ -1,9 +1,11 @@
 """A little of what clients cause begins in each pass of the event loop, in order."""
 
 import asyncio
+import math
+from itertools import pairwise
 from typing import Any
 
-from services.frontend.http.loop_share import MIN_AT_ONCE, TURN_S, LoopShare
+from services.frontend.loop_share import MIN_AT_ONCE, TURN_S, LoopShare
 
 
 def share_of_short_passes() -> LoopShare:
@@ -59,3 +61,34 @@ async def test_work_that_fails_keeps_nobody_from_a_turn() -> None:
         await asyncio.sleep(0)
     assert done == [True]
     assert [type(failure) for failure in failures] == [ZeroDivisionError]
+
+
+async def test_tasks_have_their_turns_in_order_so_many_in_a_pass() -> None:
+    loop, done = asyncio.get_running_loop(), list[int]()
+    share = LoopShare(loop, lambda: 0.0, at_once=3)
+
+    async def work(number: int) -> None:
+        await share.turn()
+        done.append(number)
+
+    tasks = [asyncio.ensure_future(work(number)) for number in range(9)]
+    await asyncio.sleep(0)
+    assert done == [0, 1, 2]
+    tasks[4].cancel()  # its turn is nobody's
+    counts = []
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        counts.append(len(done))
+        assert len(counts) < 20
+    assert done == [0, 1, 2, 3, 5, 6, 7, 8]
+    assert max(later - earlier for earlier, later in pairwise([3, *counts])) == 3
+
+
+async def test_a_share_may_have_as_many_turns_in_long_passes() -> None:
+    now_s, done = 0.0, list[int]()
+    share = LoopShare(asyncio.get_running_loop(), lambda: now_s, at_once=3, turn_s=math.inf)
+    for number in range(7):
+        share.take(lambda number=number: done.append(number))  # type: ignore[misc]
+    now_s += 100.0
+    await asyncio.sleep(0)
+    assert len(done) == 6
