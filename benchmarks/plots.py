@@ -46,15 +46,15 @@ def draw_latency(
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Throughputs of many settings, and of those that have names."""
+    """What many settings reach, and those that have names."""
 
     values: Sequence[float]
     named: Mapping[str, float]
 
 
 def draw_rankings(path: Path, rankings: Mapping[str, Ranking], *, title: str) -> None:
-    """Throughput of all settings, each shape's relative to the best of them, in a row for each
-    shape; those that have names are marked."""
+    """What all settings reach, each shape's relative to the best of them, in a row for each shape;
+    those that have names are marked."""
     figure = Figure(figsize=(7, 1.2 + 0.8 * len(rankings)), layout="constrained")
     axes = figure.subplots()
     for row, ranking in enumerate(rankings.values()):
@@ -75,7 +75,7 @@ def draw_rankings(path: Path, rankings: Mapping[str, Ranking], *, title: str) ->
             )
     axes.set_yticks(range(len(rankings)), list(rankings))
     axes.set_ylim(-0.5, len(rankings) - 0.5)
-    axes.set_xlabel("output tokens a second, of the best")
+    axes.set_xlabel("of the best")
     axes.set_title(title, fontsize=10)
     axes.grid(visible=True, axis="x", alpha=0.3)
     axes.legend(fontsize=8)

@@ -3,12 +3,16 @@
     python -m benchmarks.tuner                                about an hour and a half on two cores
     python -m benchmarks.tuner --shapes llama-125m --sizes 32 128 --tokens 512 2048    ten minutes
     python -m benchmarks.tuner --quick                        whether it runs
+    python -m benchmarks.tuner --shapes llama-125m --rate 4 --ttft-p99-s 1 --tpot-p99-s 0.08 \
+        --out … --figure …                                    the same under limits of latency
 
 For each shape of a model `python -m services.tune` finds its settings on a workload of its own.
 Then every layout with every batch size and every number of batch tokens serves requests of other
-lengths and tokens, which the tuner has not seen, over HTTP as a user's would come. Those that count
-are then run again, in turns: the best of the grid, the tuner's choice, the defaults, and settings
-by hand. Ratios are of the medians of these later runs, so that the best of the grid is not just the
+lengths and tokens, which the tuner has not seen, over HTTP as a user's would come: all at once, for
+the output tokens a second, or at a rate, for the requests a second that keep limits of latency.
+Those that count are then run again, in turns, back and forth: the best of the grid, the tuner's
+choice, the defaults, and settings by hand. A machine that is slower for some minutes makes all of a
+turn slower: ratios are medians of each turn's own, so that the best of the grid is not just the
 luckiest.
 """
 
@@ -24,16 +28,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import uvloop
 
 from benchmarks import local_system, machine, make_model, workload
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.plots import Ranking, draw_rankings
+from benchmarks.records import RequestRecord, RunRecord
 from benchmarks.serve import measure, warm_up
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout, layouts
+from simulator.outcome import Limits, RequestTimes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "tuner.json"
@@ -75,6 +81,56 @@ class Choice:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is to be large: output tokens a second where all requests come at once, or the requests
+    a second that keep limits where they come at a rate."""
+
+    rate: float | None
+    limits: Limits
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Self:
+        """Returns the goal of the command line."""
+        return cls(options.rate, Limits(options.ttft_p99_s, options.tpot_p99_s))
+
+    @property
+    def unit(self) -> str:
+        """The unit of what is to be large."""
+        return "requests/s in the limits" if self.limits.are_set else "output tokens/s"
+
+    def arguments(self) -> list[str]:
+        """Returns the options of `services.tune`."""
+        values = {
+            "rate": self.rate,
+            "ttft-p99-s": self.limits.ttft_s,
+            "tpot-p99-s": self.limits.tpot_s,
+        }
+        return [f"--{name}={value}" for name, value in values.items() if value is not None]
+
+    def arrivals(self, n_requests: int, *, seed: int) -> Sequence[float]:
+        """Returns when requests come, in seconds."""
+        if self.rate is None:
+            return workload.all_at_once(n_requests)
+        return workload.poisson_arrivals(n_requests, rate=self.rate, seed=seed)
+
+    def value_of(self, run: RunRecord) -> float:
+        """Returns what a run has reached. Of requests that come at a rate, the part that keeps the
+        limits counts, and not how long the last one takes."""
+        if not self.limits.are_set:
+            return run.summary().output_tokens_per_s
+        kept = sum(self.limits.keeps(_times_of(request)) for request in run.requests)
+        last_s = max(request.arrival_s for request in run.requests)
+        return kept / last_s if last_s else kept / run.summary().duration_s
+
+
+def _times_of(request: RequestRecord) -> RequestTimes:
+    first_s = request.time_to_first_token_s or request.latency_s
+    return RequestTimes(
+        arrival_s=0.0, first_token_s=first_s, end_s=request.latency_s, n_output=request.n_output
+    )
+
+
 async def tune(model: Path, options: argparse.Namespace) -> Choice:
     """Returns what the tuner chooses for a model.
 
@@ -92,6 +148,7 @@ async def tune(model: Path, options: argparse.Namespace) -> Choice:
             f"--seed={options.seed}",
             f"--budget-s={options.budget_s}",
             f"--out={out}",
+            *Goal.of(options).arguments(),
             cwd=ROOT,
         )
         try:
@@ -118,18 +175,19 @@ async def tune(model: Path, options: argparse.Namespace) -> Choice:
     )
 
 
-async def throughput(
+async def serve(
     model: Path, point: Point, options: argparse.Namespace, *, kv_memory: int, seed: int
 ) -> float:
-    """Returns the output tokens a second with which a system serves requests that come at once.
+    """Returns what a system reaches of the goal.
 
     Raises:
         RuntimeError: a request failed, or the system does not start.
     """
     vocab_size = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    goal = Goal.of(options)
     requests = workload.plan(
         workload.mixed_lengths(options.requests, seed=seed),
-        workload.all_at_once(options.requests),
+        goal.arrivals(options.requests, seed=seed),
         vocab_size=vocab_size,
         seed=seed,
     )
@@ -146,11 +204,12 @@ async def throughput(
     summary = run.summary()
     if summary.n_failed:
         raise RuntimeError(f"{point}: {summary.n_failed} requests failed")
-    return summary.output_tokens_per_s
+    return goal.value_of(run)
 
 
 async def compare(name: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the record of one shape, after telling it."""
+    unit = Goal.of(options).unit
     choice = await tune(model, options)
     print(f"{name}: the tuner chose {choice.point} in {choice.seconds:.0f} s", flush=True)
     config = json.loads((model / "config.json").read_text())
@@ -167,10 +226,10 @@ async def compare(name: str, model: Path, options: argparse.Namespace) -> dict[s
                 if size > tokens:
                     continue
                 point = Point(layout, size, tokens)
-                grid[point] = await throughput(
+                grid[point] = await serve(
                     model, point, options, kv_memory=options.kv_memory, seed=options.seed + 1
                 )
-                print(f"{name}: {grid[point]:>8.1f} tokens/s  {point}", flush=True)
+                print(f"{name}: {grid[point]:>8.2f} {unit}  {point}", flush=True)
     best = max(grid, key=lambda point: grid[point])
     whole = found[0]
     named = {
@@ -181,17 +240,17 @@ async def compare(name: str, model: Path, options: argparse.Namespace) -> dict[s
     }
     again: dict[str, list[float]] = {of: [] for of in named}
     for turn in range(options.repeats):
-        for of, point in named.items():
+        for of, point in list(named.items())[:: -1 if turn % 2 else 1]:
             kv_memory = choice.kv_memory if of == "tuner" else options.kv_memory
-            value = await throughput(
+            value = await serve(
                 model, point, options, kv_memory=kv_memory, seed=options.seed + 2 + turn
             )
             again[of].append(value)
-            print(f"{name}: {value:>8.1f} tokens/s  {of}: {point}", flush=True)
-    medians = {of: statistics.median(values) for of, values in again.items()}
+            print(f"{name}: {value:>8.2f} {unit}  {of}: {point}", flush=True)
     for of in named:
         if of != "tuner":
-            print(f"{name}: the tuner's choice is {medians['tuner'] / medians[of]:.3f} x {of}")
+            ratio = ratio_of(again["tuner"], again[of])
+            print(f"{name}: the tuner's choice is {ratio:.3f} x {of}", flush=True)
     return {
         "shape": name,
         "tuner_s": round(choice.seconds, 1),
@@ -199,6 +258,11 @@ async def compare(name: str, model: Path, options: argparse.Namespace) -> dict[s
         "points": {of: str(point) for of, point in named.items()},
         "again": {of: [round(value, 2) for value in values] for of, values in again.items()},
     }
+
+
+def ratio_of(values: Sequence[float], others: Sequence[float]) -> float:
+    """Returns the median of the ratios in the same turn."""
+    return statistics.median(mine / other for mine, other in zip(values, others, strict=True))
 
 
 def ranking_of(record: dict[str, Any]) -> Ranking:
@@ -217,13 +281,20 @@ async def run(options: argparse.Namespace) -> None:
             model = Path(directory) / name
             make_model.write_model(model, make_model.SHAPES[name])
             shapes.append(await compare(name, model, options))
-        meta = {**machine.describe(), "requests": options.requests, "seed": options.seed}
+        meta = {
+            **machine.describe(),
+            "requests": options.requests,
+            "seed": options.seed,
+            "rate": options.rate,
+            "ttft_p99_s": options.ttft_p99_s,
+            "tpot_p99_s": options.tpot_p99_s,
+        }
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps({"meta": meta, "shapes": shapes}, indent=1) + "\n")
     draw_rankings(
         options.figure,
         {record["shape"]: ranking_of(record) for record in shapes},
-        title=f"{options.requests} requests at once: every setting of the grid",
+        title=f"every setting of the grid, {Goal.of(options).unit}",
     )
     print(f"wrote {options.out} and {options.figure}")
 
@@ -241,6 +312,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--layouts", type=int, default=8, help="the first so many of the tuner's")
     parser.add_argument("--max-ranks", type=int, default=8)
     parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--rate", type=float, help="requests a second; all come at once without")
+    parser.add_argument("--ttft-p99-s", type=float, help="limit for first tokens")
+    parser.add_argument("--tpot-p99-s", type=float, help="limit for each token after them")
     parser.add_argument("--repeats", type=int, default=3, help="of what is compared in the end")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget-s", type=float, default=170.0, help="of the tuner")
