@@ -5,6 +5,8 @@
     python -m benchmarks.tuner --quick                        whether it runs
     python -m benchmarks.tuner --shapes llama-125m --rate 4 --ttft-p99-s 1 --tpot-p99-s 0.08 \
         --out … --figure …                                    the same under limits of latency
+    python -m benchmarks.tuner --machines processor accelerator "large model" \
+        --out … --figure …                  ranks that sleep, of machines whose costs are known
 
 For each shape of a model `python -m services.tune` finds its settings on a workload of its own.
 Then every layout with every batch size and every number of batch tokens serves requests of other
@@ -13,13 +15,14 @@ the output tokens a second, or at a rate, for the requests a second that keep li
 Those that count are then run again, in turns, back and forth: the best of the grid, the tuner's
 choice, the defaults, and settings by hand. A machine that is slower for some minutes makes all of a
 turn slower: ratios are medians of each turn's own, so that the best of the grid is not just the
-luckiest.
+luckiest. Ranks that sleep (`benchmarks/sleeping`) take what they should, whatever else runs.
 """
 
 import argparse
 import asyncio
 import dataclasses
 import json
+import os
 import shlex
 import statistics
 import sys
@@ -37,6 +40,7 @@ from benchmarks.openai_client import OpenAIClient
 from benchmarks.plots import Ranking, draw_rankings
 from benchmarks.records import RequestRecord, RunRecord
 from benchmarks.serve import measure, warm_up
+from benchmarks.sleeping.machines import MACHINES, VARIABLE
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout, layouts
 from simulator.outcome import Limits, RequestTimes
@@ -70,6 +74,27 @@ class Point:
             f"--max-batch-size={self.max_batch_size}",
             f"--max-batch-tokens={self.max_batch_tokens}",
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What settings are found for: a checkpoint on this machine, or a machine whose ranks sleep."""
+
+    name: str
+    model: Path
+    tuner_module: str = "services.tune"
+    local_module: str = "services.local"
+
+    @classmethod
+    def sleeping(cls, machine_name: str) -> Self:
+        """Returns a machine of `benchmarks.sleeping`, for all processes that this one starts."""
+        os.environ[VARIABLE] = machine_name
+        return cls(
+            machine_name,
+            ROOT / "models" / "demo",
+            tuner_module="benchmarks.sleeping.tuner",
+            local_module="benchmarks.sleeping.local",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +156,7 @@ def _times_of(request: RequestRecord) -> RequestTimes:
     )
 
 
-async def tune(model: Path, options: argparse.Namespace) -> Choice:
+async def tune(subject: Subject, options: argparse.Namespace) -> Choice:
     """Returns what the tuner chooses for a model.
 
     Raises:
@@ -142,8 +167,8 @@ async def tune(model: Path, options: argparse.Namespace) -> Choice:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "services.tune",
-            f"--model={model}",
+            subject.tuner_module,
+            f"--model={subject.model}",
             f"--requests={options.requests}",
             f"--seed={options.seed}",
             f"--budget-s={options.budget_s}",
@@ -176,14 +201,14 @@ async def tune(model: Path, options: argparse.Namespace) -> Choice:
 
 
 async def serve(
-    model: Path, point: Point, options: argparse.Namespace, *, kv_memory: int, seed: int
+    subject: Subject, point: Point, options: argparse.Namespace, *, kv_memory: int, seed: int
 ) -> float:
     """Returns what a system reaches of the goal.
 
     Raises:
         RuntimeError: a request failed, or the system does not start.
     """
-    vocab_size = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    vocab_size = int(json.loads((subject.model / "config.json").read_text())["vocab_size"])
     goal = Goal.of(options)
     requests = workload.plan(
         workload.mixed_lengths(options.requests, seed=seed),
@@ -191,8 +216,8 @@ async def serve(
         vocab_size=vocab_size,
         seed=seed,
     )
-    arguments = [f"--model={model}", f"--kv-memory={kv_memory}", *point.arguments()]
-    async with local_system.running(arguments) as system:
+    arguments = [f"--model={subject.model}", f"--kv-memory={kv_memory}", *point.arguments()]
+    async with local_system.running(arguments, module=subject.local_module) as system:
         client = OpenAIClient(system.http, model=system.model)
         # Backwards, since the prefix cache must not have what is measured.
         first = [
@@ -207,12 +232,13 @@ async def serve(
     return goal.value_of(run)
 
 
-async def compare(name: str, model: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the record of one shape, after telling it."""
+async def compare(subject: Subject, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the record of one subject, after telling it."""
+    name = subject.name
     unit = Goal.of(options).unit
-    choice = await tune(model, options)
+    choice = await tune(subject, options)
     print(f"{name}: the tuner chose {choice.point} in {choice.seconds:.0f} s", flush=True)
-    config = json.loads((model / "config.json").read_text())
+    config = json.loads((subject.model / "config.json").read_text())
     found = layouts(
         usable_cpus(),
         max_ranks=options.max_ranks,
@@ -227,7 +253,7 @@ async def compare(name: str, model: Path, options: argparse.Namespace) -> dict[s
                     continue
                 point = Point(layout, size, tokens)
                 grid[point] = await serve(
-                    model, point, options, kv_memory=options.kv_memory, seed=options.seed + 1
+                    subject, point, options, kv_memory=options.kv_memory, seed=options.seed + 1
                 )
                 print(f"{name}: {grid[point]:>8.2f} {unit}  {point}", flush=True)
     best = max(grid, key=lambda point: grid[point])
@@ -243,7 +269,7 @@ async def compare(name: str, model: Path, options: argparse.Namespace) -> dict[s
         for of, point in list(named.items())[:: -1 if turn % 2 else 1]:
             kv_memory = choice.kv_memory if of == "tuner" else options.kv_memory
             value = await serve(
-                model, point, options, kv_memory=kv_memory, seed=options.seed + 2 + turn
+                subject, point, options, kv_memory=kv_memory, seed=options.seed + 2 + turn
             )
             again[of].append(value)
             print(f"{name}: {value:>8.2f} {unit}  {of}: {point}", flush=True)
@@ -276,11 +302,14 @@ def ranking_of(record: dict[str, Any]) -> Ranking:
 async def run(options: argparse.Namespace) -> None:
     """Compares for all shapes, and writes the record and the figure."""
     shapes = []
-    for name in options.shapes:
+    for name in options.machines or options.shapes:
         with tempfile.TemporaryDirectory() as directory:
-            model = Path(directory) / name
-            make_model.write_model(model, make_model.SHAPES[name])
-            shapes.append(await compare(name, model, options))
+            if options.machines:
+                subject = Subject.sleeping(name)
+            else:
+                subject = Subject(name, Path(directory) / name)
+                make_model.write_model(subject.model, make_model.SHAPES[name])
+            shapes.append(await compare(subject, options))
         meta = {
             **machine.describe(),
             "requests": options.requests,
@@ -307,6 +336,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--shapes", nargs="+", choices=make_model.SHAPES, default=list(SHAPES))
+    parser.add_argument(
+        "--machines", nargs="+", choices=MACHINES, help="whose ranks sleep, instead of shapes"
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=[8, 32, 128], metavar="N")
     parser.add_argument("--tokens", type=int, nargs="+", default=[256, 512, 2048], metavar="N")
     parser.add_argument("--layouts", type=int, default=8, help="the first so many of the tuner's")

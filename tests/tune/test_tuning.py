@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.sleeping.machines import MACHINES, Machine, share_of
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout
 from services.tune.search import Candidate, Memory, Predictor
@@ -17,7 +18,6 @@ from services.tune.workload import Workload
 from simulator.costs import Work
 from simulator.outcome import Limits
 from simulator.workload import mixed_lengths
-from tests.tune.sleeping_rank import share_of, whole_s
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -45,19 +45,22 @@ class SleepingCosts:
     plan_s = hop_s = result_s = 0.001
     request_s = 0.0
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, machine: Machine, layout: Layout) -> None:
         self.n_stages = layout.stages
+        self._machine = machine
         self._share = share_of(stages=layout.stages, tp=layout.tp, threads=layout.threads)
 
     def stage_s(self, stage_index: int, work: Work) -> float:
-        return self._share * whole_s(work)
+        return self._share * self._machine.iteration_s(work)
 
 
 def test_it_finds_the_best_settings_of_ranks_whose_costs_are_known(tmp_path: Path) -> None:
     workload = Workload(mixed_lengths(48, seed=0), None, Limits(), seed=0)
 
     def value_of(candidate: Candidate) -> float:
-        predictor = Predictor(SleepingCosts(candidate.layout), workload, Memory(100_000))
+        predictor = Predictor(
+            SleepingCosts(MACHINES["processor"], candidate.layout), workload, Memory(100_000)
+        )
         return predictor(candidate).value
 
     n_cpus = usable_cpus()
@@ -71,7 +74,7 @@ def test_it_finds_the_best_settings_of_ranks_whose_costs_are_known(tmp_path: Pat
         "--budget-s=120",
         "--requests=48",
         f"--out={tmp_path}",
-        module="tests.tune.sleeping_tuner",
+        module="benchmarks.sleeping.tuner",
     )
     try:
         _, errors = tuner.communicate(timeout=220)

@@ -1,4 +1,4 @@
-"""`python -m tests.tune.sleeping_tuner`: the tuner, of a model whose ranks sleep."""
+"""`python -m benchmarks.sleeping.tuner`: the tuner, of a model whose ranks sleep."""
 
 import sys
 
@@ -9,7 +9,7 @@ from services.tune.system import TuneLauncher
 class SleepingLauncher(TuneLauncher):
     """A launcher of stages that sleep."""
 
-    worker_module = "tests.tune.sleeping_rank"
+    worker_module = "benchmarks.sleeping.rank"
 
 
 if __name__ == "__main__":

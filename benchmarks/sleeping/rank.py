@@ -1,6 +1,6 @@
-"""A stage whose ranks sleep for as long as a known model of costs says, and compute nothing.
+"""A stage whose ranks sleep for what a machine's iterations take, and compute nothing.
 
-    python -m tests.tune.sleeping_rank    starts a stage's controller with such ranks
+    python -m benchmarks.sleeping.rank    starts a stage's controller with such ranks
 
 Everything else is real, so that what the tuner finds can be compared with what is best. A rank that
 sleeps needs no processor: whatever else runs on the machine hardly changes its times.
@@ -14,6 +14,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from benchmarks.null_rank import NullRunner
+from benchmarks.sleeping.machines import Machine, machine_here, share_of
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.engine.plan import IterationPlan
@@ -30,37 +31,19 @@ from simulator.costs import Work
 
 SLOT_BYTES = 1000
 """Bytes of a K/V slot, of all stages and ranks together."""
-SHARING = 1.2
-"""Factor of what ranks take that share a layer."""
-
-
-def whole_s(work: Work) -> float:
-    """Returns the seconds that an iteration takes on one rank of two threads."""
-    return (
-        0.02
-        + 0.0005 * min(work.n_tokens, 64)
-        + 0.0003 * max(0, work.n_tokens - 64)
-        + 0.0001 * work.n_sampled
-        + 1.5e-6 * work.n_decode_slots
-        + 1e-7 * work.n_prompt_pairs
-    )
-
-
-def share_of(*, stages: int, tp: int, threads: int) -> float:
-    """Returns the part of that which a rank takes."""
-    return float((2 / threads) ** 0.9) / (stages * tp) * (SHARING if tp > 1 else 1.0)
 
 
 class SleepingRunner(NullRunner):
     """Sleeps for what an iteration takes."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, machine: Machine, share: float) -> None:
         super().__init__(0.0)
+        self._machine = machine
         self._share = share
 
     def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
         spans = zip(batch.start_positions, batch.n_tokens, batch.sample, strict=True)
-        time.sleep(self._share * whole_s(Work.of(spans)))
+        time.sleep(self._share * self._machine.iteration_s(Work.of(spans)))
         return self.empty_hidden(batch.n_tokens) if hidden is None else hidden
 
 
@@ -69,7 +52,7 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
     torch.set_num_threads(1)
     n_threads = int(os.environ["OMP_NUM_THREADS"])
     share = share_of(stages=settings.n_stages, tp=settings.tp_size, threads=n_threads)
-    runner = SleepingRunner(share)
+    runner = SleepingRunner(machine_here(), share)
     rendezvous = None
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
@@ -84,7 +67,7 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
     return Rank(
         channel,
         worker_pb2.DescribeResponse(
-            model="sleeping",
+            model=settings.served_model_name,
             fingerprint="sleeping",
             stage_index=settings.stage_index,
             n_stages=settings.n_stages,
@@ -106,4 +89,4 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
 if __name__ == "__main__":
     if sys.argv[-1].startswith("{"):
         rank_process.main(start)
-    sys.exit(worker.main(rank_module="tests.tune.sleeping_rank"))
+    sys.exit(worker.main(rank_module="benchmarks.sleeping.rank"))
