@@ -21,8 +21,9 @@ def ranks_apart() -> Iterator[None]:
         yield
         return
     for process in own.children(recursive=True):
-        is_rank = RANK_MODULE in process.cmdline()
-        _pin(process, cpus[-1:] if is_rank else cpus[:-1])
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+            is_rank = RANK_MODULE in process.cmdline()
+            _pin(process, cpus[-1:] if is_rank else cpus[:-1])
     _pin(own, cpus[:-1])
     try:
         yield
@@ -32,5 +33,5 @@ def ranks_apart() -> Iterator[None]:
 
 def _pin(process: psutil.Process, cpus: list[int]) -> None:
     for thread in process.threads():
-        with contextlib.suppress(ProcessLookupError):  # it has ended
+        with contextlib.suppress(ProcessLookupError):  # so has the thread
             os.sched_setaffinity(thread.id, cpus)

@@ -58,7 +58,7 @@ def draw_rankings(path: Path, rankings: Mapping[str, Ranking], *, title: str) ->
     figure = Figure(figsize=(7, 1.2 + 0.8 * len(rankings)), layout="constrained")
     axes = figure.subplots()
     for row, ranking in enumerate(rankings.values()):
-        best = max((*ranking.values, *ranking.named.values()))
+        best = max((*ranking.values, *ranking.named.values())) or 1.0
         axes.scatter(
             [value / best for value in ranking.values],
             [row] * len(ranking.values),

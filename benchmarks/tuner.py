@@ -22,6 +22,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import math
 import os
 import shlex
 import statistics
@@ -287,8 +288,12 @@ async def compare(subject: Subject, options: argparse.Namespace) -> dict[str, An
 
 
 def ratio_of(values: Sequence[float], others: Sequence[float]) -> float:
-    """Returns the median of the ratios in the same turn."""
-    return statistics.median(mine / other for mine, other in zip(values, others, strict=True))
+    """Returns the median of the ratios in the same turn; where nothing was reached, anything is
+    infinitely better."""
+    return statistics.median(
+        mine / other if other else (math.inf if mine else 1.0)
+        for mine, other in zip(values, others, strict=True)
+    )
 
 
 def ranking_of(record: dict[str, Any]) -> Ranking:
@@ -357,6 +362,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--figure", type=Path, default=FIGURE)
     parser.add_argument("--quick", action="store_true", help="a tiny model, and a grid of two")
     options = parser.parse_args(arguments)
+    has_limits = options.ttft_p99_s is not None or options.tpot_p99_s is not None
+    if (options.rate is not None) != has_limits:
+        parser.error("--rate and limits of latency belong together")
     if options.quick:
         options.shapes, options.sizes, options.tokens = ["llama-tiny"], [8, 32], [512]
         options.layouts, options.repeats, options.requests = 1, 1, 16

@@ -17,10 +17,14 @@ from services.scheduler.core.batch import SpanLogprobs
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Update
 from services.scheduler.settings import FRONTEND_BYTES
-from services.scheduler.token_columns import NewToken, columns_of
+from services.scheduler.token_columns import NewTokens
 
 UPDATE_BYTES = 208
 """Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
+
+COLUMN_BYTES = 32
+"""Bytes that a token in the columns counts for: 12, and its copies on the way. So a frontend that
+gets 10,000 a second may stand still for longer than its watchdog lets it."""
 
 ACCEPTANCE_S = 0.05
 """Seconds that an acceptance waits at most for an iteration's tokens, to leave with them: a message
@@ -51,7 +55,7 @@ class Connection:
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._columns: list[NewToken] = []  # of the outbox
+        self._columns = NewTokens()  # of the outbox
         self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
         self._n_logprob_bytes = 0  # in the outbox
         self._n_outbox_bytes = 0
@@ -131,7 +135,7 @@ class Connection:
 
     def update(self, updates: Sequence[Update]) -> None:
         """Adds what an iteration brings, or another event, to what is sent next."""
-        numbers, columns = self._numbers, self._columns
+        numbers, columns = self._numbers, self._columns.next_iteration()
         for update in updates:
             request, token_id, reason, n_generated, message, logprobs = update
             if logprobs is not None:
@@ -147,7 +151,8 @@ class Connection:
                 self._outbox.completed.add(
                     request_id=request.request_id, reason=_REASONS[reason], message=message
                 )
-        self._note_bytes(UPDATE_BYTES * len(updates))
+        n_entries = len(updates) - len(columns)
+        self._note_bytes(UPDATE_BYTES * n_entries + COLUMN_BYTES * len(columns))
         self._has_mail.set()
 
     def _add_token(self, request: Request, token_id: int, *, start: int) -> None:
@@ -205,8 +210,7 @@ class Connection:
 
     def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
         if self._columns:
-            self._outbox.columns.CopyFrom(columns_of(self._columns))
-            self._columns.clear()  # `update` may be on its way through it
+            self._outbox.columns.CopyFrom(self._columns.take())
         self._n_outbox_bytes = self._n_logprob_bytes = 0
         if self._acceptance_timer is not None:
             self._acceptance_timer.cancel()

@@ -24,7 +24,7 @@ TOKEN_BYTES = 5
 """Memory of a token in the pool: 4.2 bytes, and room at the end of an output that grows."""
 
 FRONTEND_BYTES = 4 * MIB
-"""Memory of what a frontend does not read: updates of 155 bytes, log-probabilities, and copies of
+"""Memory of what a frontend does not read: tokens, other updates, log-probabilities, and copies of
 those on their way. With more it is cut off when the next iteration brings anything."""
 
 

@@ -1,6 +1,7 @@
 """The columns of a message to a frontend, in which new tokens need no entries of their own."""
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable
 from itertools import chain
 
 from orcinus.v1 import scheduler_pb2
@@ -9,18 +10,41 @@ NewToken = tuple[int, int, int]
 """A request's number, the place of its new token among those of its output, and the token."""
 
 
-def columns_of(tokens: Sequence[NewToken]) -> scheduler_pb2.TokenColumns:
-    """Returns columns of new tokens, of which there must be one, in order. Those of one request
-    come together: a frontend that is behind has one update of each."""
-    numbers, starts, token_ids = zip(*tokens, strict=True)
-    if len(set(numbers)) < len(numbers):
-        return _joined(tokens)
-    return scheduler_pb2.TokenColumns(
-        numbers=numbers, starts=starts, n_tokens=[1] * len(numbers), token_ids=token_ids
-    )
+class NewTokens:
+    """New tokens that wait to leave: the newest as they came, those before them packed."""
+
+    def __init__(self) -> None:
+        self._newest: list[NewToken] = []
+        self._packed = array("I")  # three numbers for each token
+
+    def __bool__(self) -> bool:
+        return bool(self._newest or self._packed)
+
+    def next_iteration(self) -> list[NewToken]:
+        """Packs what there is, and returns the list to which an iteration's tokens are appended,
+        before and after any of them is taken."""
+        self._packed.extend(chain.from_iterable(self._newest))
+        self._newest.clear()
+        return self._newest
+
+    def take(self) -> scheduler_pb2.TokenColumns:
+        """Returns all tokens, of which there must be one, as columns, and forgets them. Those of
+        one request come together: a frontend that is behind has one update of each."""
+        newest, packed = tuple(self._newest), self._packed
+        self._newest.clear()
+        self._packed = array("I")
+        if packed:
+            numbers = iter(packed)
+            return _joined(chain(zip(numbers, numbers, numbers, strict=True), newest))
+        if len({number for number, _, _ in newest}) < len(newest):
+            return _joined(newest)
+        each_number, starts, token_ids = zip(*newest, strict=True)
+        return scheduler_pb2.TokenColumns(
+            numbers=each_number, starts=starts, n_tokens=[1] * len(newest), token_ids=token_ids
+        )
 
 
-def _joined(tokens: Sequence[NewToken]) -> scheduler_pb2.TokenColumns:
+def _joined(tokens: Iterable[NewToken]) -> scheduler_pb2.TokenColumns:
     starts: dict[int, int] = {}
     joined: dict[int, list[int]] = {}
     for number, start, token_id in tokens:

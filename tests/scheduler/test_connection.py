@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from services.common import watchdog
 from services.scheduler.connection import (
     ACCEPTANCE_S,
     MAX_LOGPROB_BYTES,
@@ -82,6 +83,25 @@ async def test_tokens_after_the_first_come_in_columns_each_requests_together() -
     assert list(columns.n_tokens) == [2, 3]
     assert list(columns.token_ids) == [20, 30, 20, 30, 40]
     assert [one.request_id for one in message.completed] == ["b"]
+
+
+async def test_a_frontend_may_stand_still_for_as_long_as_its_watchdog_lets_it() -> None:
+    connection = Connection()
+    requests = [Request(RequestId(str(number)), [1], 1000) for number in range(256)]
+    for number, request in enumerate(requests):
+        connection.accept(request, number)
+    n_iterations = int(40 * watchdog.LIMIT_S)  # 10,000 tokens a second
+    for n_generated in range(2, 2 + n_iterations):
+        connection.check_unsent()
+        connection.update([Update(each, n_generated, None, n_generated) for each in requests])
+    assert not connection.is_overfull.is_set()
+    columns = (await connection.next_message()).columns
+    assert list(columns.numbers) == list(range(256))
+    assert set(columns.starts) == {1}
+    assert set(columns.n_tokens) == {n_iterations}
+    assert list(columns.token_ids) == [*range(2, 2 + n_iterations)] * 256
+    connection.update([Update(requests[0], 5, None, 2 + n_iterations)])
+    assert list((await connection.next_message()).columns.token_ids) == [5]
 
 
 async def test_columns_of_before_a_loss_are_sent_before_it() -> None:

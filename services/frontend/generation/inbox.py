@@ -189,11 +189,13 @@ def _joined(parts: Sequence[Tokens]) -> Tokens:
 def _packed(events: Iterable[Event]) -> Iterator[Event]:
     """Yields the events with the tokens of each answer together, as many as are read at once.
     Answers do not wait for each other: only the order of each one's own events matters."""
+    firsts: dict[str, Tokens] = {}
     tokens: dict[str, array[int]] = {}
     logprobs: dict[str, list[Logprobs]] = {}
     ends: list[Event] = []
     for event in events:
         if isinstance(event, Tokens):
+            firsts.setdefault(event.request_id, event)
             tokens.setdefault(event.request_id, array("I")).extend(event.token_ids)
             if event.logprobs is not None:
                 logprobs.setdefault(event.request_id, []).append(event.logprobs)
@@ -202,9 +204,11 @@ def _packed(events: Iterable[Event]) -> Iterator[Event]:
         else:
             ends.append(event)
     for request_id, token_ids in tokens.items():
+        first = firsts[request_id]
         of_all = Logprobs.joined(logprobs[request_id]) if request_id in logprobs else None
         for start in range(0, len(token_ids), READ_AT_ONCE):
             part = token_ids[start : start + READ_AT_ONCE]
             of_part = of_all and of_all.part(start, start + len(part))
-            yield Tokens(request_id, part, start, of_part)
+            n_cached = 0 if start else first.n_cached
+            yield Tokens(request_id, part, first.start + start, of_part, n_cached)
     yield from ends

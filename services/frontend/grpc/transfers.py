@@ -11,7 +11,6 @@ goes, and a connection that has several such answers gets no more.
 """
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -46,10 +45,11 @@ MAX_UNREAD_CALLS = 8
 """Such calls on one connection, which gets no more until it has fewer."""
 
 
-WRITES_AT_ONCE = 4
-"""Messages of streams that are written in one pass of the event loop. gRPC begins one call, and
-reads one message of the scheduler's, in two or three passes: neither may wait until every stream
-has been dealt with. A stream that waits for its turn joins its tokens meanwhile."""
+WRITES_AT_ONCE, WRITE_S = 4, 5e-4
+"""Messages of streams that are written in one pass of the event loop, and the seconds of the last
+pass for each, where these are more. gRPC begins one call, and reads one message of the scheduler's,
+in two or three passes: neither may wait until every stream has been dealt with. A stream that waits
+for its turn joins its tokens meanwhile."""
 
 
 class Transfers:
@@ -71,7 +71,7 @@ class Transfers:
         self.n_unread: Counter[str] = Counter()
         """Calls that nobody reads, by the address of their client's connection."""
         self.turns = Turns(max(2, budget.max_bytes // max_message_bytes), refusals)
-        self.writes = LoopShare(asyncio.get_running_loop(), at_once=WRITES_AT_ONCE, turn_s=math.inf)
+        self.writes = LoopShare(asyncio.get_running_loop(), at_once=WRITES_AT_ONCE, turn_s=WRITE_S)
         self.watch = ConnectionWatch(refusals, max_message_bytes=max_message_bytes)
 
     def exchange(

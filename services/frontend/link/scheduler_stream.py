@@ -26,12 +26,6 @@ FIND_LEADER_S = 5.0
 """Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
 may have come that this channel has not heard of."""
 
-AHEAD_BYTES = 4 * 2**10
-"""Bytes that a scheduler may send ahead of what is read: some fifteen iterations of 32 requests.
-What it cannot send it joins into the next message. gRPC's own limit grows to megabytes: where this
-process has no time to spare, tokens and refusals would be seconds old before it has read those that
-came before them."""
-
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     *rpc.RECONNECT_OPTIONS,
     (
@@ -43,8 +37,6 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
             }
         ),
     ),
-    ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
     ("grpc.use_local_subchannel_pool", 1),  # a new channel shares no pause with an old one
     ("grpc.keepalive_time_ms", rpc.KEEPALIVE_S * 1000),
     ("grpc.keepalive_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
@@ -52,6 +44,19 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
 ]
 """gRPC options of the channel. Calls go only to peers whose health says that they serve. A peer
 that vanished without a word is noticed in less than ten seconds, while requests are still held."""
+
+
+AHEAD_BYTES = 4 * 2**10
+"""Bytes that a scheduler may send ahead of what is read: some fifteen iterations of 32 requests.
+What it cannot send it joins into the next message. gRPC's own limit grows to megabytes: where this
+process has no time to spare, tokens and refusals would be seconds old before it has read those that
+came before them."""
+
+STREAM_OPTIONS = [
+    *CHANNEL_OPTIONS,
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", AHEAD_BYTES),
+]
 
 
 class SchedulerStream:
@@ -84,7 +89,7 @@ class SchedulerStream:
 
         Calls `opened` once a scheduler that leads has been found, then `received` for each message.
         """
-        async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
+        async with self._connect(self._address, STREAM_OPTIONS) as channel:
             await wait_leader(channel)
             call: Any = channel.stream_stream(
                 rpc.method_path(SERVICE, "Connect"),

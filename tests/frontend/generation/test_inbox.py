@@ -31,7 +31,8 @@ async def test_unread_tokens_come_in_order_and_before_their_end() -> None:
     inbox, refusals = inbox_in(budget)
     for token_id in range(N_TOKENS):
         for name in ("a", "b"):
-            inbox.put_nowait(Tokens(name, (token_id,), token_id))
+            n_cached = 0 if token_id else 5
+            inbox.put_nowait(Tokens(name, (token_id,), 7 + token_id, None, n_cached))
     inbox.put_nowait(Finished("a", FinishReason.STOP))
     inbox.put_nowait(Finished("b", FinishReason.LENGTH))
     for token_id in range(2 * MAX_LOOSE):
@@ -44,6 +45,9 @@ async def test_unread_tokens_come_in_order_and_before_their_end() -> None:
         if isinstance(event, Tokens):
             assert not any(end.request_id == event.request_id for end in ended)
             assert len(event.token_ids) <= READ_AT_ONCE
+            if event.request_id != "c":
+                assert event.start == 7 + len(read[event.request_id])
+                assert event.n_cached == (0 if read[event.request_id] else 5)
             read[event.request_id] += event.token_ids
         else:
             ended.append(event)

@@ -7,7 +7,7 @@ import grpc.aio
 from orcinus.v1 import scheduler_pb2
 
 from services.common import rpc
-from services.frontend.link.scheduler_stream import AHEAD_BYTES, CHANNEL_OPTIONS, SERVICE
+from services.frontend.link.scheduler_stream import AHEAD_BYTES, SERVICE, STREAM_OPTIONS
 from tests.frontend.conftest import TIMEOUT_S, soon
 
 N_MESSAGES = 500
@@ -41,7 +41,7 @@ async def test_a_scheduler_runs_ahead_by_few_iterations() -> None:
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     # Without the health that a scheduler has, the channel would never be ready.
-    options = [option for option in CHANNEL_OPTIONS if option[0] != "grpc.service_config"]
+    options = [option for option in STREAM_OPTIONS if option[0] != "grpc.service_config"]
     async with rpc.connect(address, options) as channel:
         call: Any = channel.stream_stream(rpc.method_path(SERVICE, "Connect"))()
         assert await soon(call.read())
