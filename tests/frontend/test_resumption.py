@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
+from services.frontend.generation import inbox
 from tests.fake_scheduler import (
     PIPELINE,
     FakeRequest,
@@ -36,6 +37,7 @@ from tests.fake_scheduler import (
 )
 from tests.frontend.conftest import Site, running, soon
 from tests.generation_options import generation_options
+from tests.stream_content import together
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -219,18 +221,6 @@ def by_answer(found: Sequence[bytes]) -> dict[int | None, dict[str, Any]]:
     return said
 
 
-def together(one: Any, other: Any) -> Any:
-    """Texts and lists one after the other, of objects and in them; numbers must be equal."""
-    if one is None or other is None:
-        return other if one is None else one
-    if isinstance(one, dict):
-        return one | {name: together(one.get(name), value) for name, value in other.items()}
-    if isinstance(one, str | list):
-        return one + other
-    assert one == other
-    return one
-
-
 @settings(
     max_examples=N_EXAMPLES,
     deadline=None,
@@ -311,6 +301,12 @@ async def test_stream_that_breaks_anywhere_goes_on_over_grpc(
     assert not oracle.contradicted
 
 
+@pytest.fixture
+def tokens_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has each message of the scheduler's be an event of its own, however late its reader is."""
+    monkeypatch.setattr(inbox, "READ_AT_ONCE", 1)
+
+
 async def stream(site: Site, **body: Any) -> list[bytes]:
     """The events of a stream that shows tokens."""
     request = {"prompt": "x", "stream": True, "return_token_ids": True, **body}
@@ -329,6 +325,7 @@ async def test_first_chunk_names_the_seed(site: Site, seed: int | None) -> None:
     assert all("seed" not in chunk for chunk in others)
 
 
+@pytest.mark.usefixtures("tokens_as_they_come")
 async def test_ids_say_how_far_a_client_has_got(site: Site) -> None:
     site.scheduler.behaviour = says(*site.tokens("ab"))
     response = await site.http.post(
@@ -349,6 +346,7 @@ async def test_ids_say_how_far_a_client_has_got(site: Site) -> None:
     }
 
 
+@pytest.mark.usefixtures("tokens_as_they_come")
 async def test_ids_of_several_answers_say_which_have_not_begun(site: Site) -> None:
     proceed = asyncio.Event()
 
@@ -370,6 +368,7 @@ async def test_stream_without_tokens_has_data_lines_only(site: Site) -> None:
     assert all(frame.startswith(b"data: ") for frame in frames(response))
 
 
+@pytest.mark.usefixtures("tokens_as_they_come")
 async def test_resumed_request_keeps_its_name_seeds_and_limit(site: Site, elsewhere: Site) -> None:
     elsewhere.scheduler.requests.clear()
     elsewhere.scheduler.behaviour = echo
@@ -387,6 +386,7 @@ async def test_resumed_request_keeps_its_name_seeds_and_limit(site: Site, elsewh
         assert second.submission.prompt_token_ids == first.submission.prompt_token_ids
 
 
+@pytest.mark.usefixtures("tokens_as_they_come")
 async def test_finished_answers_are_not_submitted_again(site: Site, elsewhere: Site) -> None:
     elsewhere.scheduler.requests.clear()
     elsewhere.scheduler.behaviour = echo
@@ -442,6 +442,7 @@ async def test_the_time_of_a_call_counts_while_its_tokens_wait_to_be_read(site: 
     assert site.frontend._service.n_in_flight == 0
 
 
+@pytest.mark.usefixtures("tokens_as_they_come")
 async def test_resumptions_of_one_stream_do_not_meet(site: Site) -> None:
     said = site.tokens("abcdef")
     body = {"prompt": "x", "stream": True, "return_token_ids": True, "max_tokens": 6}

@@ -16,6 +16,7 @@ import httpx
 from orcinus_client import Client
 
 from tests.faults.linked_tree import Link
+from tests.stream_content import together
 from tests.system.stack import ROOT, Stack
 
 N_BEFORE = 20
@@ -64,16 +65,16 @@ def frontend(scheduler: str, model: Path) -> Iterator[tuple[subprocess.Popen[byt
         process.wait()
 
 
-def answers(chunks: list[dict[str, Any]]) -> dict[int, list[Any]]:
-    """The pieces of each answer, in order, and the usage at -1. What was cached depends on what was
+def answers(chunks: list[dict[str, Any]]) -> dict[int, Any]:
+    """What the chunks say of each answer, and the usage at -1. What was cached depends on what was
     asked before."""
     usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
     for usage in usages:
         del usage["prompt_tokens_details"]
-    found: dict[int, list[Any]] = {-1: usages}
+    found: dict[int, Any] = {-1: usages}
     for chunk in chunks:
         for choice in chunk["choices"]:
-            found.setdefault(choice["index"], []).append(choice)
+            found[choice["index"]] = together(found.get(choice["index"]), choice)
     return found
 
 

@@ -23,6 +23,9 @@ MAX_LOOSE = 128
 READ_AT_ONCE = 64
 """Tokens that are read without a pause, in which others have their turn."""
 
+N_LATE = 4
+"""Events that wait for a reader who is late."""
+
 EVENT_BYTES = 256
 """Bytes that an event takes."""
 
@@ -87,9 +90,9 @@ class Inbox:
         self._wake()
 
     async def get(self) -> Event:
-        """Returns the next event, once there is one; only one task may wait for it. Tokens come
-        with those of their answer that follow and are there: a reader that is late has fewer to
-        deal with.
+        """Returns the next event, once there is one; only one task may wait for it. A reader who is
+        late gets tokens with those of their answer that follow, and so has fewer events to deal
+        with.
 
         Raises:
             PoolFull: too much was unread.
@@ -127,7 +130,7 @@ class Inbox:
     def _with_next(self, tokens: Tokens) -> Tokens:
         """Returns tokens with those behind them of the same answer, as many as are read at once."""
         events = self._events
-        if not events:
+        if len(events) < N_LATE:
             return tokens
         parts, n_tokens = [tokens], len(tokens.token_ids)
         while events:

@@ -5,7 +5,13 @@ import asyncio
 import pytest
 
 from services.common import errors
-from services.frontend.generation.inbox import MAX_LOOSE, MAX_UNREAD_BYTES, READ_AT_ONCE, Inbox
+from services.frontend.generation.inbox import (
+    MAX_LOOSE,
+    MAX_UNREAD_BYTES,
+    N_LATE,
+    READ_AT_ONCE,
+    Inbox,
+)
 from services.frontend.link.scheduler_events import Event, Finished, Tokens
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
@@ -74,6 +80,14 @@ async def test_tokens_of_one_answer_that_are_there_come_together() -> None:
     assert await soon(inbox.get()) == Finished("a", FinishReason.STOP)
 
 
+async def test_a_reader_who_is_hardly_late_gets_tokens_as_they_came() -> None:
+    inbox, _ = inbox_in(MemoryBudget(2**20))
+    sent = [Tokens("a", (token_id,), token_id) for token_id in range(N_LATE)]
+    for tokens in sent:
+        inbox.put_nowait(tokens)
+    assert [await soon(inbox.get()) for _ in sent] == sent
+
+
 async def test_no_more_tokens_come_together_than_are_read_at_once() -> None:
     inbox, _ = inbox_in(MemoryBudget(2**20))
     n_tokens = READ_AT_ONCE + 3
@@ -84,7 +98,7 @@ async def test_no_more_tokens_come_together_than_are_read_at_once() -> None:
         event = await soon(inbox.get())
         assert isinstance(event, Tokens)
         lengths.append(len(event.token_ids))
-    assert lengths == [READ_AT_ONCE, 3]
+    assert lengths == [READ_AT_ONCE, 1, 1, 1]
 
 
 @pytest.mark.parametrize("max_bytes", [20_000, 2**30], ids=["budget", "call"])

@@ -1,0 +1,16 @@
+"""What the chunks of a stream say together. How tokens are spread over chunks depends on when they
+come."""
+
+from typing import Any
+
+
+def together(one: Any, other: Any) -> Any:
+    """Joins texts and lists, of objects and in them; numbers must be equal."""
+    if one is None or other is None:
+        return other if one is None else one
+    if isinstance(one, dict):
+        return one | {name: together(one.get(name), value) for name, value in other.items()}
+    if isinstance(one, str | list):
+        return one + other
+    assert one == other
+    return one
