@@ -4,7 +4,7 @@
 rest.
 
 The first chunk of a stream has the request's seed. A stream that shows tokens can be resumed: its
-events have ids, and after a resumption only those come that the client lacks, byte for byte. Other
+events have ids, and after a resumption come the tokens, texts and ends that the client lacks. Other
 streams have no ids, since popular clients of streams, vLLM's benchmark among them, know no lines
 but those of data.
 """
