@@ -210,7 +210,7 @@ class Matcher:
                 if not _is_full(matcher):
                     break
         except InvalidGrammar as error:
-            log.error("an output ends at once, since nothing can follow its grammar: %s", error)
+            log.warning("an output ends at once, since nothing can follow its grammar: %s", error)
             self.is_cut = True
             return None
         if matcher.is_error():
