@@ -46,15 +46,15 @@ def draw_latency(
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What many settings reach, and those that have names."""
+    """The values that many settings of one subject reach, and those of settings with names."""
 
     values: Sequence[float]
     named: Mapping[str, float]
 
 
 def draw_rankings(path: Path, rankings: Mapping[str, Ranking], *, title: str) -> None:
-    """What all settings reach, each shape's relative to the best of them, in a row for each shape;
-    those that have names are marked."""
+    """Draws a row for each subject with the values of all its settings, as parts of the best of
+    them; settings with names are marked."""
     figure = Figure(figsize=(7, 1.2 + 0.8 * len(rankings)), layout="constrained")
     axes = figure.subplots()
     for row, ranking in enumerate(rankings.values()):

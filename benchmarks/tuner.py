@@ -79,7 +79,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What settings are found for: a checkpoint on this machine, or a machine whose ranks sleep."""
+    """A checkpoint on this machine, or a machine whose ranks sleep, that settings are found for."""
 
     name: str
     model: Path
@@ -109,8 +109,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be large: output tokens a second where all requests come at once, or the requests
-    a second that keep limits where they come at a rate."""
+    """A measure of settings: output tokens a second where all requests come at once, or requests a
+    second that keep limits of latency where they come at a rate."""
 
     rate: float | None
     limits: Limits

@@ -15,7 +15,7 @@ SHARING = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What an iteration takes on one rank of two threads, in seconds."""
+    """A machine, told by the seconds that an iteration takes on one rank with two threads."""
 
     base_s: float
     """Without any token."""

@@ -148,6 +148,7 @@ class Connection:
                     columns.append((number, n_generated - 1, token_id))
             if reason is not None:
                 self._forget(request)
+                self._note_bytes(UPDATE_BYTES)
                 self._outbox.completed.add(
                     request_id=request.request_id, reason=_REASONS[reason], message=message
                 )
