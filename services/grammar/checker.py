@@ -35,7 +35,7 @@ STACK_BYTES = 4 * 2**20
 MAX_REASON_LENGTH = 500
 """Characters of the reason why a grammar cannot be followed."""
 
-TOO_SLOW = f"takes more than {COMPILE_S:g} s to compile"
+TOO_SLOW = "takes too much processor time to compile"
 TOO_LARGE = "takes too much memory to compile"
 TOO_DEEP = "is nested too deeply, or a chain of too many rules"
 
@@ -82,8 +82,9 @@ def main() -> None:
         _answer(reason_against(grammars, json.loads(line)))
 
 
-def reason_against(grammars: Grammars, grammar: str) -> str | None:
-    """Returns why a grammar cannot be followed, None if it can; a child of this process finds out.
+def reason_against(grammars: Grammars, grammar: str, *, compile_s: float = COMPILE_S) -> str | None:
+    """Returns why a grammar cannot be followed, None if it can; a child of this process finds out,
+    in `compile_s` of a processor's time.
 
     Raises:
         ChildProcessError: something else ended the child.
@@ -91,7 +92,7 @@ def reason_against(grammars: Grammars, grammar: str) -> str | None:
     receiving, sending = os.pipe()
     child = os.fork()
     if not child:
-        _check(grammars, grammar, sending)
+        _check(grammars, grammar, compile_s, sending)
     os.close(sending)
     with open(receiving, encoding="utf-8") as verdict:
         reason = verdict.read()
@@ -102,7 +103,7 @@ def reason_against(grammars: Grammars, grammar: str) -> str | None:
     return _REASONS.get(code) or reason or None
 
 
-def _check(grammars: Grammars, grammar: str, sending: int) -> None:
+def _check(grammars: Grammars, grammar: str, compile_s: float, sending: int) -> None:
     """Compiles a grammar within the limits, writes why it cannot be followed, and ends."""
     code = _PANIC  # as an error of Rust's that is none of a grammar's
     try:
@@ -112,7 +113,7 @@ def _check(grammars: Grammars, grammar: str, sending: int) -> None:
         _limit(resource.RLIMIT_AS, _address_space() + COMPILE_BYTES)
         _limit(resource.RLIMIT_STACK, STACK_BYTES)
         _limit(resource.RLIMIT_CORE, 0)
-        signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
+        signal.setitimer(signal.ITIMER_PROF, compile_s)
         reason = ""
         try:
             grammars.check(grammar)
