@@ -99,12 +99,8 @@ class NullPeers:
 
 
 def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
-    """A rank with a null runner, which is not watched."""
-    torch.set_num_threads(1)
+    """Returns a rank with a null runner, which is not watched."""
     runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
-    rendezvous = None
-    if settings.stage_index == 0 and settings.tp_rank == 0:
-        rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
 
     def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
         if os.environ.get(ACTIVATIONS) == "0":
@@ -115,23 +111,38 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
         member = InBandMember if is_in_band() else EpochMember
         return member(request, runner, peers)
 
+    description = worker_pb2.DescribeResponse(
+        model="null", fingerprint="null", vocab_size=1000, max_model_len=2048, n_kv_blocks=10_000
+    )
+    membership = Membership(connect=connect, enter=enter)
+    return rank_without_model(settings, channel, description, membership)
+
+
+def rank_without_model(
+    settings: RankSettings,
+    channel: RankEnd,
+    description: worker_pb2.DescribeResponse,
+    membership: Membership,
+) -> Rank:
+    """Returns a rank that joins pipelines as others do, with one layer that nobody computes.
+
+    `description` says what model is played; its place in the pipeline is that of the settings.
+    """
+    torch.set_num_threads(1)
+    rendezvous = None
+    if settings.stage_index == 0 and settings.tp_rank == 0:
+        rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
+        description.rendezvous_address = f"{settings.data_host}:{rendezvous.port}"
+    description.stage_index = settings.stage_index
+    description.n_stages = settings.n_stages
+    description.tp_size = settings.tp_size
+    description.first_layer = settings.stage_index
+    description.n_layers = 1
+    description.block_size = settings.block_size
     return Rank(
         channel,
-        worker_pb2.DescribeResponse(
-            model="null",
-            fingerprint="null",
-            stage_index=settings.stage_index,
-            n_stages=settings.n_stages,
-            tp_size=settings.tp_size,
-            first_layer=settings.stage_index,
-            n_layers=1,
-            vocab_size=1000,
-            max_model_len=2048,
-            block_size=settings.block_size,
-            n_kv_blocks=10_000,
-            rendezvous_address=f"{settings.data_host}:{rendezvous.port}" if rendezvous else "",
-        ),
-        Membership(connect=connect, enter=enter),
+        description,
+        membership,
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
     )

@@ -9,19 +9,18 @@ sleeps needs no processor: whatever else runs on the machine hardly changes its 
 import os
 import sys
 import time
+from functools import partial
 
 import torch
 from orcinus.v1 import worker_pb2
 
-from benchmarks.null_rank import NullRunner
+from benchmarks.null_rank import NullRunner, rank_without_model
 from benchmarks.sleeping.machines import Machine, machine_here, share_of
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.engine.plan import IterationPlan
 from services.worker.rank import __main__ as rank_process
 from services.worker.rank.activity import Activity
-from services.worker.rank.data_plane.rendezvous import create_rendezvous
-from services.worker.rank.data_plane.transport import Transport
 from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
@@ -49,41 +48,23 @@ class SleepingRunner(NullRunner):
 
 def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
     """Returns a rank with a sleeping runner, which is not watched."""
-    torch.set_num_threads(1)
     n_threads = int(os.environ["OMP_NUM_THREADS"])
     share = share_of(stages=settings.n_stages, tp=settings.tp_size, threads=n_threads)
     runner = SleepingRunner(machine_here(), share)
-    rendezvous = None
-    if settings.stage_index == 0 and settings.tp_rank == 0:
-        rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
-
-    def enter(request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
-        return EpochMember(request, runner, peers)
-
-    def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
-        return join_peers(settings, request)
 
     block_bytes = SLOT_BYTES * settings.block_size // (settings.n_stages * settings.tp_size)
-    return Rank(
-        channel,
-        worker_pb2.DescribeResponse(
-            model=settings.served_model_name,
-            fingerprint="sleeping",
-            stage_index=settings.stage_index,
-            n_stages=settings.n_stages,
-            tp_size=settings.tp_size,
-            first_layer=settings.stage_index,
-            n_layers=1,
-            vocab_size=4096,
-            max_model_len=1024,
-            block_size=settings.block_size,
-            n_kv_blocks=min(100_000, (settings.kv_memory_bytes or 0) // block_bytes),
-            rendezvous_address=f"{settings.data_host}:{rendezvous.port}" if rendezvous else "",
-        ),
-        Membership(connect=connect, enter=enter),
-        rendezvous=rendezvous,
-        report_results=settings.tp_rank == 0,
+    description = worker_pb2.DescribeResponse(
+        model=settings.served_model_name,
+        fingerprint="sleeping",
+        vocab_size=4096,
+        max_model_len=1024,
+        n_kv_blocks=min(100_000, (settings.kv_memory_bytes or 0) // block_bytes),
     )
+    membership = Membership(
+        connect=partial(join_peers, settings),
+        enter=lambda request, peers: EpochMember(request, runner, peers),
+    )
+    return rank_without_model(settings, channel, description, membership)
 
 
 if __name__ == "__main__":
