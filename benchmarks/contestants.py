@@ -23,8 +23,9 @@ from benchmarks.workload import PlannedRequest
 
 OURS = "ours"
 OUR_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-OUR_OPTIONS = "--max-batch-size=64 --kv-memory=2GiB"
-"""Options that give ours as many requests at once, and as much K/V memory, as the peers have."""
+OUR_OPTIONS = "--max-batch-size=64 --kv-memory=2GiB --no-prefix-cache"
+"""Options that give ours as many requests at once, and as much K/V memory, as the peers have. Each
+run has the prompts of the one before, which nobody may have kept."""
 
 
 class Ours:

@@ -143,11 +143,11 @@ async def measure_variant(
     async with local_system.running(arguments, module=variant.module) as system:
         client = OpenAIClient(system.http, model=system.model)
         requests = workload.from_options(options, rate=None, vocab_size=vocab_size)
-        await warm_up(client, [dataclasses.replace(each, n_output=4) for each in requests[:16]])
-        for rate in options.rates:
+        await warm_up(client, workload.rehearsal(requests, n_requests=16, n_output=4))
+        for index, rate in enumerate(options.rates):
             run = await measure(
                 client,
-                workload.from_options(options, rate=rate, vocab_size=vocab_size),
+                workload.from_options(options, rate=rate, vocab_size=vocab_size, run=index),
                 meta={**meta, "variant": name, "arguments": arguments[1:], "rate": rate},
                 engine=system.pid,
                 title=f"{name}, {rate:g} requests/s",

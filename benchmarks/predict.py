@@ -266,7 +266,7 @@ async def compare(
         at_once = trace(options, rate=None, n_requests=128, vocab_size=shape.vocab_size)
         capacity = predict(case, costs, memory, at_once).requests_per_s
         client = OpenAIClient(system.http_url, model=options.model.name)
-        await warm_up(client, [dataclasses.replace(each, n_output=2) for each in at_once[:4]])
+        await warm_up(client, workload.rehearsal(at_once, n_requests=4, n_output=2))
         print(COLUMNS, flush=True)
         comparisons = []
         for part in options.rates:

@@ -154,12 +154,10 @@ async def run(options: argparse.Namespace) -> int:
     """Everything that the options ask for; the exit status says whether all requests succeeded."""
     rates: list[float | None] = options.rates or [None]
     runs = [
-        workload.from_options(options, rate=rate, vocab_size=options.vocab_size) for rate in rates
+        workload.from_options(options, rate=rate, vocab_size=options.vocab_size, run=index)
+        for index, rate in enumerate(rates)
     ]
-    first = [
-        PlannedRequest(0.0, request.prompt_token_ids, min(request.n_output, 8))
-        for request in runs[0][: options.warm_up]
-    ]
+    first = workload.rehearsal(runs[0], n_requests=options.warm_up, n_output=8)
     prompts = None if options.tokenizer is None else texts_of(options.tokenizer, [*runs, first])
     meta = {**machine.describe(), "seed": options.seed, "tag": options.tag}
     results: list[RunRecord] = []

@@ -20,7 +20,6 @@ luckiest. Ranks that sleep (`benchmarks/sleeping`) take what they should, whatev
 
 import argparse
 import asyncio
-import dataclasses
 import json
 import math
 import os
@@ -220,12 +219,7 @@ async def serve(
     arguments = [f"--model={subject.model}", f"--kv-memory={kv_memory}", *point.arguments()]
     async with local_system.running(arguments, module=subject.local_module) as system:
         client = OpenAIClient(system.http, model=system.model)
-        # Backwards, since the prefix cache must not have what is measured.
-        first = [
-            dataclasses.replace(each, n_output=4, prompt_token_ids=each.prompt_token_ids[::-1])
-            for each in requests[:8]
-        ]
-        await warm_up(client, first)
+        await warm_up(client, workload.rehearsal(requests, n_requests=8, n_output=4))
         run = await measure(client, requests, meta={}, engine=system.pid, title=str(point))
     summary = run.summary()
     if summary.n_failed:

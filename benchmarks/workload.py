@@ -3,14 +3,15 @@
 The three are sampled separately, each by a generator of its own, so that one may change and the
 others stay. For a seed `s`, with numpy's default generator:
 
-    lengths    default_rng(s)       all prompt lengths, then all output lengths
-    tokens     default_rng([s, 1])  the prompts one after the other
-    arrivals   default_rng([s, 2])  gaps of mean 1, divided by the rate
+    lengths    default_rng(s)          all prompt lengths, then all output lengths
+    tokens     default_rng([s, 1, r])  the prompts of run r one after the other, from r = 0
+    arrivals   default_rng([s, 2])     gaps of mean 1, divided by the rate
 
 So a trace at another rate is the same trace, stretched, and `mixed_lengths` of 64 requests with
-seed 0 always has 17,709 prompt tokens and 4,230 output tokens. Lengths are those of Orca's
-evaluation (section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128) unless others are asked
-for, or those of public traces of production, whose files everybody gets from their publishers.
+seed 0 always has 17,709 prompt tokens and 4,230 output tokens. Runs on one server have different
+prompts, since servers keep the beginnings of prompts. Lengths are those of Orca's evaluation
+(section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128) unless others are asked for, or
+those of public traces of production, whose files everybody gets from their publishers.
 """
 
 import argparse
@@ -50,10 +51,15 @@ class PlannedRequest:
 
 
 def plan(
-    lengths: Sequence[Lengths], arrivals_s: Sequence[float], *, vocab_size: int, seed: int
+    lengths: Sequence[Lengths],
+    arrivals_s: Sequence[float],
+    *,
+    vocab_size: int,
+    seed: int,
+    run: int = 0,
 ) -> list[PlannedRequest]:
     """Requests of these lengths and times, their prompts sampled from the whole vocabulary."""
-    generator = np.random.default_rng([seed, 1])
+    generator = np.random.default_rng([seed, 1, run])
     return [
         PlannedRequest(
             arrival_s,
@@ -61,6 +67,18 @@ def plan(
             each.n_output,
         )
         for each, arrival_s in zip(lengths, arrivals_s, strict=True)
+    ]
+
+
+def rehearsal(
+    requests: Sequence[PlannedRequest], *, n_requests: int, n_output: int
+) -> list[PlannedRequest]:
+    """Requests to warm a server up: like the first `n_requests`, with `n_output` tokens at most,
+    all at once. Their prompts are backwards, or the server would keep beginnings of those that are
+    measured."""
+    return [
+        PlannedRequest(0.0, each.prompt_token_ids[::-1], min(each.n_output, n_output))
+        for each in requests[:n_requests]
     ]
 
 
@@ -97,10 +115,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def from_options(
-    options: argparse.Namespace, *, rate: float | None, vocab_size: int
+    options: argparse.Namespace, *, rate: float | None, vocab_size: int, run: int = 0
 ) -> list[PlannedRequest]:
-    """The requests: as a Poisson process of `rate` requests a second; without a rate at the times
-    of the trace if `--trace-scale` is given, else all at once.
+    """The requests of a run: as a Poisson process of `rate` requests a second; without a rate at
+    the times of the trace if `--trace-scale` is given, else all at once.
 
     Raises:
         ValueError: there is no such trace.
@@ -122,7 +140,7 @@ def from_options(
         arrivals_s = trace.at_scale(options.trace_scale or math.inf)
     if rate is not None:
         arrivals_s = poisson_arrivals(len(lengths), rate=rate, seed=options.seed)
-    return plan(lengths, arrivals_s, vocab_size=vocab_size, seed=options.seed)
+    return plan(lengths, arrivals_s, vocab_size=vocab_size, seed=options.seed, run=run)
 
 
 def _bounds(text: str) -> tuple[int, int]:

@@ -41,12 +41,13 @@ def test_tokens_agree_up_to_the_first_that_differs(
     ("given_options", "threads"),
     [("", "2"), ("--stages 2", "1"), ("--stages=2 --tp=2", "1"), ("--stages 2 --threads 5", "5")],
 )
-def test_ours_gets_as_many_threads_as_a_peer(given_options: str, threads: str) -> None:
+def test_ours_has_what_a_peer_has(given_options: str, threads: str) -> None:
     options = contestants.options_of_ours(given_options, model=DEMO, dtype="bf16", threads=2)
 
     found = re.findall(r"--threads[= ](\d+)", shlex.join(options))
     assert found == [threads]
     assert "--dtype=bfloat16" in options
+    assert "--no-prefix-cache" in options, "all rounds have the same prompts"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,9 @@ async def test_every_request_gets_its_tokens_and_a_record(
         for each in submissions[options.warm_up :]
     ]
     assert [run.meta["rate"] for run in runs] == [50.0, 200.0]
+    # Else the prefix cache of a server would answer for it.
+    prompts = {tuple(each.prompt_token_ids) for each in submissions}
+    assert len(prompts) == len(submissions)
     for run in runs:
         assert [(r.n_prompt, r.n_output, r.n_output) for r in run.requests] == planned[:6]
         assert all(len(r.token_times_s) == r.n_output for r in run.requests)

@@ -160,3 +160,24 @@ def test_options_say_how_long_requests_are() -> None:
     )
     assert [request.n_prompt for request in planned] == [7] * 5
     assert {request.n_output for request in planned} <= {2, 3}
+
+
+def test_runs_differ_in_their_prompts_alone() -> None:
+    first, second = (
+        workload.from_options(options("--requests=5"), rate=1, vocab_size=4096, run=run)
+        for run in (0, 1)
+    )
+    assert [(each.arrival_s, each.n_prompt, each.n_output) for each in first] == [
+        (each.arrival_s, each.n_prompt, each.n_output) for each in second
+    ]
+    beginnings = {each.prompt_token_ids[:4] for each in (*first, *second)}
+    assert len(beginnings) == 10
+
+
+def test_a_rehearsal_leaves_nothing_that_is_measured() -> None:
+    requests = workload.from_options(options("--requests=5"), rate=1, vocab_size=4096)
+    first = workload.rehearsal(requests, n_requests=3, n_output=4)
+    assert [each.n_prompt for each in first] == [each.n_prompt for each in requests[:3]]
+    assert all(each.arrival_s == 0 and each.n_output <= 4 for each in first)
+    beginnings = {each.prompt_token_ids[:4] for each in requests}
+    assert not beginnings & {each.prompt_token_ids[:4] for each in first}
