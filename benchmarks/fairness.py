@@ -41,7 +41,7 @@ import uvloop
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
-from benchmarks import load, local_system, machine, records
+from benchmarks import load, local_system, machine, records, workload
 from benchmarks.local_system import System
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.overload import capacity
@@ -228,8 +228,8 @@ async def measure(
     small = arrivals(rate, options, owner=SMALL, seed=(options.seed, number))
     large = arrivals(TIMES * rate, options, owner=LARGE, seed=(options.seed, number, 1))
     few = [dataclasses.replace(each, arrival_s=0.0, n_output=4) for each in large[:16]]
-    await warm_up(clients, few)
-    alone = await serve(order, clients, small, options)
+    await warm_up(clients, workload.backwards(few))
+    alone = await serve(order, clients, workload.backwards(small), options)
     return [alone, await serve(order, clients, [*small, *large], options)]
 
 

@@ -17,8 +17,9 @@ those of public traces of production, whose files everybody gets from their publ
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -70,15 +71,23 @@ def plan(
     ]
 
 
+AnyRequest = TypeVar("AnyRequest", bound=PlannedRequest)
+
+
+def backwards(requests: Sequence[AnyRequest]) -> list[AnyRequest]:
+    """Requests whose prompts are backwards, so that a server which keeps the beginnings of prompts
+    has none of the others'."""
+    return [replace(each, prompt_token_ids=each.prompt_token_ids[::-1]) for each in requests]
+
+
 def rehearsal(
     requests: Sequence[PlannedRequest], *, n_requests: int, n_output: int
 ) -> list[PlannedRequest]:
-    """Requests to warm a server up: like the first `n_requests`, with `n_output` tokens at most,
-    all at once. Their prompts are backwards, or the server would keep beginnings of those that are
-    measured."""
+    """Requests to warm a server up before these: like the first `n_requests`, but backwards, all at
+    once and with `n_output` tokens at most."""
     return [
-        PlannedRequest(0.0, each.prompt_token_ids[::-1], min(each.n_output, n_output))
-        for each in requests[:n_requests]
+        PlannedRequest(0.0, each.prompt_token_ids, min(each.n_output, n_output))
+        for each in backwards(requests[:n_requests])
     ]
 
 
