@@ -17,9 +17,7 @@ takes longer the more tokens it has, which `fair_batch_tokens` limits while both
 some of the throughput: to where reading the weights still takes most of the time. So the model must
 not fit into a processor's cache, as the demo does.
 
-Fairness is Jain's index of what the clients get in each window of time: the tokens of each, prompts
-and outputs, as a part of what it would have if the capacity were shared out evenly and nobody got
-more than he asks for. It is 1 if both get the same part, and 1/2 if one gets everything.
+Fairness is Jain's index of what the clients get in each window of time (`benchmarks/shares.py`).
 
 There are no drafts, which a lone client has more of: a model of random weights repeats itself.
 
@@ -48,6 +46,7 @@ from benchmarks.overload import capacity
 from benchmarks.pinning import ranks_apart
 from benchmarks.records import RequestRecord, RunRecord, Spread
 from benchmarks.serve import warm_up
+from benchmarks.shares import WINDOW_S, demanded, jain_index, served
 from benchmarks.workload import PlannedRequest
 from services.frontend.api_keys import hash_of
 
@@ -61,7 +60,6 @@ TIMES = 10
 """Requests of the large client for each of the small one's."""
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
 """Tokens that prompts are made of: every model has them, and they are not special."""
-WINDOW_S = 5.0
 MAX_RATIO = 1.5
 """The small client's p99 beside the large one, as a part of what it has alone, at most."""
 
@@ -115,54 +113,6 @@ class Run:
             jain_index([got[name][window] for name in got], [asked[name][window] for name in asked])
             for window in range(n_windows)
         ]
-
-
-def served(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
-    """Returns the tokens that a client got in each window; a prompt comes with its first token."""
-    windows = [0.0] * n_windows
-    for record in of_one:
-        for index, time_s in enumerate(record.token_times_s):
-            window = int(time_s / WINDOW_S)
-            if window < n_windows:
-                windows[window] += 1 if index else 1 + record.n_prompt
-    return windows
-
-
-def demanded(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
-    """Returns the tokens that a client wants in each window: those of requests that come in it, and
-    what it has not got by then."""
-    windows = [0.0] * n_windows
-    for record in of_one:
-        window = int(record.arrival_s / WINDOW_S)
-        if window < n_windows:
-            windows[window] += record.n_prompt + record.n_output
-    got, left = served(of_one, n_windows), 0.0
-    for window, tokens in enumerate(windows):
-        windows[window] = left + tokens
-        left = max(0.0, windows[window] - got[window])
-    return windows
-
-
-def even_shares(total: float, demands: Sequence[float]) -> list[float]:
-    """Returns how much each gets of a total if it is shared out evenly and nobody gets more than he
-    demands (max-min fairness)."""
-    shares = [0.0] * len(demands)
-    hungry = [index for index, demand in enumerate(demands) if demand > 0]
-    for n_left, index in zip(
-        range(len(hungry), 0, -1), sorted(hungry, key=lambda each: demands[each]), strict=True
-    ):
-        shares[index] = min(demands[index], total / n_left)
-        total -= shares[index]
-    return shares
-
-
-def jain_index(got: Sequence[float], demands: Sequence[float]) -> float:
-    """Returns Jain's index of what clients got as parts of their even shares; 1 if nobody got
-    anything."""
-    shares = even_shares(sum(got), demands)
-    parts = [each / share for each, share in zip(got, shares, strict=True) if share > 0]
-    squares = sum(part**2 for part in parts)
-    return sum(parts) ** 2 / (len(parts) * squares) if squares else 1.0
 
 
 def arrivals(

@@ -2,8 +2,9 @@
 
 import pytest
 
-from benchmarks.fairness import Run, demanded, even_shares, jain_index, served
+from benchmarks.fairness import Run
 from benchmarks.records import RequestRecord
+from benchmarks.shares import demanded, even_shares, jain_index, served
 
 
 def record(arrival_s: float, *token_times_s: float, n_prompt: int = 10) -> RequestRecord:
