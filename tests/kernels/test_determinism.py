@@ -30,7 +30,7 @@ from kernels.packed_linear import (
     pack_gated,
 )
 from kernels.upload import uploads_for
-from tests.kernels.implementations import CPU
+from tests.kernels.implementations import BUILDS, CPU
 from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
@@ -38,7 +38,6 @@ pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is no
 DTYPES = [torch.float32, torch.bfloat16]
 HEAD_DIMS = [8, 16, 33, 64, 64, 80, 96, 128]
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8", "int4")
-BUILDS = [pytest.param(name, id=name) for name in runnable()]
 
 
 _CACHED = (linear._functions, linear._int8_functions, heads._functions)

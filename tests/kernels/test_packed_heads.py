@@ -11,6 +11,7 @@ from kernels.head_products import HeadProducts
 from kernels.native import heads
 from kernels.native.library import open_library, runnable
 from kernels.packed_heads import PlainHeads, pack_heads
+from tests.kernels.implementations import BUILDS
 
 DTYPES = [torch.float32, torch.bfloat16]
 N_TOKENS = [0, 1, 5, 6, 7, 13, 100]
@@ -18,7 +19,7 @@ N_TOKENS = [0, 1, 5, 6, 7, 13, 100]
 Pack = Callable[[Tensor], HeadProducts]
 
 
-@pytest.fixture(name="pack", params=["plain", *runnable()])
+@pytest.fixture(name="pack", params=["plain", *BUILDS])
 def make_pack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pack]:
     """Packs matrices for PyTorch, or for one build of the native library."""
     if request.param == "plain":

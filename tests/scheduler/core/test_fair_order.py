@@ -211,7 +211,6 @@ TRACES = {
 }
 
 
-@settings(max_examples=25)
 @given(**TRACES)
 def test_backlogged_clients_differ_in_service_by_no_more_than_the_theorem_says(
     requests: list[Arrival], returns: list[bool], policy: str, depth: int
@@ -413,7 +412,6 @@ def test_a_class_that_admits_nobody_rises() -> None:
     assert late_s == [60, 120, 180]
 
 
-@settings(max_examples=30)
 @given(
     classes=st.lists(st.integers(-10, 10), min_size=2, max_size=5, unique=True),
     n_iterations=st.integers(1, 6),
@@ -470,7 +468,6 @@ def test_the_youngest_of_the_lowest_priority_is_put_down_first() -> None:
     data=st.data(),
     depth=st.integers(1, 3),
 )
-@settings(max_examples=30)
 def test_invariants_hold_over_losses_whatever_arrives_and_is_cancelled(
     policy: str, requests: list[Arrival], data: st.DataObject, depth: int
 ) -> None:
