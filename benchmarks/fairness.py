@@ -41,6 +41,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
 from benchmarks import load, local_system, machine, records, workload
 from benchmarks.local_system import System
+from benchmarks.machine import ROOT
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.overload import capacity
 from benchmarks.pinning import ranks_apart
@@ -50,7 +51,6 @@ from benchmarks.shares import WINDOW_S, demanded, jain_index, served
 from benchmarks.workload import PlannedRequest
 from services.frontend.api_keys import hash_of
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "fairness.json"
 FIGURE = ROOT / "docs" / "images" / "fairness.png"
 ORDERS = ("fcfs", "fair", "paced")

@@ -36,12 +36,12 @@ from typing import Any
 import uvloop
 
 from benchmarks import local_system, machine, make_model, records, workload
+from benchmarks.machine import ROOT
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.plots import Point, draw_latency
 from benchmarks.records import RunRecord
 from benchmarks.serve import COLUMNS, measure, point, row, warm_up
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "iteration_level.json"
 FIGURE = ROOT / "docs" / "images" / "iteration_level.png"
 BASELINES = "benchmarks.baselines"

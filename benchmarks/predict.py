@@ -35,6 +35,7 @@ from matplotlib.figure import Figure
 from pydantic import ByteSize
 
 from benchmarks import machine, workload
+from benchmarks.machine import ROOT
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.plots import MARKERS
 from benchmarks.records import RunRecord
@@ -52,7 +53,6 @@ from simulator.engine import Arrival, Simulation
 from simulator.outcome import Outcome, percentile
 from simulator.virtual_clock import VirtualClock
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "predict.json"
 FIGURE = ROOT / "docs" / "images" / "predict.png"
 

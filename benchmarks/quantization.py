@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
+from benchmarks.machine import ROOT
 from kernels.packed_linear import LinearWeight, Quantization, pack
 from models.train_demo.chat import BOS, EOS
 from models.train_demo.corpus import Document, collect
@@ -32,7 +33,7 @@ from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 
-DEMO = Path(__file__).parents[1] / "models" / "demo"
+DEMO = ROOT / "models" / "demo"
 BLOCK_SIZE = 16
 N_BLOCKS = MAX_CONTEXT // BLOCK_SIZE
 GREEDY = SamplingParams(temperature=0)

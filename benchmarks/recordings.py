@@ -30,8 +30,8 @@ from typing import Any
 import httpx
 
 from benchmarks import local_system
+from benchmarks.machine import ROOT
 
-ROOT = Path(__file__).parents[1]
 MODEL = ROOT / "build" / "llama-125m"
 OUT = ROOT / "services" / "frontend" / "page" / "recordings"
 MAX_BYTES = 300_000

@@ -36,6 +36,7 @@ from typing import Any, Self
 import uvloop
 
 from benchmarks import local_system, machine, make_model, workload
+from benchmarks.machine import ROOT
 from benchmarks.openai_client import OpenAIClient
 from benchmarks.plots import Ranking, draw_rankings
 from benchmarks.records import RequestRecord, RunRecord
@@ -45,7 +46,6 @@ from services.common.cpus import usable_cpus
 from services.tune.layout import Layout, layouts
 from simulator.outcome import Limits, RequestTimes
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "tuner.json"
 FIGURE = ROOT / "docs" / "images" / "tuner.png"
 SHAPES = ("llama-125m", "llama-350m", "mixtral-8x20m")

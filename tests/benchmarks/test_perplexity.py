@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from benchmarks import perplexity
-from benchmarks.local_system import ROOT
+from benchmarks.machine import ROOT
 
 DEMO = ROOT / "models" / "demo"
 TEXT = "If the file does not exist, it is made, and nothing is said. " * 4
