@@ -6,7 +6,7 @@ import { duration, plural, quantile } from "./words.js";
 
 /** @import {Run} from "./run.js" */
 
-/** Real runs of the same arrivals, made by `python -m benchmarks.recordings`. */
+/** Real runs of the same arrivals, made by `python -m benchmarks.serving.recordings`. */
 const RECORDINGS = [
   { file: "request_level.jsonl", name: "Request by request (the paper's challenge C1)",
     text: "A batch is fixed when it begins. Who is done early waits for the longest, and who comes late for the next batch." },
