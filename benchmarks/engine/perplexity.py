@@ -25,7 +25,8 @@ from urllib.request import Request, urlopen
 
 from tqdm import tqdm
 
-from benchmarks.local_system import ROOT, System, running
+from benchmarks.local_system import System, running
+from benchmarks.machine import ROOT
 from benchmarks.peers.catalogue import DEFAULT_VENVS, PEERS
 
 TIMEOUT_S = 600.0

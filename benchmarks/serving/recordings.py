@@ -122,9 +122,11 @@ async def run(name: str, path: Path, model: Path) -> None:
 
 
 def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields what a page shows: the epoch, and all but decisions and marks, which tell only of the
-    system's end, from the first of the requests on.
-    They are numbered as in `VISITS`, from 1, so that they are the same in all recordings."""
+    """Yields the lines that a page compares: the epoch, and from the first visit on everything but
+    decisions, figures and marks.
+
+    Requests are numbered as in `VISITS`, from 1, so that each has one number in all recordings.
+    """
     places = {(visit.n_prompt, visit.n_output): i for i, visit in enumerate(VISITS, 1)}
     numbers: dict[int, int] = {}
     for line in lines:
@@ -136,18 +138,20 @@ def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if line["type"] in ("recording", "epoch"):
             yield {**line, "t": lines[begins]["t"]} if "t" in line else line
     for line in lines[begins:]:
-        if line["type"] not in ("decision", "mark"):
+        if line["type"] not in ("decision", "figures", "mark"):
             yield renumbered(line, numbers)
 
 
 def renumbered(line: dict[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
-    """An event with other numbers for its requests."""
+    """Returns a line with other numbers for its requests."""
     result = dict(line)
     if "number" in line:
         result["number"] = numbers[line["number"]]
     for field in ("numbers", "waiting", "running"):
         if field in line:
             result[field] = [numbers[number] for number in line[field]]
+    if "first_tokens" in line:
+        result["first_tokens"] = [[numbers[number], s] for number, s in line["first_tokens"]]
     return result
 
 
