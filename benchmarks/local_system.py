@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.machine import ROOT
+
 METRICS = re.compile(r"Metrics of (.*): (http://\S+)")
 READY = re.compile(r"Orcinus serves (\S+) .* OpenAI (http://\S+)/v1  gRPC (\S+)")
 START_TIMEOUT_S = 300.0

@@ -2,7 +2,7 @@
 
 `pack(weight)` picks the form by device and element type, and the plain weight is not needed any
 more. On a CPU the native library's form comes first: at 1 to 16 tokens it is 1.2 to 1.8 times
-as fast as oneDNN's, and as fast at 512 (`python -m benchmarks.linear`). Its sums of a token do not
+as fast as oneDNN's, and as fast at 512 (`benchmarks.engine.linear`). Its sums of a token do not
 depend on how many others there are (`docs/determinism.md`), which others do not promise. Where the
 library is not built, oneDNN gets the weight in blocks of its own choice, once, instead of with
 every call. On a GPU it stays as it is, for cuBLAS.

@@ -31,6 +31,10 @@ END: Final[Json] = {"type": "end"}
 """The last event of a feed that has an end. Its `error` says what ended it, if that was one."""
 
 
+VERSION = 2
+"""The version of recordings that is read."""
+
+
 class Feed(ABC):
     """A source of events; `start` begins, and `close` ends it."""
 
@@ -138,4 +142,4 @@ def read_recording(path: Path) -> Iterator[Json]:
 
 
 def _is_header(event: Mapping[str, Any]) -> bool:
-    return event.get("type") == "recording" and event.get("version") == 1
+    return event.get("type") == "recording" and event.get("version") == VERSION

@@ -58,9 +58,9 @@ def lines(state: ConsoleState, screen: Screen, *, now: float) -> list[Text]:
 def summary(state: ConsoleState) -> str:
     """Returns how it stands, on one line, for those without a terminal."""
     return (
-        f"epoch {state.epoch.get('epoch', '-')}  {state.tokens_per_s():.0f} tokens/s  "
+        f"epoch {state.epoch.get('epoch', '-')}  {state.figures['tokens_per_s']:.0f} tokens/s  "
         f"{state.n_running} running  {state.n_waiting} waiting  {state.n_in_flight} in flight  "
-        f"batch {state.mean_batch_size():.1f}  K/V {_kv_share(state):.0%}"
+        f"batch {state.figures['batch_size']:.1f}  K/V {_kv_share(state):.0%}"
     )
 
 
@@ -82,9 +82,9 @@ def _header(state: ConsoleState) -> Iterator[Text]:
     yield title
     depth = epoch.get("pipeline_depth")
     yield Text(
-        f"{state.tokens_per_s():.0f} tokens/s   {state.n_running} running   "
+        f"{state.figures['tokens_per_s']:.0f} tokens/s   {state.n_running} running   "
         f"{state.n_waiting} waiting   in flight {state.n_in_flight}"
-        f"{f' of {depth}' if depth else ''}   batch {state.mean_batch_size():.1f}"
+        f"{f' of {depth}' if depth else ''}   batch {state.figures['batch_size']:.1f}"
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console, Group
 from rich.live import Live
 
-from services.console.console_state import ConsoleState
+from services.console.console_state import NO_FIGURES, ConsoleState
 from services.console.feed import END, Feed, Json
 from services.console.render import Screen, lines, summary
 
@@ -68,7 +68,9 @@ def write(feed: Feed) -> None:
         for mark in list(state.marks)[len(state.marks) - new :]:
             _line(mark.t, str(mark))
         n_marks = state.n_marks
-        if event["type"] == "iteration" and abs(state.now - said_at) >= QUIET_S:
+        if state.figures is NO_FIGURES or event["type"] != "iteration":
+            continue
+        if abs(state.now - said_at) >= QUIET_S:
             said_at = state.now
             _line(state.now, summary(state))
     _check(event)

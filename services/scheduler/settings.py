@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import ServerSettings
 
-# `python -m benchmarks.scheduler_memory` measures these, with room for what differs.
+# `python -m benchmarks.control.scheduler_memory` measures these, with room for what differs.
 PROCESS_BYTES = 144 * MIB
 """Memory of a scheduler that has no requests: 77 MiB, gRPC's buffers, spans, and accounts of a
 million K/V blocks."""

@@ -8,7 +8,7 @@ from services.console.lanes import busy_share, cells_of, window_for
 
 def at(number: int, start: float, end: float) -> Iteration:
     """An iteration that the only stage computes in that time."""
-    return Iteration(number, start, end - start, number, "d", 1, 1, ((start, end),))
+    return Iteration(number, start, end - start, number, "d", ((start, end),))
 
 
 def drawn(iterations: list[Iteration], n_cells: int = 10, window_s: float = 10.0) -> str:

@@ -1,4 +1,4 @@
-"""The feed of viewers: the events of one subscription as JSON, made once for all of them.
+"""The feed of viewers: the view of one subscription as changes in JSON, made once for all of them.
 
 A viewer's stream begins, and goes on after a change, with an object of the feed's own:
 
@@ -25,7 +25,8 @@ from orcinus.v1 import watch_pb2
 
 from services.common import errors
 from services.common.process import first_of
-from services.common.watch_json import Json, to_json
+from services.common.watch_json import Json
+from services.common.watch_view import View
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.watching.subscription import Watcher
 from services.frontend.watching.view_state import ViewState
@@ -35,6 +36,9 @@ LINGER_S = 2.0
 
 MAX_UNSENT_BYTES = 512 * 2**10
 """Bytes of news that wait for a viewer at most: several seconds of a busy pipeline."""
+
+TICK_S = 1.0
+"""Seconds after which figures are made while the scheduler tells nothing."""
 
 MAX_PIECE_BYTES = 64 * 2**10
 """Bytes that a viewer is handed at once, unless one event is larger."""
@@ -75,8 +79,8 @@ class Viewer:
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds news, which have so many bytes."""
-        if self._is_behind:
+        """Adds news, which have `n_bytes` bytes."""
+        if self._is_behind or not events:
             return
         self._n_unsent += n_bytes
         if self._n_unsent > MAX_UNSENT_BYTES:
@@ -134,7 +138,9 @@ class ViewFeed:
         self._max_viewers = max_viewers
         self._refusals = Refusals() if refusals is None else refusals
         self._viewers: set[Viewer] = set()
+        self._view = View()
         self._state: ViewState | None = None  # while a scheduler is watched
+        self._ahead_s = 0.0  # seconds by which the scheduler's clock is ahead of the loop's
         self._away = ""  # why there is none, once that is known
         self._is_stopping = False
         self._has_decisions = False  # the subscription asks for them
@@ -191,7 +197,7 @@ class ViewFeed:
             self._is_stale = False
             self._has_decisions = self._wants_decisions
             watching = self._subscription.run(self, has_decisions=self._has_decisions)
-            await first_of(watching, self._wait_unwanted())
+            await first_of(watching, self._wait_unwanted(), self._keep_time())
             self._has_decisions = False
             self._state = None
             if not self._viewers:
@@ -208,7 +214,7 @@ class ViewFeed:
 
     def opened(self) -> None:
         """Notes that a watch begins."""
-        self._state = ViewState()
+        self._view, self._state = View(), ViewState()
         self._away = ""
         here, gap = note("here"), note("gap")
         for viewer in self._viewers:
@@ -216,17 +222,21 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Passes events on."""
-        assert self._state is not None, "events come after a watch has begun"
+        """Tells viewers what events change in the view."""
+        known = [event for event in events if event.WhichOneof("event")]  # none of later versions
+        self._tell(change for event in known for change in self._view.take(event))
+        for event in known[-1:]:
+            self._ahead_s = event.time_unix_ns / 1e9 - asyncio.get_running_loop().time()
+
+    def _tell(self, changes: Iterable[Json]) -> None:
+        assert self._state is not None, "changes come after a watch has begun"
         news: list[bytes] = []
         all_news: list[bytes] = []
-        for event in events:
-            if event.WhichOneof("event") is None:
-                continue  # of a later version
-            data = as_json(to_json(event))
-            self._state.add(event, data)
+        for change in changes:
+            data = as_json(change)
+            self._state.add(change, data)
             all_news.append(data)
-            if not event.HasField("decision"):
+            if change["type"] != "decision":
                 news.append(data)
         n_bytes, n_all_bytes = sum(map(len, news)), sum(map(len, all_news))
         for viewer in self._viewers:
@@ -234,7 +244,7 @@ class ViewFeed:
                 continue  # it waits for the watch that is about to begin
             if viewer.wants_decisions:
                 viewer.put(all_news, n_all_bytes)
-            elif news:
+            else:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
@@ -247,6 +257,14 @@ class ViewFeed:
         for viewer in self._viewers:
             viewer.put((away,), len(away))
             viewer.is_here = False
+
+    async def _keep_time(self) -> NoReturn:
+        """Tells figures while nothing else is told, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._state is not None:
+                now = asyncio.get_running_loop().time() + self._ahead_s
+                self._tell(self._view.advance(now))
 
     @property
     def _wants_decisions(self) -> bool:

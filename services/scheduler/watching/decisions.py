@@ -93,6 +93,10 @@ class Decisions:
         """Returns the number by which a request is told."""
         return self._told.number(request)
 
+    def knows(self, request: Request) -> bool:
+        """Returns whether a request was told and has not ended."""
+        return self._told.get(request) is not None
+
     def tokens(self, token_ids: Iterable[int]) -> list[int]:
         """Returns the numbers by which tokens are told."""
         return self._tokens.of_all(token_ids)

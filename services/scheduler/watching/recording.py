@@ -1,4 +1,4 @@
-"""A recording: all that is told, decisions included, in a file of JSON lines.
+"""A recording: the view that viewers are told, and decisions, in a file of JSON lines.
 
 Events are written in a thread, a tenth of a second's at a time, so that a slow disk does not hold
 up the scheduler. A disk that is full ends the recording and nothing else. The file of a scheduler
@@ -10,13 +10,15 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from orcinus.v1 import watch_pb2
 
 from services.common.errors import Unavailable
-from services.common.watch_json import HEADER, to_json
+from services.common.watch_json import HEADER
+from services.common.watch_view import View
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
 
@@ -51,6 +53,7 @@ class Recording:
         self._path = path
         self._max_bytes = max_bytes
         self._n_bytes = 0
+        self._view = View()
         if path.is_file():
             path.replace(path.with_name(f"{path.name}.1"))
         self._file: IO[bytes] = path.open("wb")
@@ -63,8 +66,8 @@ class Recording:
             RecordingFull: they were too many, and there is a last line that says so.
             OSError: they could not be written.
         """
-        for event in message.events:
-            line = _line_of(to_json(event))
+        changes = chain.from_iterable(map(self._view.take, message.events))
+        for line in map(_line_of, changes):
             if self._n_bytes + len(line) + END_BYTES > self._max_bytes:
                 text = f"the recording has its limit of {self._max_bytes} bytes"
                 self.end(text)

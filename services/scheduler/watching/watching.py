@@ -14,6 +14,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.audience import Audience
+from services.scheduler.watching.core_calls import tell_calls
 from services.scheduler.watching.decisions import Decisions
 from services.scheduler.watching.epoch_events import EpochTeller
 from services.scheduler.watching.pool_events import PoolTeller
@@ -46,7 +47,8 @@ class Watching:
         return self._audience.is_there
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochTeller:
-        """Returns the observer of an epoch that is about to form."""
+        """Returns the observer of an epoch that is about to form; its core tells its calls, too."""
+        tell_calls(scheduler, self.decisions)
         return EpochTeller(
             self._audience,
             self._told,
