@@ -32,14 +32,14 @@ from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
-from services.frontend.http.connection_limits import ConnectionLimits, check_descriptors
 from services.frontend.http.cross_origin import with_cors
-from services.frontend.http.exchange import BodyLimits
 from services.frontend.http.openai_api import OpenAIApi, create_app
 from services.frontend.http.pipeline_page import PipelinePage
-from services.frontend.http.server import HttpServer, address_of, listen
 from services.frontend.http.tracing import TracedApp
-from services.frontend.http.unix_socket import bound_at, listen_unix
+from services.frontend.http.transport.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.transport.request_body import BodyLimits
+from services.frontend.http.transport.server import HttpServer, address_of, listen
+from services.frontend.http.transport.unix_socket import bound_at, listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.request.generation_defaults import GenerationDefaults

@@ -3,5 +3,5 @@
 openai_*, completion_*, chat_*    completions and chats
 responses_*, messages_*           protocols of agents, upon conversation_*
 openapi, *_schemas, operations    the OpenAPI document
-connection, acceptor, exchange    what goes over a connection, within its limits
+transport                         what goes over a connection, within its limits
 """

@@ -10,12 +10,14 @@ from http import HTTPStatus
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Scope
 
 from services.common import errors
 from services.frontend.http import openai_errors
-from services.frontend.http.exchange import Event
 from services.frontend.http.openai_response import Json
 from services.frontend.http.reply import named_event
+from services.frontend.http.transport.event_stream import Event
+from services.frontend.request.client_call import current_call
 
 PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
@@ -37,6 +39,14 @@ _TYPES = {
 def error_event(error: errors.OrcinusError) -> Event:
     """Returns the error as the last event of a stream."""
     return named_event("error", {"error": _error(_status(error), error.message)})
+
+
+def name_request(scope: Scope, answer: Message) -> None:
+    """Adds the name of a request to the start of its answer, if its path is of Anthropic's API."""
+    call = current_call()
+    if call is not None and scope["path"].startswith(PATH):
+        name = (ID_HEADER.encode(), call.shown_id.encode())
+        answer["headers"] = [*answer["headers"], name]
 
 
 def translated(request: Request, response: Response) -> Response:

@@ -34,15 +34,18 @@ class App:
         async def send_on(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
+            if message["type"] == "http.response.start":
+                anthropic_errors.name_request(scope, message)
             await send(message)
 
         try:
             response = unknown_fields.mark(request, await self._endpoint(scope)(request))
             await response(scope, receive, send_on)
         except Exception as error:  # of a bug, the client hears 500, and the server all: see below
+            is_foreseen = not has_begun and isinstance(error, _ANSWERS)
             if not has_begun:
-                await _explained(request, error)(scope, receive, send)
-            if has_begun or not isinstance(error, _ANSWERS):
+                await _explained(request, error)(scope, receive, send_on)
+            if not is_foreseen:
                 raise
 
     def _endpoint(self, scope: Scope) -> Endpoint:

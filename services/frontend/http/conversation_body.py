@@ -17,9 +17,9 @@ from services.common import errors
 from services.common.sampling import OPTIONS, SamplingParams
 from services.frontend.generation.generation import Generation
 from services.frontend.http.conversation_tools import ClientTool
-from services.frontend.http.exchange import Event
 from services.frontend.http.object_kinds import EXACT
 from services.frontend.http.reply import Reply
+from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.conversation import ChatMessage, Conversation, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 

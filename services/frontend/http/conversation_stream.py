@@ -7,11 +7,11 @@ from services.common import errors
 from services.frontend.api_keys import Account
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http.conversation_body import GeneratingBody
-from services.frontend.http.event_outlet import EventOutlet
-from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import Event
 from services.frontend.http.openai_response import Json
 from services.frontend.http.reply import Reply
+from services.frontend.http.transport.event_outlet import EventOutlet
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import Event
 
 
 class ReplyStream:

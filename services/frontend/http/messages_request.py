@@ -22,13 +22,13 @@ from services.frontend.http.conversation_tools import (
     told_tools,
     tool_of,
 )
-from services.frontend.http.exchange import Event
 from services.frontend.http.messages_shape import MessagesReply
 from services.frontend.http.messages_turns import Text, Turns, messages_of
 from services.frontend.http.object_kinds import EXACT, UnknownKind, by_type
 from services.frontend.http.openai_request import StopTexts
 from services.frontend.http.reasoning_effort import template_kwargs
 from services.frontend.http.text_parts import joined
+from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Tool, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions

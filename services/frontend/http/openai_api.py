@@ -35,19 +35,10 @@ from services.frontend.http.completion_shape import CompletionShape
 from services.frontend.http.conversation_body import GeneratingBody
 from services.frontend.http.conversation_stream import ReplyStream, whole_reply
 from services.frontend.http.event_id import StreamPosition
-from services.frontend.http.event_outlet import EventOutlet
-from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import (
-    BodyLimits,
-    Event,
-    EventStream,
-    framed,
-    read_body,
-    while_connected,
-)
 from services.frontend.http.messages_request import CountBody, MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
 from services.frontend.http.openai_response import (
+    DONE,
     Shape,
     ShownFields,
     model_list,
@@ -55,9 +46,18 @@ from services.frontend.http.openai_response import (
     to_json,
 )
 from services.frontend.http.pipeline_page import PipelinePage
-from services.frontend.http.request_headers import headers_of
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
+from services.frontend.http.transport.event_outlet import EventOutlet
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import (
+    Event,
+    EventStream,
+    framed,
+    while_connected,
+)
+from services.frontend.http.transport.request_body import BodyLimits, read_body
+from services.frontend.http.transport.request_headers import headers_of
 from services.frontend.http.unknown_fields import Endpoint
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
@@ -234,9 +234,7 @@ class OpenAIApi:
         body = await self._read(request, kind, account)
         if body.stream:
             reply = ReplyStream(self._service, body, account)
-            return EventStream(
-                reply.write, explain=reply.explain, comment_s=self._comment_s, end=b""
-            )
+            return EventStream(reply.write, explain=reply.explain, comment_s=self._comment_s)
         answer = await while_connected(request.receive, whole_reply(self._service, body, account))
         return Response(to_json(answer), media_type=media_types.JSON)
 
@@ -301,6 +299,7 @@ class OpenAIApi:
                     await output.write(event)
             if body.includes_usage and not (position and position.has_usage):
                 await output.write(shape.usage_event())
+        await output.write(DONE)
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:

@@ -21,11 +21,14 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http import logprobs_shape
 from services.frontend.http.event_id import AnswerPosition, EventIds, StreamPosition
-from services.frontend.http.exchange import Event, framed
+from services.frontend.http.transport.event_stream import Event, framed
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.request_id import created_at
 
 Json = dict[str, Any]
+
+DONE = b"data: [DONE]\n\n"
+"""Last event of a stream that ends well."""
 
 SHORT_CHARACTERS, MAX_CACHED = 32, 2**13
 """Characters of the texts whose JSON is kept, and their number: a megabyte of them."""

@@ -13,10 +13,10 @@ from starlette.responses import Response
 from services.common import errors
 from services.frontend.api_keys import ApiKeys
 from services.frontend.http import credentials
-from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import Event, EventStream, framed
 from services.frontend.http.page_files import INDEX, read_files
-from services.frontend.http.request_headers import headers_of
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import Event, EventStream, framed
+from services.frontend.http.transport.request_headers import headers_of
 from services.frontend.watching.view_feed import ViewFeed, note
 
 EVENTS_PATH = "/pipeline/events"
@@ -59,7 +59,7 @@ class PipelinePage:
         if asked not in _TRUTHS:
             raise errors.InvalidRequest(DECISIONS, "must be true or false")
         write = partial(self._write_events, key, _TRUTHS[asked])
-        return EventStream(write, explain=_explain, comment_s=self._comment_s, end=b"")
+        return EventStream(write, explain=_explain, comment_s=self._comment_s)
 
     def _file(self, request: Request, name: str) -> Response:
         if name not in self._files:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from services.common import errors
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
-from services.frontend.http.exchange import Event, framed
 from services.frontend.http.message_items import MessageItems, Step
 from services.frontend.http.openai_response import Json, to_json
+from services.frontend.http.transport.event_stream import Event, framed
 from services.frontend.request.finish_reason import FinishReason
 
 

@@ -24,7 +24,6 @@ from services.frontend.http.conversation_tools import (
     told_tools,
     tool_of,
 )
-from services.frontend.http.exchange import Event
 from services.frontend.http.object_kinds import EXACT, UnknownKind, by_type
 from services.frontend.http.openai_response import Json
 from services.frontend.http.reasoning_effort import template_kwargs
@@ -32,6 +31,7 @@ from services.frontend.http.reply import named_event
 from services.frontend.http.responses_items import InputItem, InputItems, MessageItem, messages_of
 from services.frontend.http.responses_shape import ResponsesReply
 from services.frontend.http.text_parts import TEXT_OR_LIST
+from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Tool, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions

@@ -11,7 +11,6 @@ from io import StringIO
 from services.common import errors
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
-from services.frontend.http.exchange import Event
 from services.frontend.http.message_items import (
     Began,
     Ended,
@@ -23,6 +22,7 @@ from services.frontend.http.message_items import (
 )
 from services.frontend.http.openai_response import Json
 from services.frontend.http.reply import Reply, named_event
+from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.request_id import created_at
 

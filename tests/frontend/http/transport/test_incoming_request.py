@@ -4,9 +4,9 @@ from http import HTTPStatus
 
 import pytest
 
-from services.frontend.http.connection_limits import ConnectionLimits
-from services.frontend.http.connection_refusal import Refused
-from services.frontend.http.incoming_request import MAX_FRAMING_BYTES, IncomingRequest
+from services.frontend.http.transport.connection_limits import ConnectionLimits
+from services.frontend.http.transport.connection_refusal import Refused
+from services.frontend.http.transport.incoming_request import MAX_FRAMING_BYTES, IncomingRequest
 
 LIMITS = ConnectionLimits(max_head_bytes=100, max_headers=2)
 

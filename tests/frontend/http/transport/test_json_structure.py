@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common import errors
-from services.frontend.http import json_structure
-from services.frontend.http.json_structure import (
+from services.frontend.http.transport import json_structure
+from services.frontend.http.transport.json_structure import (
     FREE_BYTES,
     MAX_CONTAINERS,
     MAX_STRINGS,

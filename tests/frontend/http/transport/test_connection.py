@@ -17,17 +17,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from services.frontend.http import connection as connection_module
-from services.frontend.http.connection import MAX_AHEAD_BYTES, MAX_DROPPED_BYTES
-from services.frontend.http.connection_limits import (
+from services.frontend.http.transport import connection as connection_module
+from services.frontend.http.transport.connection import MAX_AHEAD_BYTES, MAX_DROPPED_BYTES
+from services.frontend.http.transport.connection_limits import (
     RESERVED_DESCRIPTORS,
     ConnectionLimits,
     check_descriptors,
 )
-from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import END, Event, EventStream, framed
-from services.frontend.http.incoming_request import MAX_FRAMING_BYTES
-from services.frontend.http.server import HttpServer, address_of, listen
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import Event, EventStream, framed
+from services.frontend.http.transport.incoming_request import MAX_FRAMING_BYTES
+from services.frontend.http.transport.server import HttpServer, address_of, listen
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -46,7 +46,7 @@ def event_of(number: int) -> Event:
     return framed(b"%d " % number + b"x" * 2000)
 
 
-EVENTS = b"".join(event_of(number) for number in range(N_EVENTS)) + END
+EVENTS = b"".join(event_of(number) for number in range(N_EVENTS))
 
 
 class App:
@@ -481,7 +481,7 @@ async def test_client_that_goes_ends_its_stream(version: bytes, n_bytes: int) ->
 async def test_body_that_cannot_be_ends_the_stream_that_does_not_read_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.frontend.http.connection.GOODBYE_S", 2 * TIMEOUT_S)
+    monkeypatch.setattr("services.frontend.http.transport.connection.GOODBYE_S", 2 * TIMEOUT_S)
     head = b"GET /silent-unread HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n"
     async with serving() as site, site.client() as client:
         await client.send(head + b"ZZZ\r\n")

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 
 from services.frontend.generation.answer import Piece
-from services.frontend.http.chunk_writer import ChunkWriter
-from services.frontend.http.event_output import EventOutput
-from services.frontend.http.exchange import Event
+from services.frontend.http.transport.chunk_writer import ChunkWriter
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import Event
 
 ToEvents = Callable[[Piece], Iterable[Event]]
 """A function that makes events of a piece."""

@@ -7,8 +7,8 @@ the framing of a body, is counted by the pieces that it is fed.
 from http import HTTPStatus
 from typing import NamedTuple
 
-from services.frontend.http.connection_limits import ConnectionLimits
-from services.frontend.http.connection_refusal import Refused, malformed
+from services.frontend.http.transport.connection_limits import ConnectionLimits
+from services.frontend.http.transport.connection_refusal import Refused, malformed
 from services.frontend.request.refusals import Refusal
 
 MAX_FRAMING_BYTES = 64 * 2**10

@@ -9,9 +9,9 @@ from starlette.types import Message
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from services.common import errors
-from services.frontend.http.chunk_writer import ChunkWriter
-from services.frontend.http.event_output import COMMENT, HEADERS_S, EventOutput
-from services.frontend.http.exchange import EventStream, framed
+from services.frontend.http.transport.chunk_writer import ChunkWriter
+from services.frontend.http.transport.event_output import COMMENT, HEADERS_S, EventOutput
+from services.frontend.http.transport.event_stream import EventStream, framed
 from tests.simulated_time import simulate
 
 COMMENT_S = 15.0
@@ -183,6 +183,5 @@ def test_accepted_stream_has_its_headers_before_its_first_event() -> None:
     assert simulate(stream_of(accept)) == [
         (0.0, HEAD),
         (1.0, b"data: token\n\n"),
-        (1.0, b"data: [DONE]\n\n"),
         (1.0, b""),
     ]

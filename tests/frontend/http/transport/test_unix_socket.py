@@ -11,7 +11,7 @@ import httpx
 import pytest
 from orcinus.v1 import inference_pb2
 
-from services.frontend.http.unix_socket import listen_unix
+from services.frontend.http.transport.unix_socket import listen_unix
 from tests.frontend.conftest import TIMEOUT_S, InferenceClient, running, soon
 
 

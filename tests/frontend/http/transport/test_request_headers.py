@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
-from services.frontend.http.request_headers import headers_of
+from services.frontend.http.transport.request_headers import headers_of
 
 NAMES = st.sampled_from((b"authorization", b"content-type", b"x-api-key"))
 VALUES = st.binary(max_size=3)  # of any bytes, which Latin-1 has letters for

@@ -23,13 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from services.frontend.http.chunk_writer import ChunkWriter
-from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
-from services.frontend.http.connection_refusal import Refused, answer, malformed
-from services.frontend.http.gathering_transport import GatheringTransport, WriteRound
-from services.frontend.http.incoming_request import IncomingRequest
-from services.frontend.http.loop_shares import LoopShares
-from services.frontend.http.unread_output import UnreadOutput
+from services.frontend.http.transport.chunk_writer import ChunkWriter
+from services.frontend.http.transport.connection_limits import ConnectionLimits, Place, Places
+from services.frontend.http.transport.connection_refusal import Refused, answer, malformed
+from services.frontend.http.transport.gathering_transport import GatheringTransport, WriteRound
+from services.frontend.http.transport.incoming_request import IncomingRequest
+from services.frontend.http.transport.loop_shares import LoopShares
+from services.frontend.http.transport.unread_output import UnreadOutput
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 

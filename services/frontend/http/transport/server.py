@@ -16,12 +16,11 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.frontend.http import anthropic_errors
-from services.frontend.http.acceptor import Acceptor
-from services.frontend.http.connection import Connection
-from services.frontend.http.connection_limits import ConnectionLimits, Place, Places
-from services.frontend.http.gathering_transport import WriteRound
-from services.frontend.http.loop_shares import LoopShares
+from services.frontend.http.transport.acceptor import Acceptor
+from services.frontend.http.transport.connection import Connection
+from services.frontend.http.transport.connection_limits import ConnectionLimits, Place, Places
+from services.frontend.http.transport.gathering_transport import WriteRound
+from services.frontend.http.transport.loop_shares import LoopShares
 from services.frontend.request.client_call import ID_HEADER, TIMEOUT_HEADER, begin_call
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
@@ -133,10 +132,7 @@ class HttpServer(uvicorn.Server):
 
         async def send_on(message: Message) -> None:
             if message["type"] == "http.response.start":
-                shown_id = call.shown_id.encode()
-                message["headers"] = [*message["headers"], (_ID, shown_id)]
-                if scope["path"].startswith(anthropic_errors.PATH):
-                    message["headers"].append((anthropic_errors.ID_HEADER.encode(), shown_id))
+                message["headers"] = [*message["headers"], (_ID, call.shown_id.encode())]
                 if self._is_leaving:
                     message["headers"].append((b"connection", b"close"))
             await send(message)

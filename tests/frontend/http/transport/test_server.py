@@ -15,12 +15,12 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from services.common import tls
-from services.frontend.http.gathering_transport import (
+from services.frontend.http.transport.gathering_transport import (
     MAX_GATHERED_BYTES,
     GatheringTransport,
     WriteRound,
 )
-from services.frontend.http.server import (
+from services.frontend.http.transport.server import (
     HttpServer,
     address_of,
     listen,

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from starlette.types import Send
 
-from services.frontend.http.chunk_writer import ChunkWriter
+from services.frontend.http.transport.chunk_writer import ChunkWriter
 
 COMMENT = b": keep-alive\n"
 

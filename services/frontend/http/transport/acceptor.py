@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from services.frontend.http.connection_limits import Place, Places
+from services.frontend.http.transport.connection_limits import Place, Places
 from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
