@@ -34,7 +34,8 @@ from services.common import errors, rpc_handlers
 from services.common.priority import PRIORITIES
 from services.common.sampling import OPTIONS, Numbers, SamplingParams, TokenBiases, WholeNumbers
 from services.frontend import http
-from services.frontend.http import openai_errors, openapi
+from services.frontend.http.docs import openapi
+from services.frontend.http.openai import errors as openai_errors
 from services.frontend.request.generation_request import (
     MAX_N,
     MAX_SALT_LENGTH,
@@ -155,7 +156,7 @@ def http_classes() -> Mapping[str, Any]:
     """Returns the models and typed dictionaries of the HTTP API's modules by their names. Where two
     modules have a name, the module's comes before it."""
     found: list[Any] = []
-    for module in pkgutil.iter_modules(http.__path__, f"{http.__name__}."):
+    for module in pkgutil.walk_packages(http.__path__, f"{http.__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             is_ours = getattr(value, "__module__", "") == module.name
             is_model = inspect.isclass(value) and issubclass(value, BaseModel)

@@ -34,8 +34,8 @@ from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
 from services.frontend.http.cross_origin import with_cors
 from services.frontend.http.openai_api import OpenAIApi, create_app
-from services.frontend.http.pipeline_page import PipelinePage
-from services.frontend.http.tracing import TracedApp
+from services.frontend.http.operations.pipeline_page import PipelinePage
+from services.frontend.http.operations.tracing import TracedApp
 from services.frontend.http.transport.connection_limits import ConnectionLimits, check_descriptors
 from services.frontend.http.transport.request_body import BodyLimits
 from services.frontend.http.transport.server import HttpServer, address_of, listen

@@ -15,7 +15,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from services.frontend.http import openapi
+from services.frontend.http.docs import openapi
 from tests.fuzz import hints, rounds
 from tests.fuzz.choices import Choices, examples
 from tests.fuzz.conftest import SETTLE_S

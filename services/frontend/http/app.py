@@ -13,8 +13,10 @@ from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from services.common import errors
-from services.frontend.http import anthropic_errors, openai_errors, unknown_fields
-from services.frontend.http.unknown_fields import Endpoint
+from services.frontend.http.anthropic import errors as anthropic_errors
+from services.frontend.http.bodies import unknown_fields
+from services.frontend.http.bodies.unknown_fields import Endpoint
+from services.frontend.http.openai import errors as openai_errors
 
 
 class App:

@@ -10,7 +10,9 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.common import errors
-from services.frontend.http import anthropic_errors, media_types, openai_errors
+from services.frontend.http.anthropic import errors as anthropic_errors
+from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.transport import media_types
 from services.frontend.request.client_call import ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST")

@@ -16,28 +16,21 @@ from services.common.version import VERSION
 from services.frontend.api_keys import Account, ApiKeys
 from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.http import (
-    anthropic_errors,
-    credentials,
-    cross_origin,
-    docs_page,
-    event_id,
-    media_types,
-    openai_errors,
-    openapi,
-    pipeline_page,
-    unknown_fields,
-)
+from services.frontend.http import cross_origin
+from services.frontend.http.anthropic import errors as anthropic_errors
+from services.frontend.http.anthropic.request import CountBody, MessagesBody
 from services.frontend.http.app import App
-from services.frontend.http.body_reader import Body, parse_body
-from services.frontend.http.chat_shape import ChatShape
-from services.frontend.http.completion_shape import CompletionShape
-from services.frontend.http.conversation_body import GeneratingBody
-from services.frontend.http.conversation_stream import ReplyStream, whole_reply
-from services.frontend.http.event_id import StreamPosition
-from services.frontend.http.messages_request import CountBody, MessagesBody
-from services.frontend.http.openai_request import ChatBody, CompletionBody, GenerationBody
-from services.frontend.http.openai_response import (
+from services.frontend.http.bodies import unknown_fields
+from services.frontend.http.bodies.reader import Body, parse_body
+from services.frontend.http.bodies.unknown_fields import Endpoint
+from services.frontend.http.docs import openapi
+from services.frontend.http.docs import page as docs_page
+from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.openai import event_id
+from services.frontend.http.openai.chat_reply import ChatShape
+from services.frontend.http.openai.completion_reply import CompletionShape
+from services.frontend.http.openai.event_id import StreamPosition
+from services.frontend.http.openai.reply import (
     DONE,
     Shape,
     ShownFields,
@@ -45,9 +38,15 @@ from services.frontend.http.openai_response import (
     model_object,
     to_json,
 )
-from services.frontend.http.pipeline_page import PipelinePage
-from services.frontend.http.responses_request import ResponsesBody
-from services.frontend.http.token_bodies import DetokenizeBody, TokenizeBody
+from services.frontend.http.openai.request import ChatBody, CompletionBody, GenerationBody
+from services.frontend.http.openai.tokens import DetokenizeBody, TokenizeBody
+from services.frontend.http.operations import pipeline_page
+from services.frontend.http.operations.pipeline_page import PipelinePage
+from services.frontend.http.protocol import credentials
+from services.frontend.http.protocol.answering import ReplyStream, whole_reply
+from services.frontend.http.protocol.conversation_body import GeneratingBody
+from services.frontend.http.responses.request import ResponsesBody
+from services.frontend.http.transport import media_types
 from services.frontend.http.transport.event_outlet import EventOutlet
 from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import (
@@ -58,7 +57,6 @@ from services.frontend.http.transport.event_stream import (
 )
 from services.frontend.http.transport.request_body import BodyLimits, read_body
 from services.frontend.http.transport.request_headers import headers_of
-from services.frontend.http.unknown_fields import Endpoint
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 

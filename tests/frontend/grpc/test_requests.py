@@ -7,7 +7,7 @@ from orcinus.v1 import inference_pb2
 
 from services.common import errors
 from services.frontend.grpc.requests import MAX_TURNS, to_request
-from services.frontend.http import chat_message
+from services.frontend.http.openai import chat_message
 from services.frontend.request.conversation import (
     MAX_TOOLS,
     ChatMessage,

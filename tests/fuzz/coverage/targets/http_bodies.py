@@ -3,9 +3,9 @@
 import json
 
 from services.common import errors
-from services.frontend.http.body_reader import parse_body
-from services.frontend.http.event_id import StreamPosition
-from services.frontend.http.openai_request import ChatBody, CompletionBody
+from services.frontend.http.bodies.reader import parse_body
+from services.frontend.http.openai.event_id import StreamPosition
+from services.frontend.http.openai.request import ChatBody, CompletionBody
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 COMPLETION = {

@@ -1,0 +1,200 @@
+"""The bodies of Anthropic's POST /v1/messages and its count of tokens, and what they stand for.
+
+Tools that Anthropic runs itself are left out.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, FailFast, Field, Tag, WithJsonSchema
+from typing_extensions import TypeAliasType
+
+from services.common import errors
+from services.common.sampling import SamplingParams
+from services.frontend.generation.generation import Generation
+from services.frontend.http.anthropic import errors as anthropic_errors
+from services.frontend.http.anthropic.reply import MessagesReply
+from services.frontend.http.anthropic.turns import Text, Turns, messages_of
+from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
+from services.frontend.http.openai.chat_message import MAX_TURNS
+from services.frontend.http.openai.request import StopTexts
+from services.frontend.http.protocol.conversation_body import ConversationBody, GeneratingBody
+from services.frontend.http.protocol.conversation_tools import (
+    ClientTool,
+    ToolName,
+    json_text,
+    told_tools,
+    tool_of,
+)
+from services.frontend.http.protocol.reasoning_effort import template_kwargs
+from services.frontend.http.protocol.text_parts import joined
+from services.frontend.http.transport.event_stream import Event
+from services.frontend.request import output_format
+from services.frontend.request.conversation import ChatMessage, Tool, ToolChoice
+from services.frontend.request.generation_request import GenerationOptions
+
+
+class CustomTool(ClientTool):
+    """A tool of the client."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+
+    def to_tool(self) -> Tool:
+        return tool_of(self, parameters=json_text(self.input_schema))
+
+
+class ServerTool(BaseModel):
+    """A tool of another type, which nobody runs here; the model is not told of it."""
+
+    model_config = EXACT
+
+    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
+
+
+MessagesTool = Annotated[
+    Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("other")],
+    by_type({"custom": "custom"}, default="custom", others="other"),
+]
+MessagesTools = TypeAliasType(
+    "MessagesTools", Annotated[list[MessagesTool], FailFast(), Field(max_length=MAX_TURNS)]
+)
+
+
+class AnyChoice(BaseModel):
+    """Whether tools are called."""
+
+    model_config = EXACT
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class ToolUseChoice(BaseModel):
+    """The tool that must be called."""
+
+    model_config = EXACT
+
+    type: Literal["tool"]
+    name: ToolName
+    disable_parallel_tool_use: bool | None = None
+
+
+Choice = Annotated[
+    Annotated[AnyChoice, Tag("any")]
+    | Annotated[ToolUseChoice, Tag("tool")]
+    | Annotated[UnknownKind, Tag("unknown")],
+    by_type({"auto": "any", "any": "any", "none": "any", "tool": "tool"}),
+]
+
+_MODES: dict[str, Literal["auto", "required", "none"]] = {
+    "auto": "auto",
+    "any": "required",
+    "none": "none",
+}
+
+
+class ThinkingOptions(BaseModel):
+    """Whether the model is to think before it speaks; a budget is ignored."""
+
+    model_config = EXACT
+
+    type: Literal["enabled", "adaptive", "disabled"]
+
+
+class JsonSchemaOutput(BaseModel):
+    """JSON that keeps a schema."""
+
+    model_config = EXACT
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(BaseModel):
+    """How the answer is to be."""
+
+    model_config = EXACT
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonSchemaOutput | None = None
+
+
+class MessagesMetadata(BaseModel):
+    """Labels that the client gives its request; they do nothing."""
+
+    model_config = EXACT
+
+    user_id: str | None = None
+
+
+class CountBody(ConversationBody):
+    """The body of POST /v1/messages/count_tokens."""
+
+    spelling: ClassVar = {"stop": "stop_sequences", "parameters": "input_schema"}
+
+    messages: Turns
+    system: Text | None = None
+    tools: MessagesTools | None = None
+    tool_choice: Choice | None = None
+    thinking: ThinkingOptions | None = None
+    output_config: OutputConfig | None = None
+
+    @property
+    def _told_tools(self) -> dict[int, ClientTool]:
+        return told_tools(self.tools)
+
+    @property
+    def _choice(self) -> ToolChoice:
+        match self.tool_choice:
+            case AnyChoice(type=kind, disable_parallel_tool_use=is_single):
+                return ToolChoice(mode=_MODES[kind], allows_parallel=not is_single)
+            case ToolUseChoice(name=name, disable_parallel_tool_use=is_single):
+                return ToolChoice(mode="named", name=name, allows_parallel=not is_single)
+        return ToolChoice()
+
+    @property
+    def _template_kwargs(self) -> dict[str, Any]:
+        kwargs = template_kwargs(self.output_config.effort if self.output_config else None)
+        if self.thinking is not None:
+            kwargs["enable_thinking"] = self.thinking.type != "disabled"
+        return kwargs
+
+    def _messages(self) -> Iterator[ChatMessage]:
+        if self.system is not None:
+            yield ChatMessage("system", joined(self.system))
+        yield from messages_of(self.messages)
+
+
+class MessagesBody(CountBody, GeneratingBody):
+    """The body of POST /v1/messages."""
+
+    max_tokens: int
+    stop_sequences: StopTexts | None = None
+    metadata: MessagesMetadata | None = None
+
+    def options(self, sampling: SamplingParams) -> GenerationOptions:
+        return GenerationOptions(
+            max_tokens=self.max_tokens,
+            lowers_max_tokens=True,
+            sampling=sampling,
+            format_field="output_config.format",
+            stop=tuple(self.stop_sequences or ()),
+        )
+
+    @property
+    def grammar(self) -> str:
+        if self.output_config is None or self.output_config.format is None:
+            return ""
+        schema = self.output_config.format.schema_
+        return output_format.json_schema(schema, field="output_config.format")
+
+    def reply(self, generation: Generation) -> MessagesReply:
+        return MessagesReply(generation)
+
+    @staticmethod
+    def explain(error: errors.OrcinusError) -> Event:
+        return anthropic_errors.error_event(error)

@@ -1,0 +1,142 @@
+"""A message of a conversation, as OpenAI's clients and other servers' send it.
+
+Fields that nobody knows are taken and named, not read: clients send an assistant's message back
+with all that its server wrote into it.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+import pydantic_core
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    FailFast,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
+from typing_extensions import TypeAliasType
+
+from services.common import errors
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.request.conversation import ChatMessage, ToolCall
+
+MAX_TURNS = 2048
+"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
+
+MAX_CALLS = 128
+"""Calls of tools in a message at most."""
+
+
+class ConversationModel(BaseModel):
+    """An object of a conversation; `body_reader` leaves its unknown fields out."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _check_kind(kind: str) -> str:
+    if kind not in ("text", "refusal"):
+        raise ValueError(f"{errors.shortened(kind)!r} is not supported; only 'text' is")
+    return kind
+
+
+class ContentPart(ConversationModel):
+    """A part of a message's content: a text, or what the assistant said instead of one."""
+
+    type: Annotated[str, AfterValidator(_check_kind)]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _has_text(self) -> Self:
+        if (self.text if self.type == "text" else self.refusal) is None:
+            raise ValueError(f"must have a field {self.type!r}")
+        return self
+
+    @property
+    def content(self) -> str:
+        """The part's text."""
+        return (self.text if self.type == "text" else self.refusal) or ""
+
+
+ContentParts = TypeAliasType(
+    "ContentParts", Annotated[list[ContentPart], FailFast(), Field(max_length=MAX_TURNS)]
+)
+
+Content = Annotated[
+    Annotated[str, Tag("text")] | Annotated[ContentParts, Tag("parts")],
+    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
+]
+"""A message's text, whole or in parts."""
+
+
+class CalledFunction(ConversationModel):
+    """The name and the arguments of a call."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """A JSON object as text; some clients send the object."""
+
+
+class AssistantCall(ConversationModel):
+    """A call of a tool that the assistant made before."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: CalledFunction
+
+    def to_call(self) -> ToolCall:
+        """Returns the call."""
+        arguments = self.function.arguments
+        if isinstance(arguments, dict):
+            arguments = pydantic_core.to_json(arguments).decode()
+        return ToolCall(self.id or "", self.function.name, arguments or "{}")
+
+
+AssistantCalls = TypeAliasType(
+    "AssistantCalls", Annotated[list[AssistantCall], FailFast(), Field(max_length=MAX_CALLS)]
+)
+
+
+def _check_content(content: object, message: ValidationInfo) -> object:
+    if content is None and message.data.get("role") != "assistant":
+        raise ValueError("must be given; only an assistant's may be null")
+    return content
+
+
+class Message(ConversationModel):
+    """A turn of a conversation; an assistant's message may be sent back as it came."""
+
+    role: str
+    content: Annotated[
+        Content | None, AfterValidator(_check_content), Field(validate_default=True)
+    ] = None
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: AssistantCalls | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    annotations: Any = None
+    provider_specific_fields: Any = None
+    audio: Annotated[dict[str, Any] | None, only()] = None
+    function_call: Annotated[dict[str, Any] | None, only()] = None
+
+    def to_message(self) -> ChatMessage:
+        """Returns the turn as templates want it."""
+        content = self.content
+        if content is None:
+            content = self.refusal
+        elif not isinstance(content, str):
+            content = "\n".join(part.content for part in content)
+        return ChatMessage(
+            self.role,
+            content,
+            self.name,
+            tool_calls=tuple(call.to_call() for call in self.tool_calls or ()),
+            tool_call_id=self.tool_call_id,
+            reasoning_content=self.reasoning_content or self.reasoning,
+        )

@@ -1,0 +1,166 @@
+"""The items of a conversation in POST /v1/responses, and the messages that they stand for.
+
+The items of the assistant that follow each other, reasoning before text before calls, are one turn.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, FailFast, Field, Tag
+from typing_extensions import TypeAliasType
+
+from services.common import errors
+from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
+from services.frontend.http.openai.chat_message import MAX_TURNS
+from services.frontend.http.protocol.assistant_turn import AssistantTurn
+from services.frontend.http.protocol.conversation_tools import ToolName
+from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
+from services.frontend.request.conversation import ChatMessage, ToolCall
+
+SYSTEM_ROLES = ("system", "developer")
+
+
+class ResponsesPart(BaseModel):
+    """A part of a text."""
+
+    model_config = EXACT
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+
+
+class RefusalPart(BaseModel):
+    """A refusal by the assistant in the place of a text, sent back as it came."""
+
+    model_config = EXACT
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+        return self.refusal
+
+
+_TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+
+Part = Annotated[
+    Annotated[ResponsesPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | Annotated[UnknownKind, Tag("unknown")],
+    by_type({**dict.fromkeys(_TEXT_TYPES, "text"), "refusal": "refusal"}),
+]
+ResponsesParts = TypeAliasType(
+    "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
+)
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("list")], TEXT_OR_LIST]
+"""A text, whole or in parts."""
+
+
+class MessageItem(BaseModel):
+    """A turn."""
+
+    model_config = EXACT
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Text
+
+
+class ReasoningItem(BaseModel):
+    """The assistant's reasoning, sent back as it came."""
+
+    model_config = EXACT
+
+    type: Literal["reasoning"]
+    summary: ResponsesParts | None = None
+    content: ResponsesParts | None = None
+
+
+class FunctionCallItem(BaseModel):
+    """A call by the assistant."""
+
+    model_config = EXACT
+
+    type: Literal["function_call"]
+    call_id: str
+    name: ToolName
+    arguments: str
+
+
+class FunctionCallOutputItem(BaseModel):
+    """The result of a call."""
+
+    model_config = EXACT
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+
+
+_ITEM_TYPES = ("message", "reasoning", "function_call", "function_call_output")
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[UnknownKind, Tag("unknown")],
+    by_type({kind: kind for kind in _ITEM_TYPES}, default="message"),
+]
+InputItems = TypeAliasType(
+    "InputItems", Annotated[list[InputItem], FailFast(), Field(max_length=MAX_TURNS)]
+)
+
+
+def messages_of(items: Sequence[InputItem], instructions: str | None) -> Iterator[ChatMessage]:
+    """Yields the messages of items. Instructions and the system's words after them are one message,
+    since most chat templates know one at the beginning and no other.
+
+    Raises:
+        InvalidRequest: an output answers no call before it.
+    """
+    system = [] if instructions is None else [instructions]
+    n_system = 0
+    for item in items:
+        if not isinstance(item, MessageItem) or item.role not in SYSTEM_ROLES:
+            break
+        system.append(joined(item.content))
+        n_system += 1
+    if system:
+        yield ChatMessage("system", "\n\n".join(system))
+    yield from _turns(items, n_system)
+
+
+def _turns(items: Sequence[InputItem], start: int) -> Iterator[ChatMessage]:
+    """Yields the turns of the items from `start` on.
+
+    Raises:
+        InvalidRequest: an output answers no call before it.
+    """
+    call_ids: set[str] = set()
+    turn = AssistantTurn()
+    for index, item in enumerate(items[start:], start):
+        match item:
+            case ReasoningItem():
+                yield from turn.begin()
+                turn.reasoning.append(joined(item.content) or joined(item.summary))
+            case MessageItem(role="assistant"):
+                yield from turn.begin()
+                turn.texts.append(joined(item.content))
+            case FunctionCallItem():
+                call_ids.add(item.call_id)
+                turn.calls.append(ToolCall(item.call_id, item.name, item.arguments))
+            case FunctionCallOutputItem():
+                yield from turn.end()
+                if item.call_id not in call_ids:
+                    raise errors.InvalidRequest(
+                        f"input.{index}.call_id", "answers no function_call before it"
+                    )
+                yield ChatMessage("tool", joined(item.output), tool_call_id=item.call_id)
+            case MessageItem():
+                yield from turn.end()
+                role = "user" if item.role == "user" else "system"
+                yield ChatMessage(role, joined(item.content))
+    yield from turn.end()

@@ -1,0 +1,289 @@
+"""The body of POST /v1/responses, OpenAI's protocol for agents, and the request it stands for.
+
+Nothing is stored: clients send the whole conversation each time, as coding agents do. Tools that
+OpenAI runs itself, web search for example, are left out, since nobody runs them here.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, FailFast, Field, Tag, WithJsonSchema
+from typing_extensions import TypeAliasType
+
+from services.common import errors
+from services.common.sampling import SamplingParams
+from services.frontend.generation.generation import Generation
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
+from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.openai.chat_message import MAX_TURNS
+from services.frontend.http.openai.reply import Json
+from services.frontend.http.protocol.conversation_body import GeneratingBody, Metadata
+from services.frontend.http.protocol.conversation_tools import (
+    ClientTool,
+    ToolName,
+    json_text,
+    told_tools,
+    tool_of,
+)
+from services.frontend.http.protocol.reasoning_effort import template_kwargs
+from services.frontend.http.protocol.reply import named_event
+from services.frontend.http.protocol.text_parts import TEXT_OR_LIST
+from services.frontend.http.responses.items import InputItem, InputItems, MessageItem, messages_of
+from services.frontend.http.responses.reply import ResponsesReply
+from services.frontend.http.transport.event_stream import Event
+from services.frontend.request import output_format
+from services.frontend.request.conversation import ChatMessage, Tool, ToolChoice
+from services.frontend.request.generation_request import GenerationOptions
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class ResponsesFunction(ClientTool):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    def to_tool(self) -> Tool:
+        return tool_of(self, parameters=json_text(self.parameters))
+
+
+class HostedTool(BaseModel):
+    """A tool of another type, which nobody runs here; the model is not told of it."""
+
+    model_config = EXACT
+
+    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
+
+
+ResponsesTool = Annotated[
+    Annotated[ResponsesFunction, Tag("function")] | Annotated[HostedTool, Tag("other")],
+    by_type({"function": "function"}, others="other"),
+]
+ResponsesTools = TypeAliasType(
+    "ResponsesTools", Annotated[list[ResponsesTool], FailFast(), Field(max_length=MAX_TURNS)]
+)
+
+
+class ResponsesChoice(BaseModel):
+    """The function that must be called."""
+
+    model_config = EXACT
+
+    type: Literal["function"]
+    name: ToolName
+
+
+AllowedTool = Annotated[
+    Annotated[ResponsesChoice, Tag("function")] | Annotated[HostedTool, Tag("other")],
+    by_type({"function": "function"}, others="other"),
+]
+
+
+class ResponsesAllowed(BaseModel):
+    """Some of the tools, of which the model may call any, or must."""
+
+    model_config = EXACT
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the functions among them."""
+        return {tool.name for tool in self.tools if isinstance(tool, ResponsesChoice)}
+
+
+Choice = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("text")]
+    | Annotated[ResponsesChoice, Tag("function")]
+    | Annotated[ResponsesAllowed, Tag("allowed_tools")]
+    | Annotated[UnknownKind, Tag("unknown")],
+    by_type({kind: kind for kind in ("function", "allowed_tools")}, text="text"),
+]
+
+
+class ResponsesTextFormat(BaseModel):
+    """Any text."""
+
+    model_config = EXACT
+
+    type: Literal["text"]
+
+
+class ResponsesJsonFormat(BaseModel):
+    """Any JSON object."""
+
+    model_config = EXACT
+
+    type: Literal["json_object"]
+
+
+class ResponsesSchemaFormat(BaseModel):
+    """JSON that keeps a schema, whether `strict` or not."""
+
+    model_config = EXACT
+
+    type: Literal["json_schema"]
+    name: str | None = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+Format = Annotated[
+    Annotated[ResponsesTextFormat, Tag("text")]
+    | Annotated[ResponsesJsonFormat, Tag("json_object")]
+    | Annotated[ResponsesSchemaFormat, Tag("json_schema")]
+    | Annotated[UnknownKind, Tag("unknown")],
+    by_type({kind: kind for kind in ("text", "json_object", "json_schema")}),
+]
+
+
+class TextOptions(BaseModel):
+    """How the text is to be."""
+
+    model_config = EXACT
+
+    format: Format | None = None
+
+
+class ReasoningOptions(BaseModel):
+    """How much the model is to think before it speaks."""
+
+    model_config = EXACT
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+
+
+Included = TypeAliasType("Included", Annotated[list[str], FailFast()])
+
+
+def _check_include(names: list[str] | None) -> list[str] | None:
+    if names is not None and LOGPROBS in names:
+        raise ValueError(f"{LOGPROBS!r} is not supported")
+    return names
+
+
+class ResponsesBody(GeneratingBody):
+    """The body of POST /v1/responses."""
+
+    spelling: ClassVar = {"messages": "input"}
+
+    input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: ResponsesTools | None = None
+    tool_choice: Choice | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    metadata: Metadata = None
+
+    store: bool | None = None
+    include: Annotated[Included | None, AfterValidator(_check_include)] = None
+    background: Annotated[bool | None, only(False)] = None
+    previous_response_id: Annotated[str | None, only()] = None
+    conversation: Annotated[Any, only()] = None
+    prompt: Annotated[Any, only()] = None
+    truncation: Annotated[str | None, only("disabled", "auto")] = None
+    top_logprobs: Annotated[int | None, only(0)] = None
+    max_tool_calls: int | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+
+    def options(self, sampling: SamplingParams) -> GenerationOptions:
+        return GenerationOptions(
+            max_tokens=self.max_output_tokens,
+            max_tokens_field="max_output_tokens",
+            lowers_max_tokens=True,
+            sampling=sampling,
+            format_field="text.format",
+        )
+
+    @property
+    def grammar(self) -> str:
+        match self.text.format if self.text else None:
+            case ResponsesJsonFormat():
+                return output_format.json_object()
+            case ResponsesSchemaFormat(schema_=schema):
+                return output_format.json_schema(schema, field="text.format")
+        return ""
+
+    def reply(self, generation: Generation) -> ResponsesReply:
+        return ResponsesReply(generation, self._echo(generation.options.sampling))
+
+    @staticmethod
+    def explain(error: errors.OrcinusError) -> Event:
+        described = openai_errors.error_object(error)["error"]
+        fields = {name: described[name] for name in ("code", "message", "param")}
+        return named_event("error", {**fields, "sequence_number": 0})
+
+    @property
+    def _functions(self) -> list[ResponsesFunction]:
+        return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
+
+    @property
+    def _told_tools(self) -> dict[int, ClientTool]:
+        told = told_tools(self.tools)
+        if not isinstance(self.tool_choice, ResponsesAllowed):
+            return told
+        names = self.tool_choice.names
+        return {place: tool for place, tool in told.items() if tool.to_tool().name in names}
+
+    @property
+    def _template_kwargs(self) -> dict[str, Any]:
+        return template_kwargs(self.reasoning.effort if self.reasoning else None)
+
+    @property
+    def _choice(self) -> ToolChoice:
+        allows_parallel = self.parallel_tool_calls is not False
+        match self.tool_choice:
+            case ResponsesChoice(name=name):
+                return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
+            case ResponsesAllowed(mode=mode, names=names):
+                if unknown := names - {tool.name for tool in self._functions}:
+                    raise errors.InvalidRequest(
+                        "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
+                    )
+                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
+            case "none" | "required" as mode:
+                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
+        return ToolChoice(allows_parallel=allows_parallel)
+
+    def _messages(self) -> Iterator[ChatMessage]:
+        items: Sequence[InputItem] = (
+            [MessageItem(role="user", content=self.input)]
+            if isinstance(self.input, str)
+            else self.input
+        )
+        return messages_of(items, self.instructions)
+
+    def _echo(self, sampling: SamplingParams) -> Json:
+        """Returns the part of an answer that repeats what was asked for."""
+        choice = self.tool_choice
+        form = self.text.format if self.text else None
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "reasoning": {
+                "effort": self.reasoning.effort if self.reasoning else None,
+                "summary": None,
+            },
+            "temperature": sampling.temperature,
+            "text": {"format": form.model_dump(by_alias=True) if form else {"type": "text"}},
+            "tool_choice": (
+                choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto"
+            ),
+            "tools": [tool.model_dump() for tool in self._told_tools.values()],
+            "top_p": sampling.top_p,
+        }
