@@ -16,7 +16,6 @@ from services.frontend.http.anthropic import errors as anthropic_errors
 from services.frontend.http.anthropic.reply import MessagesReply
 from services.frontend.http.anthropic.turns import Text, Turns, messages_of
 from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
-from services.frontend.http.openai.chat_message import MAX_TURNS
 from services.frontend.http.openai.request import StopTexts
 from services.frontend.http.protocol.conversation_body import ConversationBody, GeneratingBody
 from services.frontend.http.protocol.conversation_tools import (
@@ -30,7 +29,7 @@ from services.frontend.http.protocol.reasoning_effort import template_kwargs
 from services.frontend.http.protocol.text_parts import joined
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
-from services.frontend.request.conversation import ChatMessage, Tool, ToolChoice
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Tool, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
 
 

@@ -12,11 +12,10 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, UnknownRole, by_type
-from services.frontend.http.openai.chat_message import MAX_TURNS
 from services.frontend.http.protocol import assistant_turn
 from services.frontend.http.protocol.conversation_tools import ToolName, json_text
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
-from services.frontend.request.conversation import ChatMessage, ToolCall
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
 
 
 class TextBlock(BaseModel):

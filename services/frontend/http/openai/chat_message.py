@@ -22,10 +22,7 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.accepted_values import only
-from services.frontend.request.conversation import ChatMessage, ToolCall
-
-MAX_TURNS = 2048
-"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
 
 MAX_CALLS = 128
 """Calls of tools in a message at most."""

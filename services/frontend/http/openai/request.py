@@ -28,13 +28,13 @@ from services.common import errors
 from services.common.sampling import MAX_BIASES, SamplingParams
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
-from services.frontend.http.openai.chat_message import MAX_TURNS, Message
+from services.frontend.http.openai.chat_message import Message
 from services.frontend.http.openai.chat_tools import ToolFields
 from services.frontend.http.openai.effectless_fields import EffectlessFields
 from services.frontend.http.openai.event_id import HEADER, StreamPosition
 from services.frontend.http.openai.output_format_fields import OutputFormatFields
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
-from services.frontend.request.conversation import Conversation
+from services.frontend.request.conversation import MAX_TURNS, Conversation
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     GenerationOptions,

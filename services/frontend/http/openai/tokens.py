@@ -5,8 +5,9 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
 
 from services.common import errors
-from services.frontend.http.openai.chat_message import MAX_TURNS, Message
+from services.frontend.http.openai.chat_message import Message
 from services.frontend.http.openai.request import ChatBody, TokenIds
+from services.frontend.request.conversation import MAX_TURNS
 from services.frontend.request.generation_request import Prompt
 
 

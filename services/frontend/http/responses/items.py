@@ -11,11 +11,10 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
-from services.frontend.http.openai.chat_message import MAX_TURNS
 from services.frontend.http.protocol.assistant_turn import AssistantTurn
 from services.frontend.http.protocol.conversation_tools import ToolName
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
-from services.frontend.request.conversation import ChatMessage, ToolCall
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
 
 SYSTEM_ROLES = ("system", "developer")
 

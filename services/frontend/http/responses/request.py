@@ -16,7 +16,6 @@ from services.frontend.generation.generation import Generation
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
 from services.frontend.http.openai import errors as openai_errors
-from services.frontend.http.openai.chat_message import MAX_TURNS
 from services.frontend.http.openai.reply import Json
 from services.frontend.http.protocol.conversation_body import GeneratingBody, Metadata
 from services.frontend.http.protocol.conversation_tools import (
@@ -33,7 +32,7 @@ from services.frontend.http.responses.items import InputItem, InputItems, Messag
 from services.frontend.http.responses.reply import ResponsesReply
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
-from services.frontend.request.conversation import ChatMessage, Tool, ToolChoice
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Tool, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
 
 LOGPROBS = "message.output_text.logprobs"

@@ -8,9 +8,8 @@ import pytest
 from services.common import errors
 from services.common.sampling import OPTIONS, SamplingParams
 from services.frontend.http.bodies.reader import parse_body
-from services.frontend.http.openai.chat_message import MAX_TURNS
 from services.frontend.http.openai.request import ChatBody, CompletionBody
-from services.frontend.request.conversation import ChatMessage, Conversation
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Conversation
 from services.frontend.request.generation_request import MAX_ANSWERS, GenerationRequest
 
 USER = {"role": "user", "content": "hi"}
