@@ -35,7 +35,9 @@ from services.common.priority import PRIORITIES
 from services.common.sampling import OPTIONS, Numbers, SamplingParams, TokenBiases, WholeNumbers
 from services.frontend import http
 from services.frontend.http.docs import openapi
-from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.openai.errors import error_body
+from services.frontend.http.protocol.errors import failure
+from services.frontend.http.routes import ALL_ROUTES
 from services.frontend.request.generation_request import (
     MAX_N,
     MAX_SALT_LENGTH,
@@ -193,7 +195,7 @@ def _body(model: type[BaseModel]) -> dict[str, Row]:
 
 @cache
 def _document() -> Mapping[str, Any]:
-    schemas: Mapping[str, Any] = openapi.document(needs_key=True)["components"]["schemas"]
+    schemas: Mapping[str, Any] = openapi.document(ALL_ROUTES, needs_key=True)["components"]["schemas"]
     return schemas
 
 
@@ -415,7 +417,7 @@ def _field_type(field: Any) -> str:
 
 def _routes() -> dict[str, Row]:
     rows: dict[str, Row] = {}
-    for path, operations in openapi.document(needs_key=True, has_page=True)["paths"].items():
+    for path, operations in openapi.document(ALL_ROUTES, needs_key=True)["paths"].items():
         for method, operation in operations.items():
             statuses = ", ".join(sorted(operation["responses"]))
             rows[f"`{method.upper()} {path}`"] = (f"`{method.upper()} {path}`", statuses)
@@ -446,11 +448,11 @@ def _errors() -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for kind in error_classes():
         error = _example(kind)
-        response = openai_errors.error_response(error)
-        body = json.loads(bytes(response.body))["error"]
+        failed = failure(error)
+        body = error_body(failed)["error"]
         row = (
             f"`{kind.__name__}`",
-            str(response.status_code),
+            str(failed.status),
             f"`{body['type']}`",
             f"`{body['code']}`" if body["code"] else "none",
             f"`{rpc_handlers.status_of(error, None).name}`",

@@ -1,4 +1,4 @@
-"""The answers of Anthropic's paths, described for the OpenAPI document."""
+"""The types of the answers in Anthropic's protocol."""
 
 from typing import Any, Literal
 
@@ -44,6 +44,9 @@ class AnthropicUsage(TypedDict):
     output_tokens: int
 
 
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
 @answer_object
 class AnthropicMessage(TypedDict):
     """The answer of POST /v1/messages."""
@@ -53,29 +56,6 @@ class AnthropicMessage(TypedDict):
     role: Literal["assistant"]
     model: str
     content: list[AnthropicText | AnthropicThinking | AnthropicToolUse]
-    stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"] | None
+    stop_reason: StopReason | None
     stop_sequence: str | None
     usage: AnthropicUsage
-
-
-@answer_object
-class TokenCount(TypedDict):
-    """The number of tokens that a conversation would start with."""
-
-    input_tokens: int
-
-
-@answer_object
-class AnthropicErrorObject(TypedDict):
-    """An error; its message begins with the field that is wrong, if it is one."""
-
-    type: str
-    message: str
-
-
-@answer_object
-class AnthropicError(TypedDict):
-    """The body of answers that refuse a request in Anthropic's protocol."""
-
-    type: Literal["error"]
-    error: AnthropicErrorObject

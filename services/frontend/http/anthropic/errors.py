@@ -1,26 +1,19 @@
-"""The error tree in the shape of Anthropic's API, on the paths of that API.
+"""Errors in the form of Anthropic's API.
 
 {"type": "error", "error": {"type": ..., "message": ...}}
 
-Statuses and headers are those of the same errors on other paths (`openai_errors`).
+Statuses and headers are the same as of the same errors in other protocols.
 """
 
-import json
-from http import HTTPStatus
+from typing import Literal
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import Message, Scope
+from typing_extensions import TypedDict
 
 from services.common import errors
-from services.frontend.http.openai import errors as openai_errors
-from services.frontend.http.openai.reply import Json
-from services.frontend.http.protocol.reply import named_event
-from services.frontend.http.transport.event_stream import Event
-from services.frontend.request.client_call import current_call
-
-PATH = "/v1/messages"
-COUNT_PATH = "/v1/messages/count_tokens"
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.errors import Dialect, Failure, failure
+from services.frontend.http.protocol.json_text import to_json
+from services.frontend.http.transport.event_stream import Event, framed
 
 ID_HEADER = "request-id"
 """Header in which Anthropic's clients look for the name of their request."""
@@ -34,37 +27,35 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+"""Types of errors by their statuses, where they are other than of most errors."""
+
+
+@answer_object
+class AnthropicErrorObject(TypedDict):
+    """An error; its message begins with the field that is wrong, if it is one."""
+
+    type: str
+    message: str
+
+
+@answer_object
+class AnthropicError(TypedDict):
+    """The body of answers that refuse a request in Anthropic's protocol."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+
+
+def error_body(failed: Failure) -> AnthropicError:
+    """Returns the body that tells of a failure."""
+    most = "api_error" if failed.is_by_server else "invalid_request_error"
+    kind = _TYPES.get(failed.status, most)
+    return {"type": "error", "error": {"type": kind, "message": failed.message}}
 
 
 def error_event(error: errors.OrcinusError) -> Event:
-    """Returns the error as the last event of a stream."""
-    return named_event("error", {"error": _error(_status(error), error.message)})
+    """Returns the event of an error that ends a stream."""
+    return framed(to_json(error_body(failure(error))), name=b"error")
 
 
-def name_request(scope: Scope, answer: Message) -> None:
-    """Adds the name of a request to the start of its answer, if its path is of Anthropic's API."""
-    call = current_call()
-    if call is not None and scope["path"].startswith(PATH):
-        name = (ID_HEADER.encode(), call.shown_id.encode())
-        answer["headers"] = [*answer["headers"], name]
-
-
-def translated(request: Request, response: Response) -> Response:
-    """Returns the answer to a request that ends with an error, which is in OpenAI's shape, in this
-    one if the path is of Anthropic's API."""
-    if request.url.path not in (PATH, COUNT_PATH) or not response.body:
-        return response
-    message = json.loads(bytes(response.body))["error"]["message"]
-    headers = dict(response.headers)
-    del headers["content-length"], headers["content-type"]
-    body = {"type": "error", "error": _error(response.status_code, message)}
-    return JSONResponse(body, response.status_code, headers)
-
-
-def _status(error: errors.OrcinusError) -> int:
-    return openai_errors.error_response(error).status_code
-
-
-def _error(status: int, message: str) -> Json:
-    default = "api_error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-    return {"type": _TYPES.get(status, default), "message": message}
+DIALECT = Dialect(body=error_body, schema=AnthropicError, prefix="Anthropic", id_header=ID_HEADER)

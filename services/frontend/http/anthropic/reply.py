@@ -1,17 +1,23 @@
-"""The shape of answers of Anthropic's POST /v1/messages: a message of blocks, and its events.
+"""The reply of Anthropic's POST /v1/messages: a message of blocks, and its events.
 
 A block of reasoning has a signature, which clients send back with it and nobody checks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pydantic_core
 
 from services.common import errors
-from services.frontend.generation.answer import Piece
-from services.frontend.http.anthropic import errors as anthropic_errors
-from services.frontend.http.openai.reply import Json
+from services.frontend.http.anthropic.answer import (
+    AnthropicMessage,
+    AnthropicText,
+    AnthropicThinking,
+    AnthropicToolUse,
+    AnthropicUsage,
+    StopReason,
+)
+from services.frontend.http.anthropic.errors import error_event
 from services.frontend.http.protocol.message_items import (
     Began,
     Ended,
@@ -19,9 +25,9 @@ from services.frontend.http.protocol.message_items import (
     Item,
     ItemKind,
     Step,
-    whole_items,
 )
-from services.frontend.http.protocol.reply import Reply, named_event
+from services.frontend.http.protocol.message_reply import MessageReply
+from services.frontend.http.protocol.reply import named_event
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.finish_reason import FinishReason
 
@@ -33,19 +39,24 @@ _DELTAS = {
 """Type of a delta, and its field that has the new characters."""
 
 
-class MessagesReply(Reply):
+Block = AnthropicText | AnthropicThinking | AnthropicToolUse
+
+
+class MessagesReply(MessageReply):
     """Writes an answer down as a message."""
 
-    def whole(self, piece: Piece) -> Json:
-        blocks = [self._block(item, text) for item, text in whole_items(self._items, piece)]
-        return self._message(blocks, piece.finish_reason)
+    __slots__ = ()
+
+    def _message(self, items: Sequence[tuple[Item, str]]) -> AnthropicMessage:
+        blocks = [self._block(item, text) for item, text in items]
+        return self._message_of(blocks, *self._stop())
 
     def begin(self) -> Iterator[Event]:
-        yield named_event("message_start", {"message": self._message([], None)})
+        yield named_event("message_start", {"message": self._message_of([], None, None)})
         yield named_event("ping", {})
 
     def explain(self, error: errors.OrcinusError) -> Event:
-        return anthropic_errors.error_event(error)
+        return error_event(error)
 
     def _step(self, step: Step) -> Iterator[Event]:
         item = step.item
@@ -62,47 +73,54 @@ class MessagesReply(Reply):
                     yield _event("content_block_delta", item, {"delta": signature})
                 yield _event("content_block_stop", item, {})
 
-    def _end(self, reason: FinishReason) -> Iterator[Event]:
-        yield named_event("message_delta", {"delta": self._stop(reason), "usage": self._usage()})
+    def end(self) -> Iterator[Event]:
+        stop_reason, stop = self._stop()
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop}
+        yield named_event("message_delta", {"delta": delta, "usage": self._usage()})
         yield named_event("message_stop", {})
 
     @property
     def _signature(self) -> str:
         return self._generation.request_id
 
-    def _block(self, item: Item, text: str) -> Json:
+    def _block(self, item: Item, text: str) -> Block:
         match item.kind:
             case ItemKind.REASONING:
                 return {"type": "thinking", "thinking": text, "signature": self._signature}
             case ItemKind.TEXT:
                 return {"type": "text", "text": text}
             case ItemKind.CALL:
-                call = {"id": item.call_id, "name": item.name, "input": _arguments(text)}
-                return {"type": "tool_use", **call}
+                return {
+                    "type": "tool_use",
+                    "id": item.call_id,
+                    "name": item.name,
+                    "input": _arguments(text),
+                }
 
-    def _message(self, blocks: list[Json], reason: FinishReason | None) -> Json:
+    def _message_of(
+        self, blocks: list[Block], stop_reason: StopReason | None, stop: str | None
+    ) -> AnthropicMessage:
         return {
             "id": f"msg_{self._generation.request_id}",
             "type": "message",
             "role": "assistant",
             "model": self._generation.model,
             "content": blocks,
-            **self._stop(reason),
+            "stop_reason": stop_reason,
+            "stop_sequence": stop,
             "usage": self._usage(),
         }
 
-    def _stop(self, reason: FinishReason | None) -> Json:
-        stop_reason, stop = None, None
-        if reason is FinishReason.LENGTH:
-            stop_reason = "max_tokens"
-        elif reason is not None and self._items.has_calls:
-            stop_reason = "tool_use"
-        elif reason is not None:
-            stop = self._generation.stop_met(0) or None
-            stop_reason = "end_turn" if stop is None else "stop_sequence"
-        return {"stop_reason": stop_reason, "stop_sequence": stop}
+    def _stop(self) -> tuple[StopReason, str | None]:
+        """Returns the reason why the answer ended, and the stop sequence if that is the reason."""
+        if self._reason is FinishReason.LENGTH:
+            return "max_tokens", None
+        if self._items.has_calls:
+            return "tool_use", None
+        stop = self._generation.stop_met(0) or None
+        return "end_turn" if stop is None else "stop_sequence", stop
 
-    def _usage(self) -> Json:
+    def _usage(self) -> AnthropicUsage:
         usage = self._generation.usage
         return {
             # Of Anthropic's fields, the three of the input add up to it.
@@ -113,11 +131,11 @@ class MessagesReply(Reply):
         }
 
 
-_UNSIGNED: dict[ItemKind, Json] = {ItemKind.REASONING: {"signature": ""}}
+_UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
 """Fields of a block that begins, as far as they are other than of a complete one."""
 
 
-def _event(name: str, item: Item, fields: Json) -> Event:
+def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:
     return named_event(name, {"index": item.index, **fields})
 
 

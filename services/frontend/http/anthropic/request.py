@@ -6,17 +6,18 @@ Tools that Anthropic runs itself are left out.
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, FailFast, Field, Tag, WithJsonSchema
+from pydantic import FailFast, Field, Tag, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.common.sampling import SamplingParams
 from services.frontend.generation.generation import Generation
-from services.frontend.http.anthropic import errors as anthropic_errors
+from services.frontend.http.anthropic.errors import error_event
 from services.frontend.http.anthropic.reply import MessagesReply
 from services.frontend.http.anthropic.turns import Text, Turns, messages_of
-from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
-from services.frontend.http.openai.request import StopTexts
+from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, by_type
+from services.frontend.http.bodies.ranges import N_TOKENS
+from services.frontend.http.bodies.stop_texts import StopTexts
 from services.frontend.http.protocol.conversation_body import ConversationBody, GeneratingBody
 from services.frontend.http.protocol.conversation_tools import (
     ClientTool,
@@ -46,10 +47,8 @@ class CustomTool(ClientTool):
         return tool_of(self, parameters=json_text(self.input_schema))
 
 
-class ServerTool(BaseModel):
+class ServerTool(ExactModel):
     """A tool of another type, which nobody runs here; the model is not told of it."""
-
-    model_config = EXACT
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
 
@@ -63,19 +62,15 @@ MessagesTools = TypeAliasType(
 )
 
 
-class AnyChoice(BaseModel):
+class AnyChoice(ExactModel):
     """Whether tools are called."""
-
-    model_config = EXACT
 
     type: Literal["auto", "any", "none"]
     disable_parallel_tool_use: bool | None = None
 
 
-class ToolUseChoice(BaseModel):
+class ToolUseChoice(ExactModel):
     """The tool that must be called."""
-
-    model_config = EXACT
 
     type: Literal["tool"]
     name: ToolName
@@ -96,36 +91,28 @@ _MODES: dict[str, Literal["auto", "required", "none"]] = {
 }
 
 
-class ThinkingOptions(BaseModel):
+class ThinkingOptions(ExactModel):
     """Whether the model is to think before it speaks; a budget is ignored."""
-
-    model_config = EXACT
 
     type: Literal["enabled", "adaptive", "disabled"]
 
 
-class JsonSchemaOutput(BaseModel):
+class JsonSchemaOutput(ExactModel):
     """JSON that keeps a schema."""
-
-    model_config = EXACT
 
     type: Literal["json_schema"]
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
 
 
-class OutputConfig(BaseModel):
+class OutputConfig(ExactModel):
     """How the answer is to be."""
-
-    model_config = EXACT
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: JsonSchemaOutput | None = None
 
 
-class MessagesMetadata(BaseModel):
+class MessagesMetadata(ExactModel):
     """Labels that the client gives its request; they do nothing."""
-
-    model_config = EXACT
 
     user_id: str | None = None
 
@@ -171,7 +158,7 @@ class CountBody(ConversationBody):
 class MessagesBody(CountBody, GeneratingBody):
     """The body of POST /v1/messages."""
 
-    max_tokens: int
+    max_tokens: Annotated[int, N_TOKENS]
     stop_sequences: StopTexts | None = None
     metadata: MessagesMetadata | None = None
 
@@ -196,4 +183,4 @@ class MessagesBody(CountBody, GeneratingBody):
 
     @staticmethod
     def explain(error: errors.OrcinusError) -> Event:
-        return anthropic_errors.error_event(error)
+        return error_event(error)

@@ -7,21 +7,19 @@ reasoning and wishes for a cache are ignored.
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, FailFast, Field, Tag
+from pydantic import FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
-from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, UnknownRole, by_type
+from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, UnknownRole, by_type
 from services.frontend.http.protocol import assistant_turn
 from services.frontend.http.protocol.conversation_tools import ToolName, json_text
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
 
 
-class TextBlock(BaseModel):
+class TextBlock(ExactModel):
     """A text."""
-
-    model_config = EXACT
 
     type: Literal["text"]
     text: str
@@ -38,27 +36,21 @@ Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextBlocks, Tag("list")
 """A text, whole or in blocks."""
 
 
-class ThinkingBlock(BaseModel):
+class ThinkingBlock(ExactModel):
     """The assistant's reasoning, sent back as it came."""
-
-    model_config = EXACT
 
     type: Literal["thinking"]
     thinking: str
 
 
-class RedactedThinkingBlock(BaseModel):
+class RedactedThinkingBlock(ExactModel):
     """Reasoning of another server that nobody here can read; it is left out."""
-
-    model_config = EXACT
 
     type: Literal["redacted_thinking"]
 
 
-class ToolUseBlock(BaseModel):
+class ToolUseBlock(ExactModel):
     """A call by the assistant."""
-
-    model_config = EXACT
 
     type: Literal["tool_use"]
     id: str
@@ -66,10 +58,8 @@ class ToolUseBlock(BaseModel):
     input: dict[str, Any]
 
 
-class ToolResultBlock(BaseModel):
+class ToolResultBlock(ExactModel):
     """The result of a call."""
-
-    model_config = EXACT
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -101,10 +91,8 @@ AssistantBlocks = TypeAliasType(
 )
 
 
-class UserTurn(BaseModel):
+class UserTurn(ExactModel):
     """A turn of the user, with the results of the calls before it."""
-
-    model_config = EXACT
 
     role: Literal["user"]
     content: Annotated[
@@ -112,10 +100,8 @@ class UserTurn(BaseModel):
     ]
 
 
-class AssistantTurn(BaseModel):
+class AssistantTurn(ExactModel):
     """A turn of the assistant, sent back as it came."""
-
-    model_config = EXACT
 
     role: Literal["assistant"]
     content: Annotated[
@@ -123,10 +109,8 @@ class AssistantTurn(BaseModel):
     ]
 
 
-class SystemTurn(BaseModel):
+class SystemTurn(ExactModel):
     """Words of the system within the conversation."""
-
-    model_config = EXACT
 
     role: Literal["system"]
     content: Text

@@ -12,18 +12,20 @@ from pydantic_core import core_schema
 
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
 
-EXACT = ConfigDict(extra="forbid", strict=True)
-"""Fields that nobody knows are left out by `body_reader`, such as those that ask for a cache."""
+
+class ExactModel(BaseModel):
+    """An object of a body. It has no other fields than its own, since the reader of bodies leaves
+    unknown fields out, and no value is converted to the type of its field."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _refuse(name: str) -> str:
     raise ValueError(f"{name[:MAX_NAME_LENGTH]!r} is not supported")
 
 
-class Unknown(BaseModel):
+class Unknown(ExactModel):
     """An object that is not served; reading it says so."""
-
-    model_config = EXACT
 
     @classmethod
     def __get_pydantic_json_schema__(

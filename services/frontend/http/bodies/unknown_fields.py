@@ -8,7 +8,7 @@ set of names, and only so many lines in a while.
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,8 +26,6 @@ LOGGED_AGAIN_S = 3600.0
 MAX_LOGGED = 64
 """Lines in that time at most."""
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-
 _SCOPE_KEY = "orcinus.ignored_fields"
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$-]")
@@ -39,7 +37,8 @@ class UnknownFields:
     def __init__(
         self, *, are_refused: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._are_refused = are_refused
+        self.are_refused = are_refused
+        """Whether a body with unknown fields is refused."""
         self._clock = clock
         self._logged: set[str] = set()
         self._logged_until = 0.0
@@ -50,7 +49,7 @@ class UnknownFields:
         Raises:
             InvalidRequest: such fields are refused.
         """
-        if self._are_refused:
+        if self.are_refused:
             raise errors.InvalidRequest(paths[0], "unknown field")
         names = ", ".join(sorted(_NOT_IN_NAMES.sub("?", path) for path in paths))
         request.scope[_SCOPE_KEY] = names

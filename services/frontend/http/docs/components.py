@@ -3,8 +3,10 @@
 Operations and schemas refer to components by their names.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
+from services.frontend.http.protocol.errors import Dialect
 from services.frontend.http.transport.media_types import JSON
 
 BY_SERVER = (400, 408, 431, 500, 503)
@@ -14,6 +16,7 @@ operation."""
 _MEANINGS = {
     400: "A field or header is wrong; `param` names it.",
     401: "There is no API key, or nobody has it.",
+    403: "This API key may not do it.",
     404: "There is no such model.",
     408: "The request did not come in time, or took longer than it may.",
     413: "The body is too large.",
@@ -24,33 +27,22 @@ _MEANINGS = {
     503: "There is no pipeline at the moment, or too many clients are connected.",
 }
 
-
-FORBIDDEN = "This API key may not do it."
-
 SECURITY_SCHEMES = {
     "key": {"type": "http", "scheme": "bearer"},
     "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
 """The two headers of which either may have the API key."""
 
-
-def error_responses(*, may_forbid: bool) -> dict[str, Any]:
-    """Returns all errors by their names; `may_forbid` says whether some keys may not do all."""
-    return {
-        **({error_name(403): _error(403)} if may_forbid else {}),
-        **{error_name(status): _error(status) for status in _MEANINGS},
-        **{anthropic_error_name(status): _anthropic_error(status) for status in _MEANINGS},
-    }
-
-
-def error_name(status: int) -> str:
-    """Returns the name of the error that has a status."""
-    return f"Error{status}"
-
-
-def anthropic_error_name(status: int) -> str:
-    """Returns the name of the error that has a status on one of Anthropic's paths."""
-    return f"AnthropicError{status}"
+_HEADERS: dict[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}},
+    429: {
+        "Retry-After": {
+            "required": True,
+            "description": "Seconds until it may be tried again.",
+            "schema": {"type": "integer", "minimum": 1},
+        }
+    },
+}
 
 
 def reference(section: str, name: str) -> dict[str, str]:
@@ -58,28 +50,37 @@ def reference(section: str, name: str) -> dict[str, str]:
     return {"$ref": f"#/components/{section}/{name}"}
 
 
-def _error(status: int) -> dict[str, Any]:
-    response: dict[str, Any] = {
-        "description": FORBIDDEN if status == 403 else _MEANINGS[status],
-        "content": {JSON: {"schema": reference("schemas", "Error")}},
+def schema_of(kind: type) -> dict[str, str]:
+    """Returns a reference to the schema of a type."""
+    return reference("schemas", kind.__name__)
+
+
+def error_name(status: int, dialect: Dialect) -> str:
+    """Returns the name of the error that has a status."""
+    return f"{dialect.prefix}Error{status}"
+
+
+def error_response(status: int, dialect: Dialect, others: Dialect) -> dict[str, Any]:
+    """Returns the error that has a status. Errors of the server, which refuses some requests before
+    it knows their path, are in the dialect `others`."""
+    kinds = list(dict.fromkeys((dialect.schema, others.schema)))
+    schema = schema_of(kinds[0])
+    described: dict[str, Any] = {
+        "description": _MEANINGS[status],
+        "content": {
+            JSON: {"schema": schema if len(kinds) == 1 else {"anyOf": list(map(schema_of, kinds))}}
+        },
     }
-    if status == 429:
-        response["headers"] = {
-            "Retry-After": {
-                "required": True,
-                "description": "Seconds until it may be tried again.",
-                "schema": {"type": "integer", "minimum": 1},
-            }
-        }
-    if status == 401:
-        response["headers"] = {
-            "WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}
-        }
-    return response
+    if status in _HEADERS:
+        described["headers"] = _HEADERS[status]
+    return described
 
 
-def _anthropic_error(status: int) -> dict[str, Any]:
-    """Returns the error of a path of Anthropic's, unless the server refuses the request before it
-    knows the path."""
-    either = [reference("schemas", "AnthropicError"), reference("schemas", "Error")]
-    return {**_error(status), "content": {JSON: {"schema": {"anyOf": either}}}}
+def error_responses(
+    statuses: Iterable[tuple[int, Dialect]], others: Dialect
+) -> dict[str, dict[str, Any]]:
+    """Returns errors by their names."""
+    return {
+        error_name(status, dialect): error_response(status, dialect, others)
+        for status, dialect in statuses
+    }

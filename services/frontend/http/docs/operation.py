@@ -1,146 +1,120 @@
-"""The operations of the HTTP API, as the OpenAPI document describes them.
-
-An operation is a method of a path. It refers to schemas and errors by their names.
-"""
+"""An operation of the OpenAPI document: what is said of one route."""
 
 from typing import Any
 
 from services.frontend.http.bodies import unknown_fields
 from services.frontend.http.docs.components import (
     BY_SERVER,
-    anthropic_error_name,
+    SECURITY_SCHEMES,
     error_name,
     reference,
+    schema_of,
 )
-from services.frontend.http.openai import event_id
+from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.protocol.errors import Dialect
+from services.frontend.http.protocol.route import Access, Parameter, Route
 from services.frontend.http.transport.media_types import EVENTS, JSON
 from services.frontend.request.client_call import ID_HEADER, MAX_TIMEOUT_S, SECONDS, TIMEOUT_HEADER
 
-Operation = dict[str, Any]
-Errors = tuple[int, ...]
-"""Statuses of the errors that an operation may answer with."""
+_OF_BODIES = (
+    Parameter(
+        name=ID_HEADER,
+        place="header",
+        schema={"type": "string"},
+        description="The client's name for the request; comes back with the answer.",
+    ),
+    Parameter(
+        name=TIMEOUT_HEADER,
+        place="header",
+        schema={"type": "string", "pattern": SECONDS},
+        description="Seconds that the request may take, waiting included; at most "
+        f"{MAX_TIMEOUT_S}.",
+    ),
+)
+"""Parameters of all requests with a body."""
+
+_IGNORED_FIELDS = {
+    unknown_fields.HEADER: {
+        "description": "Fields of the body that nobody knows, if it had any.",
+        "schema": {"type": "string"},
+    }
+}
 
 
-def shown(name: str, summary: str, *, answer: str | None, errors: Errors) -> Operation:
-    """Returns an operation without a body; None stands for an answer that is any object."""
-    schema = {"type": "object"} if answer is None else reference("schemas", answer)
-    return {
-        "operationId": name,
-        "summary": summary,
-        "security": [],
+def dialect_of(route: Route) -> Dialect:
+    """Returns the dialect of a route's errors."""
+    return route.dialect or openai_errors.DIALECT
+
+
+def error_statuses(route: Route, *, needs_key: bool) -> set[int]:
+    """Returns the statuses of the errors with which a request may be refused."""
+    statuses = {*BY_SERVER, *route.errors}
+    if route.access is not Access.ANY:
+        statuses |= {429, 401} if needs_key else {429}
+    if route.access is Access.WATCH and needs_key:
+        statuses.add(403)
+    if route.body is not None:
+        statuses |= {404, 413, 415}
+    return statuses
+
+
+def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
+    """Returns what is said of a route; `needs_key` says whether callers must show an API key."""
+    is_secured = route.access is not Access.ANY and needs_key
+    said: dict[str, Any] = {
+        "operationId": route.name,
+        "summary": route.description,
+        "security": [{name: []} for name in SECURITY_SCHEMES] if is_secured else [],
         "responses": {
-            "200": {"description": summary, "content": {JSON: {"schema": schema}}},
-            **{str(status): reference("responses", error_name(status)) for status in errors},
+            "200": _answer(route),
+            **{
+                str(status): reference("responses", error_name(status, dialect_of(route)))
+                for status in error_statuses(route, needs_key=needs_key)
+            },
         },
     }
-
-
-def probe(name: str, summary: str) -> Operation:
-    """Returns an operation that says whether all is well."""
-    operation = shown(name, summary, answer="Status", errors=BY_SERVER)
-    either = [reference("schemas", "Status"), reference("schemas", "Error")]
-    operation["responses"]["503"] = {
-        "description": "It would, or does, not.",
-        "content": {JSON: {"schema": {"anyOf": either}}},
-    }
-    return operation
-
-
-def posted(name: str, summary: str, *, body: str, answer: str, errors: Errors) -> Operation:
-    """Returns an operation with a body."""
-    operation = shown(name, summary, answer=answer, errors=(*errors, 404, 413, 415))
-    operation["parameters"] = [
-        _header(ID_HEADER, "The client's name for the request; comes back with the answer."),
-        _header(
-            TIMEOUT_HEADER,
-            f"Seconds that the request may take, waiting included; at most {MAX_TIMEOUT_S}.",
-            pattern=SECONDS,
-        ),
-    ]
-    operation["requestBody"] = {
-        "required": True,
-        "content": {JSON: {"schema": reference("schemas", body)}},
-    }
-    operation["responses"]["200"]["headers"] = {
-        unknown_fields.HEADER: {
-            "description": "Fields of the body that nobody knows, if it had any.",
-            "schema": {"type": "string"},
+    if route.answers_503:
+        either = [schema_of(route.answer), schema_of(dialect_of(route).schema)]
+        said["responses"]["503"] = {
+            "description": "It would, or does, not.",
+            "content": {JSON: {"schema": {"anyOf": either}}},
         }
+    parameters = route.parameters if route.body is None else (*_OF_BODIES, *route.parameters)
+    if parameters:
+        said["parameters"] = list(map(_parameter, parameters))
+    if route.body is not None:
+        content = {JSON: {"schema": schema_of(route.body)}}
+        said["requestBody"] = {"required": True, "content": content}
+    return said
+
+
+def _answer(route: Route) -> dict[str, Any]:
+    described: dict[str, Any] = {"description": f"{route.description} {route.stream}".rstrip()}
+    match route.media_type:
+        case "application/json":
+            schema = {"type": "object"} if route.answer is None else schema_of(route.answer)
+            described["content"] = {JSON: {"schema": schema}}
+        case "text/event-stream":
+            described["content"] = {EVENTS: {}}
+        case other:
+            media_type = other.partition(";")[0]
+            described["content"] = {media_type: {"schema": {"type": "string"}}}
+    if route.stream:
+        # Without a schema: tools disagree whether one would be of the stream or of each event.
+        described["content"][EVENTS] = {}
+    if route.body is not None:
+        described["headers"] = _IGNORED_FIELDS
+    return described
+
+
+def _parameter(parameter: Parameter) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "name": parameter.name,
+        "in": parameter.place,
+        "schema": dict(parameter.schema),
     }
-    return operation
-
-
-def generation(name: str, *, body: str, answer: str, chunk: str, errors: Errors) -> Operation:
-    """Returns an operation that generates, as OpenAI's clients know it: its stream has chunks."""
-    operation = posted(name, "Continues what it is given.", body=body, answer=answer, errors=errors)
-    operation["parameters"].append(
-        _header(
-            event_id.HEADER, "Id of the last event of a stream that broke; only with `resumption`."
-        )
-    )
-    _stream(
-        operation,
-        f"With `stream`. The data of each event is a `{chunk}`, or an `Error` that ends "
-        "the stream; the last one of a stream that ends well is `[DONE]`.",
-    )
-    return operation
-
-
-def conversation(
-    name: str, *, body: str, answer: str, last_event: str, errors: Errors
-) -> Operation:
-    """Returns an operation that continues a conversation in a protocol whose events have names."""
-    operation = posted(name, "Continues a conversation.", body=body, answer=answer, errors=errors)
-    _stream(
-        operation,
-        f"With `stream`. Events have a name, which is their `type`, too; the last is {last_event}.",
-    )
-    return operation
-
-
-def watch(errors: Errors) -> Operation:
-    """Returns the operation that streams what the scheduler does."""
-    operation = shown(
-        "watchPipeline",
-        "Streams what the scheduler does; with API keys, only to those with `may_watch`.",
-        answer=None,
-        errors=errors,
-    )
-    operation["parameters"] = [
-        {
-            "name": "decisions",
-            "in": "query",
-            "description": "Whether to tell also what the scheduling core is told.",
-            "schema": {"type": "boolean", "default": False},
-        }
-    ]
-    operation["responses"]["200"]["content"] = {EVENTS: {}}
-    return operation
-
-
-def with_anthropic_errors(operation: Operation) -> Operation:
-    """Returns the operation as one that refuses requests as Anthropic's do."""
-    responses = {
-        status: response
-        if status == "200"
-        else reference("responses", anthropic_error_name(int(status)))
-        for status, response in operation["responses"].items()
-    }
-    return {**operation, "responses": responses}
-
-
-def _header(name: str, description: str, **schema: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "in": "header",
-        "description": description,
-        "schema": {"type": "string", **schema},
-    }
-
-
-def _stream(operation: Operation, description: str) -> None:
-    """Adds that the answer may be a stream of events. It has no schema: tools disagree whether one
-    would be of the stream or of each event."""
-    answer = operation["responses"]["200"]
-    answer["description"] += f" {description}"
-    answer["content"][EVENTS] = {}
+    if parameter.description:
+        said["description"] = parameter.description
+    if parameter.place == "path":
+        said["required"] = True
+    return said

@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-PATH = "/docs"
-HTML = "text/html; charset=utf-8"
-
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
     "code{font:14px ui-monospace,monospace}table{border-collapse:collapse;width:100%}"

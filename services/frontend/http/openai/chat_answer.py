@@ -1,5 +1,6 @@
-"""The answers of POST /v1/chat/completions, described for the OpenAPI document."""
+"""The answers of POST /v1/chat/completions."""
 
+from collections.abc import Sequence
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -69,7 +70,7 @@ class ChatChoice(TypedDict):
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
-    token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[Sequence[int]]
 
 
 @answer_object
@@ -82,7 +83,7 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_token_ids: NotRequired[list[int]]
+    prompt_token_ids: NotRequired[Sequence[int]]
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 
@@ -124,7 +125,7 @@ class ChatChunkChoice(TypedDict):
     delta: Delta
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"] | None
-    token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[Sequence[int]]
 
 
 @answer_object

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal, Self
 import pydantic_core
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Discriminator,
     FailFast,
     Field,
@@ -22,16 +20,11 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
 
 MAX_CALLS = 128
 """Calls of tools in a message at most."""
-
-
-class ConversationModel(BaseModel):
-    """An object of a conversation; `body_reader` leaves its unknown fields out."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _check_kind(kind: str) -> str:
@@ -40,7 +33,7 @@ def _check_kind(kind: str) -> str:
     return kind
 
 
-class ContentPart(ConversationModel):
+class ContentPart(ExactModel):
     """A part of a message's content: a text, or what the assistant said instead of one."""
 
     type: Annotated[str, AfterValidator(_check_kind)]
@@ -70,7 +63,7 @@ Content = Annotated[
 """A message's text, whole or in parts."""
 
 
-class CalledFunction(ConversationModel):
+class CalledFunction(ExactModel):
     """The name and the arguments of a call."""
 
     name: str
@@ -78,7 +71,7 @@ class CalledFunction(ConversationModel):
     """A JSON object as text; some clients send the object."""
 
 
-class AssistantCall(ConversationModel):
+class AssistantCall(ExactModel):
     """A call of a tool that the assistant made before."""
 
     id: str | None = None
@@ -104,7 +97,7 @@ def _check_content(content: object, message: ValidationInfo) -> object:
     return content
 
 
-class Message(ConversationModel):
+class Message(ExactModel):
     """A turn of a conversation; an assistant's message may be sent back as it came."""
 
     role: str

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, Discriminator, FailFast, Field, 
 from typing_extensions import TypeAliasType
 
 from services.common import errors
-from services.frontend.http.openai.chat_message import ConversationModel
+from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.protocol.conversation_tools import tool_of
 from services.frontend.request.conversation import MAX_TOOLS, Tool, ToolChoice
 
@@ -21,7 +21,7 @@ def _check_type(value: str) -> str:
 ToolType = Annotated[str, AfterValidator(_check_type)]
 
 
-class Function(ConversationModel):
+class Function(ExactModel):
     """A function that the model may call."""
 
     name: str
@@ -31,7 +31,7 @@ class Function(ConversationModel):
     strict: bool | None = None
 
 
-class ToolBody(ConversationModel):
+class ToolBody(ExactModel):
     """A tool."""
 
     type: ToolType
@@ -44,27 +44,27 @@ class ToolBody(ConversationModel):
         return tool_of(self.function, parameters=parameters)
 
 
-class NamedFunction(ConversationModel):
+class NamedFunction(ExactModel):
     """A function by its name."""
 
     name: str
 
 
-class NamedTool(ConversationModel):
+class NamedTool(ExactModel):
     """The tool that must be called."""
 
     type: ToolType
     function: NamedFunction
 
 
-class AllowedTools(ConversationModel):
+class AllowedTools(ExactModel):
     """Some of the tools, of which the model may call any, or must."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], FailFast(), Field(max_length=MAX_TOOLS)]
 
 
-class AllowedChoice(ConversationModel):
+class AllowedChoice(ExactModel):
     """The choice of a few tools."""
 
     type: Literal["allowed_tools"]

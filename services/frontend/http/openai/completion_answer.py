@@ -1,5 +1,6 @@
-"""The answers of POST /v1/completions, described for the OpenAPI document."""
+"""The answers of POST /v1/completions."""
 
+from collections.abc import Sequence
 from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
@@ -29,8 +30,8 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None
-    token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[Sequence[int]]
+    prompt_token_ids: NotRequired[Sequence[int]]
     prompt_logprobs: NotRequired[PromptLogprobs]
 
 

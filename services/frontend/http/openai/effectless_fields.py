@@ -3,17 +3,9 @@ here."""
 
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 
-MAX_METADATA = 16
-"""Items of metadata at most, as in the OpenAI API."""
-
-
-def _check_metadata(value: object) -> object:
-    """Bounds it before validation, which would make an error for each of a million items."""
-    if isinstance(value, dict) and len(value) > MAX_METADATA:
-        raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
-    return value
+from services.frontend.http.bodies.metadata import FEW_LABELS
 
 
 class EffectlessFields(BaseModel):
@@ -21,7 +13,7 @@ class EffectlessFields(BaseModel):
 
     user: str | None = None
     safety_identifier: str | None = None
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(_check_metadata)] = None
+    metadata: Annotated[dict[str, str] | None, FEW_LABELS] = None
     store: bool | None = None
     service_tier: str | None = None
     prompt_cache_key: str | None = None

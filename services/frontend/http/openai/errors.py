@@ -1,93 +1,54 @@
-"""The error tree in the OpenAI API's shape: the one place where it meets HTTP.
+"""Errors in the form of OpenAI's API, which all paths have that are not another protocol's.
 
 {"error": {"message": ..., "type": ..., "param": the field, "code": ...}}
 """
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
 
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
 
 from services.common import errors
-
-CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a request whose client has gone away; nobody reads it."""
-
-RETRY_HEADER = "x-should-retry"
-"""Header that tells OpenAI's and Anthropic's clients whether to try again; without it they do
-after each 408."""
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.errors import Dialect, Failure, failure
+from services.frontend.http.protocol.json_text import to_json
+from services.frontend.http.transport.event_stream import Event, framed
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """How the API writes down a class of errors."""
+@answer_object
+class ErrorObject(TypedDict):
+    """An error: `param` is the field that is wrong, if it is one."""
 
-    status: int
+    message: str
     type: str
-    code: str | None = None
+    param: str | None
+    code: str | None
 
 
-_KINDS: dict[type[errors.OrcinusError], _Kind] = {
-    errors.InvalidRequest: _Kind(400, "invalid_request_error"),
-    errors.TooLarge: _Kind(413, "invalid_request_error", "too_large"),
-    errors.Unsupported: _Kind(415, "invalid_request_error", "unsupported_media_type"),
-    errors.UnknownModel: _Kind(404, "invalid_request_error", "model_not_found"),
-    errors.TimedOut: _Kind(408, "invalid_request_error", "timed_out"),
-    errors.Unauthenticated: _Kind(401, "invalid_request_error", "invalid_api_key"),
-    errors.PermissionDenied: _Kind(403, "invalid_request_error", "permission_denied"),
-    errors.PoolFull: _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
-    errors.Unavailable: _Kind(503, "server_error", "unavailable"),
-    errors.StaleEpoch: _Kind(503, "server_error", "unavailable"),
-    errors.RequestFailed: _Kind(500, "server_error", "request_failed"),
-    errors.RequestCancelled: _Kind(CLIENT_CLOSED_REQUEST, "invalid_request_error", "cancelled"),
-}
+@answer_object
+class Error(TypedDict):
+    """The body of every answer that refuses a request, and the last event of a stream that
+    fails."""
+
+    error: ErrorObject
 
 
-def error_object(error: errors.OrcinusError) -> dict[str, Any]:
-    """Returns the error as an event of a stream, or as a body."""
-    kind = _KINDS[type(error)]
-    field = error.field if isinstance(error, errors.InvalidRequest) else None
-    return _object(error.message, kind.type, field, kind.code)
+def error_body(failed: Failure) -> Error:
+    """Returns the body that tells of a failure."""
+    kind = "server_error" if failed.is_by_server else "invalid_request_error"
+    if failed.status == HTTPStatus.TOO_MANY_REQUESTS:
+        kind = "rate_limit_error"
+    error: ErrorObject = {
+        "message": failed.message,
+        "type": kind,
+        "param": failed.param,
+        "code": failed.code,
+    }
+    return {"error": error}
 
 
-def error_response(error: errors.OrcinusError) -> Response:
-    """Returns the error as a complete response."""
-    headers = {}
-    if isinstance(error, errors.PoolFull):
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
-    if isinstance(error, errors.Unauthenticated):
-        headers["www-authenticate"] = "Bearer"
-    if isinstance(error, errors.TimedOut):
-        headers["connection"] = "close"
-        if not error.may_retry:
-            headers[RETRY_HEADER] = "false"
-    return JSONResponse(error_object(error), _KINDS[type(error)].status, headers)
+def error_event(error: errors.OrcinusError) -> Event:
+    """Returns the event of an error that ends a stream."""
+    return framed(to_json(error_body(failure(error))))
 
 
-def answer(request: Request, error: Exception) -> Response:
-    """Returns the answer to a request that ends with an error; any that is not foreseen is a bug,
-    of which nobody is told anything."""
-    match error:
-        case errors.OrcinusError():
-            return error_response(error)
-        case ClientDisconnect():
-            return Response(status_code=CLIENT_CLOSED_REQUEST)
-        case HTTPException():
-            return _http_response(request, error)
-    return JSONResponse(_object("internal error", "server_error", None, "internal_error"), 500)
-
-
-def _http_response(request: Request, error: HTTPException) -> Response:
-    """Returns the answer to a request of an unknown path or method, or OPTIONS of a known path."""
-    if request.method == "OPTIONS" and error.status_code == 405:
-        return Response(status_code=204, headers=error.headers)  # with `Allow`
-    message = f"{error.detail}: {request.method} {errors.shortened(request.url.path)}"
-    body = _object(message, "invalid_request_error", None, None)
-    return JSONResponse(body, error.status_code, error.headers)
-
-
-def _object(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+DIALECT = Dialect(body=error_body, schema=Error)

@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from services.common import errors
-
-HEADER = "Last-Event-ID"
-"""The name of the header."""
-
-HEADER_KEY = HEADER.lower()
-"""The name as the headers of a request have it."""
+from services.frontend.http.transport.event_stream import LAST_EVENT_ID
 
 _MARK = "(?:-|[0-9]{1,10}f?)"
 _EVENT_ID = re.compile(f"([0-9a-f]{{32}}):({_MARK}(?:,{_MARK})*)(;usage)?")
@@ -60,11 +55,13 @@ class StreamPosition:
         """
         match = _EVENT_ID.fullmatch(text)
         if match is None:
-            raise errors.InvalidRequest(HEADER, "is not the id of an event")
+            raise errors.InvalidRequest(LAST_EVENT_ID, "is not the id of an event")
         request_id, marks, usage = match.groups()
         answers = tuple(map(AnswerPosition.parse, marks.split(",")))
         if usage and not all(answer.is_finished for answer in answers):
-            raise errors.InvalidRequest(HEADER, "has the usage of a stream that has not finished")
+            raise errors.InvalidRequest(
+                LAST_EVENT_ID, "has the usage of a stream that has not finished"
+            )
         return cls(request_id, answers, usage is not None)
 
 

@@ -1,20 +1,21 @@
-"""Log-probabilities in the shapes of the OpenAI API, and a prompt's in vLLM's.
+"""Log-probabilities in the forms of the OpenAI API, and a prompt's in vLLM's.
 
 Tokens are shown as `TokenTexts` reads them. Where two alternatives of a completion read alike, the
 more likely one counts: their object has a name for each text.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
+from services.frontend.http.openai.answer import PromptLogprob, PromptLogprobs
+from services.frontend.http.openai.chat_answer import ChatLogprobs, ChatTokenLogprob, TokenLogprob
+from services.frontend.http.openai.completion_answer import CompletionLogprobs
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.token_texts import TokenTexts
 
-Json = dict[str, Any]
 
-
-class CompletionLogprobs:
-    """The object `logprobs` of a completion: the prompt's tokens first, if it is echoed."""
+class LogprobColumns:
+    """The columns of the object `logprobs` of a completion, as they are gathered: the prompt's
+    tokens first, if the client wants the prompt's echo."""
 
     def __init__(self, texts: TokenTexts, n_top: int) -> None:
         self._texts = texts
@@ -46,7 +47,7 @@ class CompletionLogprobs:
         """Adds where in the text tokens begin, by their places after `start`."""
         self._offsets += [start + offset for offset in offsets]
 
-    def to_json(self) -> Json:
+    def to_answer(self) -> CompletionLogprobs:
         """Returns the object."""
         return {
             "text_offset": self._offsets,
@@ -58,9 +59,9 @@ class CompletionLogprobs:
 
 def chat_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
-) -> Json:
+) -> ChatLogprobs:
     """Returns the object `logprobs` of an answer to a conversation."""
-    content = [
+    content: list[ChatTokenLogprob] = [
         {
             **_chat_token(texts, token_id, logprobs.values[place]),
             "top_logprobs": [
@@ -72,17 +73,17 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> Json:
+def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> TokenLogprob:
     in_bytes = list(texts.to_bytes(token_id))
     return {"token": texts.text(token_id), "logprob": logprob, "bytes": in_bytes}
 
 
 def prompt_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs | None, *, n_top: int
-) -> list[Json | None]:
+) -> PromptLogprobs:
     """Returns the list `prompt_logprobs` as vLLM has it: an object of tokens for each token of the
     prompt, and null for the first."""
-    listed: list[Json | None] = [None]
+    listed: PromptLogprobs = [None]
     for place, token_id in enumerate(token_ids[1:]):
         if logprobs is None:
             break
@@ -95,5 +96,5 @@ def prompt_logprobs(
     return listed
 
 
-def _ranked(texts: TokenTexts, token_id: int, logprob: float, rank: int) -> Json:
+def _ranked(texts: TokenTexts, token_id: int, logprob: float, rank: int) -> PromptLogprob:
     return {"logprob": logprob, "rank": rank, "decoded_token": texts.text(token_id)}

@@ -12,25 +12,39 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, FailFast, Tag
+from pydantic import BaseModel, Discriminator, FailFast, Tag
 from pydantic import Field as BodyField
 from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import Within
+from services.frontend.http.transport.media_types import JSON
 from services.frontend.request import output_format
 
-Schema = dict[str, Any] | str
+SchemaText = Annotated[str, Within({"contentMediaType": JSON, "pattern": r"^[ \t\r\n]*\{"})]
+"""The text of a JSON schema."""
+
+Schema = dict[str, Any] | SchemaText
 """A JSON schema, or its text."""
 
+GrammarText = Annotated[str, Within({"minLength": 1})]
+"""The text of a grammar."""
 
-Choices = TypeAliasType("Choices", Annotated[list[str], FailFast()])
+
+Choices = TypeAliasType(
+    "Choices",
+    Annotated[
+        list[Annotated[str, Within({"minLength": 1})]],
+        FailFast(),
+        Within({"minItems": 1, "maxItems": output_format.MAX_CHOICES}),
+    ],
+)
 
 
-class JsonSchema(BaseModel):
+class JsonSchema(ExactModel):
     """A named JSON schema, as OpenAI has it; `strict` is what always holds here."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str = ""
     description: str | None = None
@@ -38,26 +52,20 @@ class JsonSchema(BaseModel):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(ExactModel):
     """Any text."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
+class JsonObjectFormat(ExactModel):
     """Any JSON object."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(ExactModel):
     """JSON that keeps a schema."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
@@ -75,16 +83,14 @@ ResponseFormat = Annotated[
 ]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(ExactModel):
     """vLLM's group of formats, of which one is given."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     json_: Annotated[Schema | None, BodyField(alias="json")] = None
     json_object: bool | None = None
     regex: str | None = None
     choice: Choices | None = None
-    grammar: str | None = None
+    grammar: GrammarText | None = None
     structural_tag: Annotated[str | None, only()] = None
     whitespace_pattern: Annotated[str | None, only()] = None
     disable_any_whitespace: Annotated[bool | None, only(False)] = None
@@ -99,10 +105,10 @@ class OutputFormatFields(BaseModel):
     guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Choices | None = None
-    guided_grammar: str | None = None
-    json_schema: str | None = None
+    guided_grammar: GrammarText | None = None
+    json_schema: SchemaText | None = None
     regex: str | None = None
-    ebnf: str | None = None
+    ebnf: GrammarText | None = None
 
     def output_format(self) -> tuple[str, str] | None:
         """Returns the field that asks for a format and the format's grammar, or None.

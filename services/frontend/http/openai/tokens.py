@@ -1,12 +1,19 @@
-"""The bodies of POST /tokenize and POST /detokenize, in vLLM's shapes."""
+"""POST /tokenize and POST /detokenize, in the forms of vLLM."""
 
+from collections.abc import Sequence
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import FailFast, Field, model_validator
+from typing_extensions import TypedDict
 
 from services.common import errors
+from services.frontend.api_keys import Account
+from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.openai.chat_message import Message
-from services.frontend.http.openai.request import ChatBody, TokenIds
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.request import TokenIds
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.api import Api
 from services.frontend.request.conversation import MAX_TURNS
 from services.frontend.request.generation_request import Prompt
 
@@ -35,10 +42,47 @@ class TokenizeBody(ChatBody):
         return super().prompts if self.prompt is None else (self.prompt,)
 
 
-class DetokenizeBody(BaseModel):
-    """The body of POST /detokenize."""
+@answer_object
+class Tokens(TypedDict):
+    """The tokens of a prompt; `token_strs` are they as the vocabulary has them, if wanted."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    count: int
+    max_model_len: int
+    tokens: Sequence[int]
+    token_strs: list[str] | None
+
+
+async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
+    """Returns the tokens of a text or a conversation."""
+    asked = body.to_request()
+    (prompt,) = asked.prompts
+    token_ids = await api.service.tokenize(
+        prompt, account, model=asked.model, options=asked.options
+    )
+    names = await api.service.names_of(token_ids) if body.return_token_strs else None
+    return {
+        "count": len(token_ids),
+        "max_model_len": api.service.describe().max_model_len,
+        "tokens": tuple(token_ids),
+        "token_strs": names,
+    }
+
+
+class DetokenizeBody(ExactModel):
+    """The body of POST /detokenize."""
 
     model: str | None = None
     tokens: TokenIds
+
+
+@answer_object
+class Text(TypedDict):
+    """The text of tokens, with special ones."""
+
+    prompt: str
+
+
+async def detokenize(api: Api, body: DetokenizeBody, account: Account) -> Text:
+    """Returns the text of tokens."""
+    text = await api.service.detokenize(tuple(body.tokens), account, model=body.model or "")
+    return {"prompt": text}

@@ -1,16 +1,17 @@
-"""The files of the page, read once at start: what is not in the list does not exist.
+"""The files of the page, read once at start: a file that came later is not served.
 
-Their policy lets a browser load nothing but these files, and talk to nobody but this server.
+Their policy lets a browser load nothing but these files, and connect to no other server.
 """
 
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from starlette.responses import Response
 
-from services.frontend.http.docs.page import HTML
+from services.frontend.http.transport.media_types import HTML
 
 DIRECTORY = Path(__file__).parents[2] / "page"
 INDEX = "index.html"
@@ -74,7 +75,18 @@ class PageFile:
         return self.etag in listed or "*" in listed
 
 
-def read_files(directory: Path = DIRECTORY) -> Mapping[str, PageFile]:
+@cache
+def page_files() -> Mapping[str, PageFile]:
+    """Returns the files of the page, which are read once.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: there is no index, or the media type of a file is not known.
+    """
+    return read_files(DIRECTORY)
+
+
+def read_files(directory: Path) -> Mapping[str, PageFile]:
     """Returns the files of a directory and of its folders, by their paths in it.
 
     Raises:

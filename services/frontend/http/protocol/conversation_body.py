@@ -11,41 +11,28 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import Field
 
 from services.common import errors
 from services.common.sampling import OPTIONS, SamplingParams
-from services.frontend.generation.generation import Generation
-from services.frontend.http.bodies.object_kinds import EXACT
+from services.frontend.http.bodies.metadata import FEW_LABELS, MAX_METADATA
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import PRIORITY, SALT, option
+from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.conversation_tools import ClientTool
-from services.frontend.http.protocol.reply import Reply
-from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.conversation import ChatMessage, Conversation, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 
-MAX_METADATA = 16
-"""Items of metadata at most."""
-
-
-def _check_items(value: object) -> object:
-    """Bounds it before validation, which would make an error for each of a million items."""
-    if isinstance(value, dict) and len(value) > MAX_METADATA:
-        raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
-    return value
-
-
 Metadata = Annotated[
     dict[str, Annotated[str, Field(max_length=512)]] | None,
-    BeforeValidator(_check_items),
+    FEW_LABELS,
     Field(json_schema_extra={"maxProperties": MAX_METADATA}),
 ]
 """Labels that the client gives its request, which come back with the answer."""
 
 
-class ConversationBody(BaseModel, ABC):
+class ConversationBody(ExactModel, ABC):
     """The fields that such bodies have in common, and what they stand for."""
-
-    model_config = EXACT
 
     spelling: ClassVar[Mapping[str, str]]
     """Names of fields here, by the names that the rules of all requests have for them."""
@@ -67,7 +54,7 @@ class ConversationBody(BaseModel, ABC):
 
     @contextmanager
     def in_own_words(self) -> Iterator[None]:
-        """Spells the fields of errors as clients of this protocol do."""
+        """Spells the fields of errors as clients of the protocol do."""
         try:
             yield
         except errors.InvalidRequest as error:
@@ -105,16 +92,15 @@ class ConversationBody(BaseModel, ABC):
         return field
 
 
-class GeneratingBody(ConversationBody):
+class GeneratingBody(ConversationBody, RequestBody):
     """The fields of a body that asks for an answer."""
 
-    stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    seed: int | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    temperature: Annotated[float | None, option("temperature")] = None
+    top_p: Annotated[float | None, option("top_p")] = None
+    top_k: Annotated[int | None, option("top_k")] = None
+    seed: Annotated[int | None, option("seed")] = None
+    priority: Annotated[int | None, PRIORITY] = None
+    cache_salt: Annotated[str | None, SALT] = None
     cache_prompt: bool | None = None
 
     @property
@@ -126,21 +112,7 @@ class GeneratingBody(ConversationBody):
     def options(self, sampling: SamplingParams) -> GenerationOptions:
         """Returns how to continue, with these options of sampling."""
 
-    @abstractmethod
-    def reply(self, generation: Generation) -> Reply:
-        """Returns what writes the answer down."""
-
-    @staticmethod
-    @abstractmethod
-    def explain(error: errors.OrcinusError) -> Event:
-        """Returns the event of an error that comes before there is an answer."""
-
     def to_request(self) -> GenerationRequest:
-        """Returns the request in the words that all protocols share.
-
-        Raises:
-            InvalidRequest: the turns contradict each other, or the format cannot be.
-        """
         given = {
             name: value
             for name in ("temperature", "top_p", "top_k", "seed")

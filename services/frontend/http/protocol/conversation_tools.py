@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 import pydantic_core
 from pydantic import BaseModel, Field
 
-from services.frontend.http.bodies.object_kinds import EXACT
+from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.request.conversation import Tool
 
 MAX_TOOL_NAME = 128
@@ -19,10 +19,8 @@ MAX_TOOL_NAME = 128
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
 
 
-class ClientTool(BaseModel, ABC):
+class ClientTool(ExactModel, ABC):
     """A tool that the client runs."""
-
-    model_config = EXACT
 
     @abstractmethod
     def to_tool(self) -> Tool:

@@ -1,4 +1,4 @@
-"""The answer of POST /v1/responses, described for the OpenAPI document."""
+"""The types of the answer of POST /v1/responses."""
 
 from typing import Any, Literal
 
@@ -96,23 +96,12 @@ class ResponseError(TypedDict):
     message: str
 
 
-@answer_object
-class Response(TypedDict):
-    """The answer of POST /v1/responses; nothing is stored. The last fields repeat the request."""
+OutputItem = OutputMessage | OutputReasoning | OutputCall
 
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
-    model: str
-    output: list[OutputMessage | OutputReasoning | OutputCall]
-    usage: ResponseUsage | None
-    error: ResponseError | None
-    incomplete_details: dict[str, str] | None
-    store: Literal[False]
-    background: Literal[False]
-    previous_response_id: None
-    truncation: Literal["disabled"]
+
+class RequestEcho(TypedDict):
+    """The fields of an answer that repeat the request."""
+
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
@@ -123,3 +112,22 @@ class Response(TypedDict):
     tool_choice: str | dict[str, Any]
     tools: list[dict[str, Any]]
     top_p: float
+
+
+@answer_object
+class Response(RequestEcho):
+    """The answer of POST /v1/responses; nothing is stored. The last fields repeat the request."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    model: str
+    output: list[OutputItem]
+    usage: ResponseUsage | None
+    error: ResponseError | None
+    incomplete_details: dict[str, str] | None
+    store: Literal[False]
+    background: Literal[False]
+    previous_response_id: None
+    truncation: Literal["disabled"]

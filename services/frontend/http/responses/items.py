@@ -6,11 +6,11 @@ The items of the assistant that follow each other, reasoning before text before 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, FailFast, Field, Tag
+from pydantic import FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
-from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
+from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, by_type
 from services.frontend.http.protocol.assistant_turn import AssistantTurn
 from services.frontend.http.protocol.conversation_tools import ToolName
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
@@ -19,19 +19,15 @@ from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolC
 SYSTEM_ROLES = ("system", "developer")
 
 
-class ResponsesPart(BaseModel):
+class ResponsesPart(ExactModel):
     """A part of a text."""
-
-    model_config = EXACT
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
 
 
-class RefusalPart(BaseModel):
+class RefusalPart(ExactModel):
     """A refusal by the assistant in the place of a text, sent back as it came."""
-
-    model_config = EXACT
 
     type: Literal["refusal"]
     refusal: str
@@ -57,30 +53,24 @@ Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("li
 """A text, whole or in parts."""
 
 
-class MessageItem(BaseModel):
+class MessageItem(ExactModel):
     """A turn."""
-
-    model_config = EXACT
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Text
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(ExactModel):
     """The assistant's reasoning, sent back as it came."""
-
-    model_config = EXACT
 
     type: Literal["reasoning"]
     summary: ResponsesParts | None = None
     content: ResponsesParts | None = None
 
 
-class FunctionCallItem(BaseModel):
+class FunctionCallItem(ExactModel):
     """A call by the assistant."""
-
-    model_config = EXACT
 
     type: Literal["function_call"]
     call_id: str
@@ -88,10 +78,8 @@ class FunctionCallItem(BaseModel):
     arguments: str
 
 
-class FunctionCallOutputItem(BaseModel):
+class FunctionCallOutputItem(ExactModel):
     """The result of a call."""
-
-    model_config = EXACT
 
     type: Literal["function_call_output"]
     call_id: str

@@ -1,17 +1,16 @@
-"""The shape of answers of POST /v1/responses: a response of items, and the events of its stream.
+"""The reply of POST /v1/responses: a response of items, and the events of its stream.
 
 Every event has its place in the stream as `sequence_number`. Events that end an item, and the last
-one, repeat texts, so these are kept until then, and counted as the call's memory.
+event, repeat texts, so texts are kept until then, and counted as memory of the request.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
+from typing import Literal
 
 from services.common import errors
-from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
-from services.frontend.http.openai.reply import Json
 from services.frontend.http.protocol.message_items import (
     Began,
     Ended,
@@ -19,12 +18,23 @@ from services.frontend.http.protocol.message_items import (
     Item,
     ItemKind,
     Step,
-    whole_items,
 )
-from services.frontend.http.protocol.reply import Reply, named_event
+from services.frontend.http.protocol.message_reply import MessageReply
+from services.frontend.http.protocol.reply import named_event
+from services.frontend.http.responses.answer import (
+    OutputItem,
+    OutputText,
+    ReasoningText,
+    RequestEcho,
+    Response,
+    ResponseUsage,
+    Status,
+)
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.request_id import created_at
+
+Fields = Mapping[str, object]
 
 KEPT_BYTES = 4
 """Bytes of memory that a character takes at most while it is kept."""
@@ -38,26 +48,25 @@ _DELTAS = {
 }
 
 
-class ResponsesReply(Reply):
+class ResponsesReply(MessageReply):
     """Writes an answer down as a response; `echo` are the fields that repeat the request."""
 
-    def __init__(self, generation: Generation, echo: Json) -> None:
+    __slots__ = ("_echo", "_numbers", "_output", "_text")
+
+    def __init__(self, generation: Generation, echo: RequestEcho) -> None:
         super().__init__(generation)
         self._echo = echo
         self._numbers = itertools.count()
-        self._output: list[Json] = []
-        """Items that are complete."""
-        self._text = StringIO()
-        """The text of the item that grows."""
+        self._output: list[OutputItem] = []  # items that are complete
+        self._text = StringIO()  # of the item that grows
 
-    def whole(self, piece: Piece) -> Json:
-        items = whole_items(self._items, piece)
-        reason = piece.finish_reason
+    def _message(self, items: Sequence[tuple[Item, str]]) -> Response:
+        status = _status(self._reason)
         output = [
-            self._item(item, text, _status(reason) if item.index == len(items) - 1 else "completed")
+            self._item(item, text, status if item.index == len(items) - 1 else "completed")
             for item, text in items
         ]
-        return self._response(_status(reason), output)
+        return self._response(status, output)
 
     def begin(self) -> Iterator[Event]:
         response = self._response("in_progress", [])
@@ -72,7 +81,10 @@ class ResponsesReply(Reply):
 
     def _step(self, step: Step) -> Iterator[Event]:
         item = step.item
-        place: Json = {"item_id": self._item_id(item), "output_index": item.index}
+        place: dict[str, object] = {
+            "item_id": self._item_id(item),
+            "output_index": item.index,
+        }
         if item.kind is not ItemKind.CALL:
             place["content_index"] = 0
         match step:
@@ -85,13 +97,13 @@ class ResponsesReply(Reply):
             case Ended(reason=reason):
                 yield from self._ended(item, place, _status(reason))
 
-    def _began(self, item: Item, place: Json) -> Iterator[Event]:
+    def _began(self, item: Item, place: Fields) -> Iterator[Event]:
         added = self._item(item, None, "in_progress")
         yield self._event("response.output_item.added", {"output_index": item.index, "item": added})
         if item.kind is not ItemKind.CALL:
             yield self._event("response.content_part.added", {**place, "part": _part(item, "")})
 
-    def _ended(self, item: Item, place: Json, status: str) -> Iterator[Event]:
+    def _ended(self, item: Item, place: Fields, status: Status) -> Iterator[Event]:
         text = self._text.getvalue()
         self._text = StringIO()
         name = "arguments" if item.kind is ItemKind.CALL else "text"
@@ -102,32 +114,48 @@ class ResponsesReply(Reply):
         self._output.append(done)
         yield self._event("response.output_item.done", {"output_index": item.index, "item": done})
 
-    def _end(self, reason: FinishReason) -> Iterator[Event]:
-        status = _status(reason)
+    def end(self) -> Iterator[Event]:
+        status = _status(self._reason)
         response = self._response(status, self._output)
         yield self._event(f"response.{status}", {"response": response})
 
-    def _event(self, name: str, fields: Json) -> Event:
+    def _event(self, name: str, fields: Fields) -> Event:
         return named_event(name, {"sequence_number": next(self._numbers), **fields})
 
     def _item_id(self, item: Item) -> str:
         return f"{_PREFIXES[item.kind]}{self._generation.request_id}_{item.index}"
 
-    def _item(self, item: Item, text: str | None, status: str) -> Json:
+    def _item(self, item: Item, text: str | None, status: Status) -> OutputItem:
         """Returns an item; one that has just begun has no text."""
-        head = {"id": self._item_id(item), "status": status}
+        item_id = self._item_id(item)
         match item.kind:
             case ItemKind.CALL:
-                call = {"call_id": item.call_id, "name": item.name, "arguments": text or ""}
-                return {**head, "type": "function_call", **call}
+                return {
+                    "id": item_id,
+                    "status": status,
+                    "type": "function_call",
+                    "call_id": item.call_id,
+                    "name": item.name,
+                    "arguments": text or "",
+                }
             case ItemKind.REASONING:
-                parts = [] if text is None else [_part(item, text)]
-                return {**head, "type": "reasoning", "summary": [], "content": parts}
+                return {
+                    "id": item_id,
+                    "status": status,
+                    "type": "reasoning",
+                    "summary": [],
+                    "content": [] if text is None else [_reasoning(text)],
+                }
             case ItemKind.TEXT:
-                parts = [] if text is None else [_part(item, text)]
-                return {**head, "type": "message", "role": "assistant", "content": parts}
+                return {
+                    "id": item_id,
+                    "status": status,
+                    "type": "message",
+                    "role": "assistant",
+                    "content": [] if text is None else [_text(text)],
+                }
 
-    def _response(self, status: str, output: list[Json]) -> Json:
+    def _response(self, status: Status | Literal["failed"], output: list[OutputItem]) -> Response:
         generation = self._generation
         is_over = status in ("completed", "incomplete")
         return {
@@ -149,7 +177,7 @@ class ResponsesReply(Reply):
             **self._echo,
         }
 
-    def _usage(self) -> Json:
+    def _usage(self) -> ResponseUsage:
         usage = self._generation.usage
         return {
             "input_tokens": usage.prompt_tokens,
@@ -160,18 +188,22 @@ class ResponsesReply(Reply):
         }
 
 
-def _status(reason: FinishReason | None) -> str:
+def _status(reason: FinishReason | None) -> Literal["completed", "incomplete"]:
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
 
 
-def _part(item: Item, text: str) -> Json:
-    if item.kind is ItemKind.REASONING:
-        return {"type": "reasoning_text", "text": text}
+def _part(item: Item, text: str) -> OutputText | ReasoningText:
+    return _reasoning(text) if item.kind is ItemKind.REASONING else _text(text)
+
+
+def _text(text: str) -> OutputText:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _grown(item: Item, place: Json, name: str, text: str) -> Json:
-    grown = {**place, name: text}
-    if item.kind is ItemKind.TEXT:
-        grown["logprobs"] = []
-    return grown
+def _reasoning(text: str) -> ReasoningText:
+    return {"type": "reasoning_text", "text": text}
+
+
+def _grown(item: Item, place: Fields, name: str, text: str) -> Fields:
+    logprobs: Fields = {"logprobs": []} if item.kind is ItemKind.TEXT else {}
+    return {**place, name: text, **logprobs}

@@ -14,9 +14,8 @@ from services.common import errors
 from services.common.sampling import SamplingParams
 from services.frontend.generation.generation import Generation
 from services.frontend.http.bodies.accepted_values import only
-from services.frontend.http.bodies.object_kinds import EXACT, UnknownKind, by_type
-from services.frontend.http.openai import errors as openai_errors
-from services.frontend.http.openai.reply import Json
+from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, by_type
+from services.frontend.http.bodies.ranges import N_TOKENS
 from services.frontend.http.protocol.conversation_body import GeneratingBody, Metadata
 from services.frontend.http.protocol.conversation_tools import (
     ClientTool,
@@ -25,9 +24,11 @@ from services.frontend.http.protocol.conversation_tools import (
     told_tools,
     tool_of,
 )
+from services.frontend.http.protocol.errors import failure
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
 from services.frontend.http.protocol.reply import named_event
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST
+from services.frontend.http.responses.answer import RequestEcho
 from services.frontend.http.responses.items import InputItem, InputItems, MessageItem, messages_of
 from services.frontend.http.responses.reply import ResponsesReply
 from services.frontend.http.transport.event_stream import Event
@@ -51,10 +52,8 @@ class ResponsesFunction(ClientTool):
         return tool_of(self, parameters=json_text(self.parameters))
 
 
-class HostedTool(BaseModel):
+class HostedTool(ExactModel):
     """A tool of another type, which nobody runs here; the model is not told of it."""
-
-    model_config = EXACT
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
 
@@ -68,10 +67,8 @@ ResponsesTools = TypeAliasType(
 )
 
 
-class ResponsesChoice(BaseModel):
+class ResponsesChoice(ExactModel):
     """The function that must be called."""
-
-    model_config = EXACT
 
     type: Literal["function"]
     name: ToolName
@@ -83,10 +80,8 @@ AllowedTool = Annotated[
 ]
 
 
-class ResponsesAllowed(BaseModel):
+class ResponsesAllowed(ExactModel):
     """Some of the tools, of which the model may call any, or must."""
-
-    model_config = EXACT
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -107,26 +102,20 @@ Choice = Annotated[
 ]
 
 
-class ResponsesTextFormat(BaseModel):
+class ResponsesTextFormat(ExactModel):
     """Any text."""
-
-    model_config = EXACT
 
     type: Literal["text"]
 
 
-class ResponsesJsonFormat(BaseModel):
+class ResponsesJsonFormat(ExactModel):
     """Any JSON object."""
-
-    model_config = EXACT
 
     type: Literal["json_object"]
 
 
-class ResponsesSchemaFormat(BaseModel):
+class ResponsesSchemaFormat(ExactModel):
     """JSON that keeps a schema, whether `strict` or not."""
-
-    model_config = EXACT
 
     type: Literal["json_schema"]
     name: str | None = None
@@ -143,18 +132,14 @@ Format = Annotated[
 ]
 
 
-class TextOptions(BaseModel):
+class TextOptions(ExactModel):
     """How the text is to be."""
-
-    model_config = EXACT
 
     format: Format | None = None
 
 
-class ReasoningOptions(BaseModel):
+class ReasoningOptions(ExactModel):
     """How much the model is to think before it speaks."""
-
-    model_config = EXACT
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
 
@@ -175,7 +160,7 @@ class ResponsesBody(GeneratingBody):
 
     input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
     instructions: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int | None, N_TOKENS] = None
     tools: ResponsesTools | None = None
     tool_choice: Choice | None = None
     parallel_tool_calls: bool | None = None
@@ -221,9 +206,16 @@ class ResponsesBody(GeneratingBody):
 
     @staticmethod
     def explain(error: errors.OrcinusError) -> Event:
-        described = openai_errors.error_object(error)["error"]
-        fields = {name: described[name] for name in ("code", "message", "param")}
-        return named_event("error", {**fields, "sequence_number": 0})
+        failed = failure(error)
+        return named_event(
+            "error",
+            {
+                "code": failed.code,
+                "message": failed.message,
+                "param": failed.param,
+                "sequence_number": 0,
+            },
+        )
 
     @property
     def _functions(self) -> list[ResponsesFunction]:
@@ -265,7 +257,7 @@ class ResponsesBody(GeneratingBody):
         )
         return messages_of(items, self.instructions)
 
-    def _echo(self, sampling: SamplingParams) -> Json:
+    def _echo(self, sampling: SamplingParams) -> RequestEcho:
         """Returns the part of an answer that repeats what was asked for."""
         choice = self.tool_choice
         form = self.text.format if self.text else None

@@ -22,6 +22,9 @@ Result = TypeVar("Result")
 Event = bytes
 """A server-sent event as it is written."""
 
+LAST_EVENT_ID = "Last-Event-ID"
+"""Header with the id of the last event that a client has of a stream that broke."""
+
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

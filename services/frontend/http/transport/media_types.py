@@ -2,3 +2,4 @@
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
+HTML = "text/html; charset=utf-8"

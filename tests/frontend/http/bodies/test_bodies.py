@@ -12,7 +12,7 @@ import pytest
 
 from services.common import errors
 from services.frontend.http.bodies.reader import parse_body
-from services.frontend.http.openai.request import ChatBody
+from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.request.refusals import Refusal
 from tests.fake_scheduler import keeps_quiet
 from tests.frontend.conftest import TIMEOUT_S, Site, running, soon

@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from services.common.errors import InvalidRequest
 from services.frontend.http.anthropic.request import CountBody, MessagesBody
 from services.frontend.http.bodies.reader import parse_body
-from services.frontend.http.openai.request import ChatBody, CompletionBody
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.http.openai.tokens import DetokenizeBody, TokenizeBody
 from services.frontend.http.responses.request import ResponsesBody
 

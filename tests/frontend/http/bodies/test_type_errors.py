@@ -10,10 +10,12 @@ from services.common import errors
 from services.frontend.http.bodies.reader import parse_body
 from services.frontend.http.bodies.type_errors import OTHER
 from services.frontend.http.docs import openapi
-from services.frontend.http.openai.request import ChatBody, CompletionBody
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.http.openai.tokens import DetokenizeBody, TokenizeBody
+from services.frontend.http.routes import ROUTES
 
-SCHEMAS = openapi.document(needs_key=False)["components"]["schemas"]
+SCHEMAS = openapi.document(ROUTES, needs_key=False)["components"]["schemas"]
 USER = {"role": "user", "content": "hi"}
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "CompletionBody": (CompletionBody, {"prompt": "x"}),

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from services.common import errors
 from services.frontend.http.bodies.reader import MAX_UNKNOWN, parse_body
 from services.frontend.http.bodies.unknown_fields import HEADER, MAX_LOGGED, UnknownFields
-from services.frontend.http.openai.request import ChatBody, CompletionBody
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from tests.fake_scheduler import PIPELINE, says
 from tests.frontend.conftest import Site, running
 

@@ -20,11 +20,13 @@ from services.common.sampling import MAX_GRAMMAR_LENGTH
 from services.frontend.http.anthropic.request import MessagesBody
 from services.frontend.http.bodies.reader import parse_body
 from services.frontend.http.docs import openapi
-from services.frontend.http.openai import event_id
-from services.frontend.http.openai.request import ChatBody, CompletionBody
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.http.openai.tokens import TokenizeBody
 from services.frontend.http.responses.request import ResponsesBody
+from services.frontend.http.routes import OPENAPI_PATH, ROUTES
 from services.frontend.http.transport import media_types
+from services.frontend.http.transport.event_stream import LAST_EVENT_ID
 from services.frontend.request.limits import Limits
 from services.frontend.request.pipeline import Pipeline
 from tests.fake_scheduler import PIPELINE, keeps_quiet, rejects
@@ -33,8 +35,8 @@ from tests.frontend.conftest import Site
 on_site = pytest.mark.asyncio(loop_scope="module")
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-DOCUMENT = openapi.document(needs_key=True)
-STRICT = openapi.document(needs_key=True, refuses_unknown=True)
+DOCUMENT = openapi.document(ROUTES, needs_key=True)
+STRICT = openapi.document(ROUTES, needs_key=True, refuses_unknown=True)
 SCHEMAS = DOCUMENT["components"]["schemas"]
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 LEAST: dict[str, dict[str, Any]] = {
@@ -292,10 +294,10 @@ def check_answer(response: httpx.Response, path: str) -> None:
 
 @on_site
 async def test_anybody_gets_the_document_that_is_true_of_this_server(site: Site) -> None:
-    response = await site.http.get(openapi.PATH)
+    response = await site.http.get(OPENAPI_PATH)
     assert response.headers["content-type"] == media_types.JSON
-    assert response.json() == json.loads(json.dumps(openapi.document(needs_key=False)))
-    check_answer(response, openapi.PATH)
+    assert response.json() == json.loads(json.dumps(openapi.document(ROUTES, needs_key=False)))
+    check_answer(response, OPENAPI_PATH)
     routes = {
         (route.path.replace(":path", ""), method.lower())
         for route in site.frontend._http._app._app.routes  # type: ignore[attr-defined]
@@ -336,7 +338,7 @@ async def test_errors_have_the_documented_shapes(site: Site) -> None:
     path, body = "/v1/completions", {"prompt": "hello"}
     for response, status in [
         (await site.http.post(path, json={}), 400),
-        (await site.http.post(path, json=body, headers={event_id.HEADER: "x"}), 400),
+        (await site.http.post(path, json=body, headers={LAST_EVENT_ID: "x"}), 400),
     ]:
         assert response.status_code == status
         check_answer(response, path)

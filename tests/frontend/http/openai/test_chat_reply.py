@@ -9,8 +9,8 @@ import pytest
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Usage
-from services.frontend.http.openai.chat_reply import ChatShape
-from services.frontend.http.openai.reply import to_json
+from services.frontend.http.openai.chat_reply import ChatReply
+from services.frontend.http.protocol.json_text import to_json
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.logprobs import Logprobs
@@ -24,7 +24,7 @@ CALL = ["hi ", "<tool", "_call>", '{"name":"f",', '"arguments":{}}', "</tool_cal
 
 @dataclass
 class FakeGeneration:
-    """What a shape asks of a generation."""
+    """What a reply asks of a generation."""
 
     reader: MessageReader
     request_id: str = field(default_factory=new_request_id)
@@ -52,7 +52,7 @@ class FakeGeneration:
     ids=["plain", "call"],
 )
 def test_each_token_has_its_log_probability(reader: MessageReader, texts: list[str]) -> None:
-    shape = ChatShape(FakeGeneration(reader))  # type: ignore[arg-type]
+    reply = ChatReply(FakeGeneration(reader))  # type: ignore[arg-type]
     pieces = [
         Piece(
             0,
@@ -65,7 +65,7 @@ def test_each_token_has_its_log_probability(reader: MessageReader, texts: list[s
         for number, text in enumerate(texts)
     ]
     last = Piece(0, finish_reason=FinishReason.STOP)
-    sent = b"".join(event for piece in (*pieces, last) for event in shape.events(piece))
+    sent = b"".join(event for piece in (*pieces, last) for event in reply.events(piece))
     assert sent.count(b'"logprob":') == len(texts)
 
 

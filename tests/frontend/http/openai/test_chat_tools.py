@@ -13,7 +13,7 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
 from services.frontend.http.bodies.reader import parse_body
-from services.frontend.http.openai.request import ChatBody
+from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.request.conversation import ChatMessage, Conversation, ToolCall, ToolChoice
 from tests.fake_scheduler import PIPELINE, FakeRequest, FakeScheduler, says
 from tests.frontend import chat_templates

@@ -7,7 +7,8 @@ import pytest
 
 from services.common.errors import InvalidRequest
 from services.frontend.http.bodies.reader import parse_body
-from services.frontend.http.openai.request import ChatBody, CompletionBody
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.request import output_format
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -8,7 +8,8 @@ import pytest
 from services.common import errors
 from services.common.sampling import OPTIONS, SamplingParams
 from services.frontend.http.bodies.reader import parse_body
-from services.frontend.http.openai.request import ChatBody, CompletionBody
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Conversation
 from services.frontend.request.generation_request import MAX_ANSWERS, GenerationRequest
 

@@ -16,6 +16,7 @@ from services.frontend.api_keys import hash_of
 from services.frontend.http.docs import openapi
 from services.frontend.http.operations import page_files
 from services.frontend.http.operations.page_files import DIRECTORY, INDEX, MEDIA_TYPES, read_files
+from services.frontend.http.routes import ALL_ROUTES, OPENAPI_PATH
 from services.frontend.watching.view_feed import MAX_UNSENT_BYTES, STOPPING
 from tests.exposition import Samples
 from tests.fake_scheduler import FakeScheduler
@@ -91,7 +92,7 @@ async def raw(site: Site, request: str) -> tuple[int, str]:
 async def test_the_page_and_its_files_go_to_anybody_with_their_headers(tmp_path: Path) -> None:
     keys = keys_of(tmp_path, "client")
     async with running(tmp_path, page=True, api_keys_file=keys) as site:
-        paths = {"/": INDEX, **{f"/page/{name}": name for name in read_files()}}
+        paths = {"/": INDEX, **{f"/page/{name}": name for name in read_files(DIRECTORY)}}
         for path, name in paths.items():
             answer = await site.http.get(path)
             assert answer.status_code == 200
@@ -183,7 +184,7 @@ async def test_without_the_setting_there_is_no_page(tmp_path: Path) -> None:
             answer = await site.http.get(path)
             assert answer.status_code == 404
             assert answer.json()["error"]["message"] == f"Not Found: GET {path}"
-        assert EVENTS not in (await site.http.get(openapi.PATH)).json()["paths"]
+        assert EVENTS not in (await site.http.get(OPENAPI_PATH)).json()["paths"]
 
 
 @pytest.mark.parametrize("needs_key", [False, True], ids=["open", "keys"])
@@ -192,8 +193,8 @@ async def test_the_document_has_the_events_where_there_is_a_page(
 ) -> None:
     settings: dict[str, Any] = {"api_keys_file": keys_of(tmp_path)} if needs_key else {}
     async with running(tmp_path, page=True, **settings) as site:
-        document = (await site.http.get(openapi.PATH)).json()
-        expected = openapi.document(needs_key=needs_key, has_page=True)
+        document = (await site.http.get(OPENAPI_PATH)).json()
+        expected = openapi.document(ALL_ROUTES, needs_key=needs_key)
         assert document == json.loads(json.dumps(expected))
         responses = document["paths"][EVENTS]["get"]["responses"]
         assert ("403" in responses) is ("Error403" in document["components"]["responses"])

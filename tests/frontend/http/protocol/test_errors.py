@@ -1,12 +1,9 @@
 """The error tree over HTTP."""
 
-import json
-
 import pytest
 
 from services.common import errors
-from services.frontend.http.openai import errors as openai_errors
-from services.frontend.http.openai.errors import error_response
+from services.frontend.http.protocol.errors import _STATUSES, failure
 
 TREE = [
     (errors.InvalidRequest("n", "must be 1"), 400, None),
@@ -24,11 +21,8 @@ TREE = [
 def test_each_error_has_its_status_and_code(
     error: errors.OrcinusError, status: int, code: str | None
 ) -> None:
-    response = error_response(error)
-    assert response.status_code == status
-    body = json.loads(bytes(response.body))["error"]
-    assert body["code"] == code
-    assert body["message"] == error.message
+    failed = failure(error)
+    assert (failed.status, failed.code, failed.message) == (status, code, error.message)
 
 
 def test_every_error_of_the_tree_has_a_status() -> None:
@@ -37,11 +31,11 @@ def test_every_error_of_the_tree_has_a_status() -> None:
         for kind in vars(errors).values()
         if isinstance(kind, type) and issubclass(kind, errors.OrcinusError)
     }
-    assert set(openai_errors._KINDS) == tree - {errors.OrcinusError}
+    assert set(_STATUSES) == tree - {errors.OrcinusError}
 
 
 def test_headers_say_what_to_do() -> None:
-    refused = error_response(errors.Unauthenticated("who?"))
+    refused = failure(errors.Unauthenticated("who?"))
     assert refused.headers["www-authenticate"] == "Bearer"
-    full = error_response(errors.PoolFull("full", retry_after_s=1.5))
+    full = failure(errors.PoolFull("full", retry_after_s=1.5))
     assert full.headers["retry-after"] == "2"
