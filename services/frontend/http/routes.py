@@ -141,8 +141,8 @@ _WATCHING = (
         handler=pipeline_page.watch,
         name="watchPipeline",
         description="Streams what the scheduler does, an object of JSON per event "
-        "(`services/common/watch_json.py`), until the client goes; with `?decisions=true` also what "
-        "the scheduling core is told. Only where the setting `page` is on; with API keys, for "
+        "(`services/common/watch_json.py`), until the client goes; with `?decisions=true` also "
+        "what the scheduling core is told. Only where the setting `page` is on; with API keys, for "
         "accounts that `may_watch`.",
         access=Access.WATCH,
         media_type=EVENTS,

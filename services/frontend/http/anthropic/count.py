@@ -13,6 +13,7 @@ class TokenCount(TypedDict):
     """The number of tokens that a conversation would start with."""
 
     input_tokens: int
+    """Tokens of the conversation, as POST /v1/messages would read them."""
 
 
 async def count_tokens(api: Api, body: CountBody, account: Account) -> TokenCount:

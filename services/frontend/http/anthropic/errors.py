@@ -35,7 +35,9 @@ class AnthropicErrorObject(TypedDict):
     """An error; its message begins with the field that is wrong, if it is one."""
 
     type: str
+    """Kind of the error, in Anthropic's words."""
     message: str
+    """What is wrong, in words; begins with the field that is wrong."""
 
 
 @answer_object
@@ -43,7 +45,9 @@ class AnthropicError(TypedDict):
     """The body of answers that refuse a request in Anthropic's protocol."""
 
     type: Literal["error"]
+    """`error`."""
     error: AnthropicErrorObject
+    """The error."""
 
 
 def error_body(failed: Failure) -> AnthropicError:

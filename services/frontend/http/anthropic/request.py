@@ -38,10 +38,15 @@ class CustomTool(ClientTool):
     """A tool of the client."""
 
     type: Literal["custom"] | None = None
+    """Kind of the tool; may be left out."""
     name: ToolName
+    """Name of the tool."""
     description: str | None = None
+    """What it does, for the model to read."""
     input_schema: dict[str, Any]
+    """JSON schema of its arguments."""
     strict: bool | None = None
+    """Whether arguments must keep the schema even where the model chooses to call."""
 
     def to_tool(self) -> Tool:
         return tool_of(self, parameters=json_text(self.input_schema))
@@ -51,6 +56,7 @@ class ServerTool(ExactModel):
     """A tool of another type, which nobody runs here; the model is not told of it."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
+    """Any other kind; nobody runs it here, so the model is not told of it."""
 
 
 MessagesTool = Annotated[
@@ -66,15 +72,20 @@ class AnyChoice(ExactModel):
     """Whether tools are called."""
 
     type: Literal["auto", "any", "none"]
+    """The model decides, must call some tool, or calls none."""
     disable_parallel_tool_use: bool | None = None
+    """Whether an answer has one call at most."""
 
 
 class ToolUseChoice(ExactModel):
     """The tool that must be called."""
 
     type: Literal["tool"]
+    """One tool must be called."""
     name: ToolName
+    """Name of the tool."""
     disable_parallel_tool_use: bool | None = None
+    """Does nothing: there is one call."""
 
 
 Choice = Annotated[
@@ -95,26 +106,33 @@ class ThinkingOptions(ExactModel):
     """Whether the model is to think before it speaks; a budget is ignored."""
 
     type: Literal["enabled", "adaptive", "disabled"]
+    """The chat template's variable `enable_thinking`: false with `disabled`, else true. A budget
+    does nothing."""
 
 
 class JsonSchemaOutput(ExactModel):
     """JSON that keeps a schema."""
 
     type: Literal["json_schema"]
+    """JSON that keeps a schema."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    """The JSON schema."""
 
 
 class OutputConfig(ExactModel):
     """How the answer is to be."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """The chat template's variable `reasoning_effort`."""
     format: JsonSchemaOutput | None = None
+    """Format of the text; any text when there is none."""
 
 
 class MessagesMetadata(ExactModel):
     """Labels that the client gives its request; they do nothing."""
 
     user_id: str | None = None
+    """Does nothing."""
 
 
 class CountBody(ConversationBody):
@@ -123,11 +141,18 @@ class CountBody(ConversationBody):
     spelling: ClassVar = {"stop": "stop_sequences", "parameters": "input_schema"}
 
     messages: Turns
+    """The conversation, oldest turn first; the last turn is not the assistant's."""
     system: Text | None = None
+    """What the system says before all else."""
     tools: MessagesTools | None = None
+    """Tools that the model may call, 128 of the client's own at most; the model is told of no
+    others."""
     tool_choice: Choice | None = None
+    """Whether tools are called, and which; by default the model decides."""
     thinking: ThinkingOptions | None = None
+    """Whether the model thinks before it speaks."""
     output_config: OutputConfig | None = None
+    """Effort and format of the answer."""
 
     @property
     def _told_tools(self) -> dict[int, ClientTool]:
@@ -159,8 +184,11 @@ class MessagesBody(CountBody, GeneratingBody):
     """The body of POST /v1/messages."""
 
     max_tokens: Annotated[int, N_TOKENS]
+    """Tokens to generate at most; lowered to what the model's length leaves."""
     stop_sequences: StopTexts | None = None
+    """Texts that end the output and are not part of it."""
     metadata: MessagesMetadata | None = None
+    """Does nothing."""
 
     def options(self, sampling: SamplingParams) -> GenerationOptions:
         return GenerationOptions(

@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, UnknownRole, by_type
-from services.frontend.http.protocol import assistant_turn
+from services.frontend.http.protocol import gathered_turn
 from services.frontend.http.protocol.conversation_tools import ToolName, json_text
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
@@ -22,7 +22,9 @@ class TextBlock(ExactModel):
     """A text."""
 
     type: Literal["text"]
+    """Kind of the block."""
     text: str
+    """Text; several blocks are joined by line ends."""
 
 
 TextOnly = Annotated[
@@ -40,30 +42,40 @@ class ThinkingBlock(ExactModel):
     """The assistant's reasoning, sent back as it came."""
 
     type: Literal["thinking"]
+    """Kind of the block."""
     thinking: str
+    """What the assistant thought before it spoke."""
 
 
 class RedactedThinkingBlock(ExactModel):
     """Reasoning of another server that nobody here can read; it is left out."""
 
     type: Literal["redacted_thinking"]
+    """Kind of the block; it is left out, since nobody here can read it."""
 
 
 class ToolUseBlock(ExactModel):
     """A call by the assistant."""
 
     type: Literal["tool_use"]
+    """Kind of the block."""
     id: str
+    """Id of the call, which its result names."""
     name: ToolName
+    """Name of the tool."""
     input: dict[str, Any]
+    """Arguments."""
 
 
 class ToolResultBlock(ExactModel):
     """The result of a call."""
 
     type: Literal["tool_result"]
+    """Kind of the block."""
     tool_use_id: str
+    """Id of a call before it."""
     content: Text | None = None
+    """Result of the call, as a text or in blocks; empty when it is left out."""
 
 
 _USER_TYPES = ("text", "tool_result")
@@ -95,25 +107,31 @@ class UserTurn(ExactModel):
     """A turn of the user, with the results of the calls before it."""
 
     role: Literal["user"]
+    """The user's turn."""
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[UserBlocks, Tag("list")], TEXT_OR_LIST
     ]
+    """What was said, and results of calls, as a text or in blocks."""
 
 
 class AssistantTurn(ExactModel):
     """A turn of the assistant, sent back as it came."""
 
     role: Literal["assistant"]
+    """The assistant's turn."""
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[AssistantBlocks, Tag("list")], TEXT_OR_LIST
     ]
+    """What was said, thought and called, as a text or in blocks."""
 
 
 class SystemTurn(ExactModel):
     """Words of the system within the conversation."""
 
     role: Literal["system"]
+    """The system's turn."""
     content: Text
+    """What was said, as a text or in blocks."""
 
 
 Turn = Annotated[
@@ -155,7 +173,7 @@ def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
 def _assistant_message(turn: AssistantTurn) -> ChatMessage:
     if isinstance(turn.content, str):
         return ChatMessage("assistant", turn.content)
-    gathered = assistant_turn.AssistantTurn()
+    gathered = gathered_turn.GatheredTurn()
     for block in turn.content:
         match block:
             case ThinkingBlock():

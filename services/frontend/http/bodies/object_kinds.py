@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import core_schema
 
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
@@ -29,8 +30,8 @@ class Unknown(ExactModel):
 
     @classmethod
     def __get_pydantic_json_schema__(
-        cls, _: core_schema.CoreSchema, __: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
+        cls, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         return {"title": cls.__name__, "not": {}}
 
 

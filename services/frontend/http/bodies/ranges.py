@@ -17,10 +17,13 @@ from services.common.sampling import (
     MAX_LOGPROBS,
     OPTIONS,
     Numbers,
+    Option,
+    SamplingParams,
     TokenBiases,
     TokenLists,
     WholeNumbers,
 )
+from services.frontend.http.bodies.field_docs import field_docs
 from services.frontend.request.generation_request import MAX_N, MAX_SALT_LENGTH, MAX_TOKENS
 
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
@@ -32,6 +35,8 @@ class Within:
     """The annotation of a field whose values, but for null, the keywords of a JSON schema bound."""
 
     keywords: Mapping[str, Any]
+    option: str | None = None
+    """The option of sampling that the field is, whose description the field has, too."""
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
@@ -39,6 +44,8 @@ class Within:
         described = handler(schema)
         first, *_ = described.get("anyOf", [described])
         first |= self.keywords
+        if self.option is not None:
+            described["description"] = field_docs(SamplingParams)[self.option]
         return described
 
 
@@ -51,22 +58,24 @@ def between(allowed: Numbers | WholeNumbers) -> Within:
 
 def option(name: str) -> Within:
     """Returns the annotation of a field that is the option of sampling `name`."""
-    match OPTIONS[name].allowed:
+    return Within(_keywords(OPTIONS[name]), name)
+
+
+def _keywords(option: Option) -> Mapping[str, Any]:
+    match option.allowed:
         case TokenLists(max_length):
-            return Within({"maxItems": max_length})
+            return {"maxItems": max_length}
         case TokenBiases(max_length, low, high):
-            return Within(
-                {
-                    "type": "object",
-                    "propertyNames": {"pattern": TOKEN_NAME},
-                    "additionalProperties": {"type": "number", "minimum": low, "maximum": high},
-                    "maxProperties": max_length,
-                }
-            )
+            return {
+                "type": "object",
+                "propertyNames": {"pattern": TOKEN_NAME},
+                "additionalProperties": {"type": "number", "minimum": low, "maximum": high},
+                "maxProperties": max_length,
+            }
         case Numbers() | WholeNumbers() as allowed:
-            return between(allowed)
+            return between(allowed).keywords
         case _:
-            return Within({})
+            return {}
 
 
 N_ANSWERS = Within({"minimum": 1, "maximum": MAX_N})

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from pydantic import TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 
 from services.frontend.http.docs.components import SECURITY_SCHEMES, error_responses
 from services.frontend.http.docs.operation import dialect_of, error_statuses, operation
+from services.frontend.http.docs.schemas import schema_of_type
 from services.frontend.http.openai import errors as openai_errors
 from services.frontend.http.protocol.route import Route
 
@@ -78,6 +78,6 @@ def _schemas_of(kinds: Iterable[Any]) -> Schemas:
     schemas: Schemas = {}
     for kind in kinds:
         if kind is not None and kind.__name__ not in schemas:
-            schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+            schema = schema_of_type(kind, ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), kind.__name__: schema}
     return schemas

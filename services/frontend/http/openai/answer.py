@@ -12,6 +12,7 @@ class PromptTokensDetails(TypedDict):
     """Tokens of the prompts by where they came from."""
 
     cached_tokens: int
+    """Tokens of the prompts that were not computed, since a cache had them."""
 
 
 @answer_object
@@ -19,9 +20,13 @@ class Usage(TypedDict):
     """Tokens read and written."""
 
     prompt_tokens: int
+    """Tokens of all prompts."""
     prompt_tokens_details: PromptTokensDetails
+    """Some of them by where they came from."""
     completion_tokens: int
+    """Tokens generated, over all answers."""
     total_tokens: int
+    """Both together."""
 
 
 @answer_object
@@ -29,8 +34,11 @@ class PromptLogprob(TypedDict):
     """The log-probability of a token in a prompt, and its place in the vocabulary by it."""
 
     logprob: float
+    """Log-probability of the token."""
     rank: int
+    """Its place in the vocabulary by that, from 1."""
     decoded_token: str
+    """Text of the token."""
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]

@@ -37,8 +37,11 @@ class ContentPart(ExactModel):
     """A part of a message's content: a text, or what the assistant said instead of one."""
 
     type: Annotated[str, AfterValidator(_check_kind)]
+    """Kind of the part: `text` or `refusal`."""
     text: str | None = None
+    """Text; several parts are joined by line ends."""
     refusal: str | None = None
+    """What the assistant said in a part of the kind `refusal`."""
 
     @model_validator(mode="after")
     def _has_text(self) -> Self:
@@ -63,20 +66,24 @@ Content = Annotated[
 """A message's text, whole or in parts."""
 
 
-class CalledFunction(ExactModel):
+class AssistantFunction(ExactModel):
     """The name and the arguments of a call."""
 
     name: str
+    """Name of the function."""
     arguments: str | dict[str, Any] | None = None
-    """A JSON object as text; some clients send the object."""
+    """Arguments, as the text of a JSON object or as the object itself."""
 
 
 class AssistantCall(ExactModel):
     """A call of a tool that the assistant made before."""
 
     id: str | None = None
+    """Id of the call."""
     type: Literal["function"] | None = None
-    function: CalledFunction
+    """Kind of the call."""
+    function: AssistantFunction
+    """What was called."""
 
     def to_call(self) -> ToolCall:
         """Returns the call."""
@@ -101,19 +108,32 @@ class Message(ExactModel):
     """A turn of a conversation; an assistant's message may be sent back as it came."""
 
     role: str
+    """Whose turn it is: what the chat template knows. `developer` is `system` where the template
+    knows no developers."""
     content: Annotated[
         Content | None, AfterValidator(_check_content), Field(validate_default=True)
     ] = None
+    """What was said, as a text or in parts; an assistant's may be null or left out."""
     name: str | None = None
+    """Name of the speaker, for templates that show it."""
     refusal: str | None = None
+    """What an assistant said that has no `content`."""
     tool_calls: AssistantCalls | None = None
+    """Calls that the assistant made in this turn, in their order."""
     tool_call_id: str | None = None
+    """Id of the call whose result this turn is."""
     reasoning_content: str | None = None
+    """What the assistant thought before it spoke."""
     reasoning: str | None = None
+    """Another spelling of `reasoning_content`."""
     annotations: Any = None
+    """As clients send them back; does nothing."""
     provider_specific_fields: Any = None
+    """As clients send them back; does nothing."""
     audio: Annotated[dict[str, Any] | None, only()] = None
+    """Not served."""
     function_call: Annotated[dict[str, Any] | None, only()] = None
+    """OpenAI's older spelling of `tool_calls`; not served."""
 
     def to_message(self) -> ChatMessage:
         """Returns the turn as templates want it."""

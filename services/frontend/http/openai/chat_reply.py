@@ -19,8 +19,12 @@ from services.frontend.http.openai.logprobs import chat_logprobs
 from services.frontend.http.openai.reply import NO_OTHERS, GenerationReply, ShownFields
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text import message_reader
-from services.frontend.text.message_reader import MessageDelta, MessageReader, PlainReader
+from services.frontend.text.message_reader import (
+    CallDelta,
+    MessageDelta,
+    MessageReader,
+    PlainReader,
+)
 
 
 class ChatReply(GenerationReply):
@@ -155,7 +159,7 @@ def _delta(new: MessageDelta) -> Delta:
     return delta
 
 
-def _call_delta(call: message_reader.ToolCallDelta) -> ToolCallDelta:
+def _call_delta(call: CallDelta) -> ToolCallDelta:
     if not call.id:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function: FunctionDelta = {"name": call.name, "arguments": call.arguments}

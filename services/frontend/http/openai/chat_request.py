@@ -21,20 +21,37 @@ class ChatBody(ToolFields, GenerationBody):
     """The body of POST /v1/chat/completions."""
 
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
+    """The conversation, oldest turn first."""
     max_completion_tokens: Annotated[int | None, N_TOKENS] = None
+    """As `max_tokens`; equal to it where both are given."""
     logprobs: bool | None = None
+    """Answer with the log-probability of each token."""
     top_logprobs: Annotated[int | None, N_LOGPROBS] = None
+    """Most likely tokens to show in the place of each; only with `logprobs`."""
     functions: Annotated[list[Any] | None, only([])] = None
+    """OpenAI's older spelling of tools; not served."""
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
+    """OpenAI's older spelling of `tool_choice`; not served."""
     modalities: Annotated[list[str] | None, only(["text"])] = None
+    """Only text is served."""
     audio: Annotated[dict[str, Any] | None, only()] = None
+    """Not served."""
     prediction: Annotated[dict[str, Any] | None, only()] = None
+    """Not served."""
     echo: Annotated[bool | None, only(False)] = None
+    """Not served for conversations."""
     web_search_options: Annotated[dict[str, Any] | None, only()] = None
+    """Not served."""
     chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template, such as `{"enable_thinking": false}`; 16 KiB of JSON at
+    most. `messages`, `tools` and `add_generation_prompt` have fields of their own."""
     reasoning_effort: str | None = None
+    """How much to reason: the chat template's variable of that name. `none` and `minimal` set
+    `enable_thinking` to false, too."""
     add_generation_prompt: bool | None = None
+    """Begin the assistant's turn; by default not with `continue_final_message`."""
     continue_final_message: bool | None = None
+    """Continue the last message instead of beginning a turn."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:

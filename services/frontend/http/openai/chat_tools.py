@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import pydantic_core
-from pydantic import AfterValidator, BaseModel, Discriminator, FailFast, Field, Tag
+from pydantic import AfterValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
@@ -25,17 +25,22 @@ class Function(ExactModel):
     """A function that the model may call."""
 
     name: str
+    """Name of the function; 1 to 256 characters."""
     description: str | None = None
+    """What it does, for the model to read."""
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
+    """JSON schema of its arguments; any object when there is none."""
     strict: bool | None = None
+    """Whether arguments must keep the schema even where the model chooses to call."""
 
 
 class ToolBody(ExactModel):
     """A tool."""
 
     type: ToolType
+    """Kind of the tool; only `function`."""
     function: Function
+    """The function."""
 
     def to_tool(self) -> Tool:
         """Returns the tool in the words that all protocols share."""
@@ -48,27 +53,34 @@ class NamedFunction(ExactModel):
     """A function by its name."""
 
     name: str
+    """Name of one of `tools`."""
 
 
 class NamedTool(ExactModel):
     """The tool that must be called."""
 
     type: ToolType
+    """Kind of the tool; only `function`."""
     function: NamedFunction
+    """The function."""
 
 
 class AllowedTools(ExactModel):
     """Some of the tools, of which the model may call any, or must."""
 
     mode: Literal["auto", "required"]
+    """Whether the model may call them, or must."""
     tools: Annotated[list[NamedTool], FailFast(), Field(max_length=MAX_TOOLS)]
+    """The tools, by name; the model is told of no other."""
 
 
 class AllowedChoice(ExactModel):
     """The choice of a few tools."""
 
     type: Literal["allowed_tools"]
+    """Some of the tools."""
     allowed_tools: AllowedTools
+    """Which, and whether one must be called."""
 
 
 def _kind_of(value: Any) -> str:
@@ -87,12 +99,15 @@ Choice = Annotated[
 Tools = TypeAliasType("Tools", Annotated[list[ToolBody], FailFast(), Field(max_length=MAX_TOOLS)])
 
 
-class ToolFields(BaseModel):
+class ToolFields(ExactModel):
     """The fields."""
 
     tools: Tools | None = None
+    """Tools that the model may call."""
     tool_choice: Choice | None = None
+    """Whether tools are called, and which."""
     parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls."""
 
     def tools_and_choice(self) -> tuple[tuple[Tool, ...], ToolChoice]:
         """Returns the tools that may be called, and whether they must be.

@@ -6,7 +6,7 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.openai.completion_answer import CompletionChoice, CompletionLogprobs
 from services.frontend.http.openai.event_id import StreamPosition
-from services.frontend.http.openai.logprobs import LogprobColumns
+from services.frontend.http.openai.logprobs import CompletionColumns
 from services.frontend.http.openai.reply import NO_OTHERS, GenerationReply, ShownFields
 
 
@@ -66,7 +66,7 @@ class CompletionReply(GenerationReply):
         """Returns the log-probabilities of a piece's tokens, after the prompt's if the piece begins
         with the prompt; None if there are no tokens."""
         generation, index = self._generation, piece.index
-        columns = LogprobColumns(generation.token_texts, generation.options.n_logprobs or 0)
+        columns = CompletionColumns(generation.token_texts, generation.options.n_logprobs or 0)
         if self._echo and is_first:
             first, *others = generation.prompt_of(index).token_ids
             columns.add_unknown(first)

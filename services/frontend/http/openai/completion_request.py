@@ -45,10 +45,17 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[
         tuple[Prompt, ...], PlainValidator(_prompts_of, json_schema_input_type=PromptOrPrompts)
     ]
+    """What to continue; each of several prompts has answers of its own."""
     echo: bool | None = None
+    """Begin each answer with its prompt; then `max_tokens` may be 0."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
+    """Answer with the log-probability of each token, and so many of the most likely tokens in its
+    place; with `echo`, of the prompt's tokens too."""
     best_of: Annotated[int | None, N_ANSWERS] = None
+    """Answers to generate for each prompt, of which the `n` best are given, best first; at least
+    `n`. More than `n` not with `stream`."""
     suffix: Annotated[str | None, only("")] = None
+    """Not served."""
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:

@@ -19,9 +19,13 @@ class ErrorObject(TypedDict):
     """An error: `param` is the field that is wrong, if it is one."""
 
     message: str
+    """What is wrong, in words."""
     type: str
+    """Kind of the error."""
     param: str | None
+    """The field that is wrong, or null."""
     code: str | None
+    """Code of the error, or null."""
 
 
 @answer_object
@@ -30,6 +34,7 @@ class Error(TypedDict):
     fails."""
 
     error: ErrorObject
+    """The error."""
 
 
 def error_body(failed: Failure) -> Error:

@@ -13,7 +13,7 @@ from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.token_texts import TokenTexts
 
 
-class LogprobColumns:
+class CompletionColumns:
     """The columns of the object `logprobs` of a completion, as they are gathered: the prompt's
     tokens first, if the client wants the prompt's echo."""
 

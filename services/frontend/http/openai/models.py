@@ -15,10 +15,15 @@ class Model(TypedDict):
     """The model that is served."""
 
     id: str
+    """Name of the model."""
     object: Literal["model"]
+    """`model`."""
     created: int
+    """Always 0."""
     owned_by: str
+    """`orcinus`."""
     max_model_len: int
+    """Longest prompt plus output, in tokens."""
 
 
 @answer_object
@@ -26,7 +31,9 @@ class ModelList(TypedDict):
     """The model that is served, by each of its names."""
 
     object: Literal["list"]
+    """`list`."""
     data: list[Model]
+    """The one model, by each of its names."""
 
 
 async def list_models(api: Api, _: Request) -> ModelList:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, FailFast, Tag
+from pydantic import Discriminator, FailFast, Tag
 from pydantic import Field as BodyField
 from typing_extensions import TypeAliasType
 
@@ -47,28 +47,36 @@ class JsonSchema(ExactModel):
     """A named JSON schema, as OpenAI has it; `strict` is what always holds here."""
 
     name: str = ""
+    """Name of the schema; does nothing."""
     description: str | None = None
+    """Does nothing."""
     schema_: Annotated[dict[str, Any] | None, BodyField(alias="schema")] = None
+    """The JSON schema; any object when there is none."""
     strict: bool | None = None
+    """Does nothing: outputs always keep the schema."""
 
 
 class TextFormat(ExactModel):
     """Any text."""
 
     type: Literal["text"]
+    """Any text."""
 
 
 class JsonObjectFormat(ExactModel):
     """Any JSON object."""
 
     type: Literal["json_object"]
+    """Any JSON object."""
 
 
 class JsonSchemaFormat(ExactModel):
     """JSON that keeps a schema."""
 
     type: Literal["json_schema"]
+    """JSON that keeps a schema."""
     json_schema: JsonSchema
+    """The schema."""
 
 
 def _kind_of(value: Any) -> str | None:
@@ -87,28 +95,46 @@ class StructuredOutputs(ExactModel):
     """vLLM's group of formats, of which one is given."""
 
     json_: Annotated[Schema | None, BodyField(alias="json")] = None
+    """A JSON schema, or its text."""
     json_object: bool | None = None
+    """Any JSON object, if true."""
     regex: str | None = None
+    """A regular expression, of Rust's syntax."""
     choice: Choices | None = None
+    """One of some texts."""
     grammar: GrammarText | None = None
+    """A grammar in llguidance's Lark or in GBNF."""
     structural_tag: Annotated[str | None, only()] = None
+    """Not served."""
     whitespace_pattern: Annotated[str | None, only()] = None
+    """Not served."""
     disable_any_whitespace: Annotated[bool | None, only(False)] = None
+    """Not served."""
     disable_additional_properties: Annotated[bool | None, only(False)] = None
+    """Not served."""
 
 
-class OutputFormatFields(BaseModel):
+class OutputFormatFields(ExactModel):
     """The fields of a body that ask for a format."""
 
     response_format: ResponseFormat | None = None
+    """OpenAI's spelling."""
     structured_outputs: StructuredOutputs | None = None
+    """vLLM's spelling."""
     guided_json: Schema | None = None
+    """vLLM's older spelling: a JSON schema, or its text."""
     guided_regex: str | None = None
+    """vLLM's older spelling: a regular expression, of Rust's syntax."""
     guided_choice: Choices | None = None
+    """vLLM's older spelling: one of some texts."""
     guided_grammar: GrammarText | None = None
+    """vLLM's older spelling: a grammar in llguidance's Lark or in GBNF."""
     json_schema: SchemaText | None = None
+    """SGLang's spelling: the text of a JSON schema."""
     regex: str | None = None
+    """SGLang's spelling: a regular expression."""
     ebnf: GrammarText | None = None
+    """SGLang's spelling: a grammar in llguidance's Lark or in GBNF."""
 
     def output_format(self) -> tuple[str, str] | None:
         """Returns the field that asks for a format and the format's grammar, or None.

@@ -31,8 +31,6 @@ from services.frontend.http.bodies.ranges import (
     N_ANSWERS,
     N_LOGPROBS,
     N_TOKENS,
-    PRIORITY,
-    SALT,
     TOKEN_NAME,
     Within,
     option,
@@ -79,8 +77,11 @@ class StreamOptions(ExactModel):
     """Options of a stream."""
 
     include_usage: bool | None = None
+    """End the stream with the usage."""
     continuous_usage_stats: bool | None = None
+    """Have the usage so far in every chunk; only with `include_usage`."""
     include_obfuscation: Annotated[bool | None, only(False)] = None
+    """Not served."""
 
 
 def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
@@ -127,7 +128,9 @@ class ResumptionBody(ExactModel):
     """
 
     seed: Annotated[int, option("seed")]
+    """Seed, from the stream's first chunk."""
     token_ids: Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_ANSWERS)]
+    """Tokens that the client has of each answer; answers without any may be left out at the end."""
 
     def to_resumption(self, position: StreamPosition) -> Resumption:
         """Returns the resumption at a position in the stream.
@@ -157,25 +160,43 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     """The fields that both kinds of generation have."""
 
     model: str | None = None
+    """Name of the model; may be left out."""
     max_tokens: Annotated[int | None, N_TOKENS] = None
+    """Tokens to generate at most. By default 16 for texts and tokens, and for a conversation what
+    the model's length leaves, but no more than the checkpoint's `max_new_tokens`."""
     stop: StopTextOrTexts = None
+    """Texts that end the output, and are not part of it unless `include_stop_str_in_output` is
+    true."""
     ignore_eos: bool | None = None
+    """Go on past the model's end-of-sequence tokens."""
     return_token_ids: bool | None = None
+    """Answer with token ids too, and with ids of events."""
     n: Annotated[int | None, N_ANSWERS] = None
+    """Answers to each prompt; 1024 at most over all prompts."""
     stream_options: StreamOptions | None = None
+    """Options of a stream; only with `stream`."""
     resumption: ResumptionBody | None = None
+    """Where a stream broke, with the header `Last-Event-ID`; all else must be as in the request
+    that began it."""
     add_special_tokens: bool | None = None
+    """Put the tokens around a prompt that the checkpoint puts around texts. By default texts get
+    them, and conversations do not, since their template writes them."""
     skip_special_tokens: bool | None = None
+    """Leave special tokens out of the output's text."""
     include_stop_str_in_output: bool | None = None
+    """End the text with the stop text or token that was met."""
     prompt_logprobs: Annotated[int | None, N_LOGPROBS] = None
-    priority: Annotated[int | None, PRIORITY] = None
-    cache_salt: Annotated[str | None, SALT] = None
-    cache_prompt: bool | None = None
+    """Answer with the log-probability of each token of the prompt but the first, and so many of the
+    most likely tokens in its place; not with `stream`."""
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
+    """Not served."""
     bad_words: Annotated[list[Any] | None, only([])] = None
+    """Not served; `bad_token_ids` is."""
     use_beam_search: Annotated[bool | None, only(False)] = None
+    """Not served."""
     length_penalty: Annotated[float | None, only(1)] = None
+    """Of beam search; not served."""
 
     _position: StreamPosition | None = PrivateAttr(None)
 

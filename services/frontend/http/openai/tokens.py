@@ -24,10 +24,13 @@ class TokenizeBody(ChatBody):
     the prompt do nothing."""
 
     prompt: str | None = None
+    """A text, instead of `messages`."""
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)] = Field(
         default_factory=list
     )
+    """A conversation, instead of `prompt`."""
     return_token_strs: bool | None = None
+    """Answer with the tokens as the vocabulary writes them, too."""
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
@@ -47,9 +50,13 @@ class Tokens(TypedDict):
     """The tokens of a prompt; `token_strs` are they as the vocabulary has them, if wanted."""
 
     count: int
+    """Number of tokens."""
     max_model_len: int
+    """Longest prompt plus output, in tokens."""
     tokens: Sequence[int]
+    """The tokens."""
     token_strs: list[str] | None
+    """The tokens as the vocabulary writes them, with `return_token_strs`; else null."""
 
 
 async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
@@ -72,7 +79,9 @@ class DetokenizeBody(ExactModel):
     """The body of POST /detokenize."""
 
     model: str | None = None
+    """Name of the model; may be left out."""
     tokens: TokenIds
+    """The tokens; at most as many as the model can read."""
 
 
 @answer_object
@@ -80,6 +89,7 @@ class Text(TypedDict):
     """The text of tokens, with special ones."""
 
     prompt: str
+    """The text, in which special tokens show as they are written."""
 
 
 async def detokenize(api: Api, body: DetokenizeBody, account: Account) -> Text:

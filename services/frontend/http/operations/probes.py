@@ -15,7 +15,9 @@ class Status(TypedDict):
     """The answer to a probe."""
 
     status: str
+    """How it is."""
     reason: NotRequired[str]
+    """Why requests get no tokens."""
 
 
 def health(_: Api) -> tuple[bool, Status]:
@@ -41,6 +43,7 @@ class Version(TypedDict):
     """The version of the server."""
 
     version: str
+    """Version of the server."""
 
 
 async def version(_: Api, __: Request) -> Version:

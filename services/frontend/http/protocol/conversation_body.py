@@ -17,7 +17,7 @@ from services.common import errors
 from services.common.sampling import OPTIONS, SamplingParams
 from services.frontend.http.bodies.metadata import FEW_LABELS, MAX_METADATA
 from services.frontend.http.bodies.object_kinds import ExactModel
-from services.frontend.http.bodies.ranges import PRIORITY, SALT, option
+from services.frontend.http.bodies.ranges import option
 from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.conversation_tools import ClientTool
 from services.frontend.request.conversation import ChatMessage, Conversation, ToolChoice
@@ -38,6 +38,7 @@ class ConversationBody(ExactModel, ABC):
     """Names of fields here, by the names that the rules of all requests have for them."""
 
     model: str | None = None
+    """Name of the model; may be left out."""
 
     def to_conversation(self) -> Conversation:
         """Returns the conversation to continue.
@@ -99,9 +100,6 @@ class GeneratingBody(ConversationBody, RequestBody):
     top_p: Annotated[float | None, option("top_p")] = None
     top_k: Annotated[int | None, option("top_k")] = None
     seed: Annotated[int | None, option("seed")] = None
-    priority: Annotated[int | None, PRIORITY] = None
-    cache_salt: Annotated[str | None, SALT] = None
-    cache_prompt: bool | None = None
 
     @property
     @abstractmethod

@@ -87,7 +87,7 @@ RESUMING = Parameter(
 )
 
 
-class Words(TypedDict, total=False):
+class RouteFields(TypedDict, total=False):
     """Fields of a route that have the same meaning in routes of all kinds."""
 
     name: Required[str]
@@ -102,24 +102,24 @@ def get(
     path: str,
     handler: Callable[[Api, Request], Coroutine[Any, Any, Answer]],
     answer: type[Answer],
-    **words: Unpack[Words],
+    **fields: Unpack[RouteFields],
 ) -> Route:
     """Returns the route of a question without a body."""
-    is_secret = words.get("access", Access.KEY) is not Access.ANY
+    is_secret = fields.get("access", Access.KEY) is not Access.ANY
 
     async def handle(api: Api, request: Request) -> Response:
         if is_secret:
             api.admit(request)
         return json_response(await handler(api, request))
 
-    return Route(method="GET", path=path, handler=handle, answer=answer, **words)
+    return Route(method="GET", path=path, handler=handle, answer=answer, **fields)
 
 
 def probe(
     path: str,
     handler: Callable[[Api], tuple[bool, Answer]],
     answer: type[Answer],
-    **words: Unpack[Words],
+    **fields: Unpack[RouteFields],
 ) -> Route:
     """Returns the route of a question whether all is well, to which an answer has status 200 or
     503."""
@@ -128,7 +128,7 @@ def probe(
         is_well, said = handler(api)
         return json_response(said, 200 if is_well else 503)
 
-    return Route(method="GET", path=path, handler=handle, answer=answer, answers_503=True, **words)
+    return Route(method="GET", path=path, handler=handle, answer=answer, answers_503=True, **fields)
 
 
 def post(
@@ -138,7 +138,7 @@ def post(
     answer: type[Answer],
     *,
     checks_room: bool = False,
-    **words: Unpack[Words],
+    **fields: Unpack[RouteFields],
 ) -> Route:
     """Returns the route of a question with a body, which needs room among the requests that
     generate if it `checks_room`."""
@@ -149,7 +149,7 @@ def post(
         working = handler(api, asked, account)
         return json_response(await while_connected(request.receive, working))
 
-    return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **words)
+    return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)
 
 
 def generate(
@@ -159,7 +159,7 @@ def generate(
     *,
     stream: str,
     chunk: Any = None,
-    **words: Unpack[Words],
+    **fields: Unpack[RouteFields],
 ) -> Route:
     """Returns the route of a request that generates; body and reply do all that is special."""
 
@@ -180,5 +180,5 @@ def generate(
         answer=answer,
         stream=stream,
         chunk=chunk,
-        **words,
+        **fields,
     )

@@ -11,8 +11,8 @@ from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, by_type
-from services.frontend.http.protocol.assistant_turn import AssistantTurn
 from services.frontend.http.protocol.conversation_tools import ToolName
+from services.frontend.http.protocol.gathered_turn import GatheredTurn
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
 
@@ -23,14 +23,18 @@ class ResponsesPart(ExactModel):
     """A part of a text."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    """Kind of the part; all mean the same."""
     text: str
+    """Text; several parts are joined by line ends."""
 
 
 class RefusalPart(ExactModel):
     """A refusal by the assistant in the place of a text, sent back as it came."""
 
     type: Literal["refusal"]
+    """Kind of the part."""
     refusal: str
+    """What the assistant said instead of a text."""
 
     @property
     def text(self) -> str:
@@ -57,33 +61,46 @@ class MessageItem(ExactModel):
     """A turn."""
 
     type: Literal["message"] = "message"
+    """Kind of the item; may be left out."""
     role: Literal["user", "assistant", "system", "developer"]
+    """Whose turn it is; `developer` is `system`."""
     content: Text
+    """What was said, as a text or in parts."""
 
 
 class ReasoningItem(ExactModel):
     """The assistant's reasoning, sent back as it came."""
 
     type: Literal["reasoning"]
+    """Kind of the item."""
     summary: ResponsesParts | None = None
+    """Reasoning, where there is no `content`."""
     content: ResponsesParts | None = None
+    """What the assistant thought before it spoke."""
 
 
 class FunctionCallItem(ExactModel):
     """A call by the assistant."""
 
     type: Literal["function_call"]
+    """Kind of the item."""
     call_id: str
+    """Id of the call, which its result names."""
     name: ToolName
+    """Name of the function."""
     arguments: str
+    """Arguments, as the text of a JSON object."""
 
 
 class FunctionCallOutputItem(ExactModel):
     """The result of a call."""
 
     type: Literal["function_call_output"]
+    """Kind of the item."""
     call_id: str
+    """Id of a call before it."""
     output: Text
+    """Result of the call, as a text or in parts."""
 
 
 _ITEM_TYPES = ("message", "reasoning", "function_call", "function_call_output")
@@ -127,7 +144,7 @@ def _turns(items: Sequence[InputItem], start: int) -> Iterator[ChatMessage]:
         InvalidRequest: an output answers no call before it.
     """
     call_ids: set[str] = set()
-    turn = AssistantTurn()
+    turn = GatheredTurn()
     for index, item in enumerate(items[start:], start):
         match item:
             case ReasoningItem():

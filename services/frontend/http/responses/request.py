@@ -43,10 +43,15 @@ class ResponsesFunction(ClientTool):
     """A function that the model may call."""
 
     type: Literal["function"]
+    """Kind of the tool."""
     name: ToolName
+    """Name of the function."""
     description: str | None = None
+    """What it does, for the model to read."""
     parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments; any object when there is none."""
     strict: bool | None = None
+    """Whether arguments must keep the schema even where the model chooses to call."""
 
     def to_tool(self) -> Tool:
         return tool_of(self, parameters=json_text(self.parameters))
@@ -56,6 +61,7 @@ class HostedTool(ExactModel):
     """A tool of another type, which nobody runs here; the model is not told of it."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
+    """Any other kind; nobody runs it here, so the model is not told of it."""
 
 
 ResponsesTool = Annotated[
@@ -71,7 +77,9 @@ class ResponsesChoice(ExactModel):
     """The function that must be called."""
 
     type: Literal["function"]
+    """Kind of the tool."""
     name: ToolName
+    """Name of the function that must be called."""
 
 
 AllowedTool = Annotated[
@@ -84,8 +92,11 @@ class ResponsesAllowed(ExactModel):
     """Some of the tools, of which the model may call any, or must."""
 
     type: Literal["allowed_tools"]
+    """Some of the tools."""
     mode: Literal["auto", "required"]
+    """Whether the model may call them, or must."""
     tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]
+    """The tools, functions by name; the model is told of no other."""
 
     @property
     def names(self) -> set[str]:
@@ -106,21 +117,27 @@ class ResponsesTextFormat(ExactModel):
     """Any text."""
 
     type: Literal["text"]
+    """Any text."""
 
 
 class ResponsesJsonFormat(ExactModel):
     """Any JSON object."""
 
     type: Literal["json_object"]
+    """Any JSON object."""
 
 
 class ResponsesSchemaFormat(ExactModel):
     """JSON that keeps a schema, whether `strict` or not."""
 
     type: Literal["json_schema"]
+    """JSON that keeps a schema."""
     name: str | None = None
+    """Name of the schema; does nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    """The JSON schema."""
     strict: bool | None = None
+    """Does nothing: outputs always keep the schema."""
 
 
 Format = Annotated[
@@ -136,12 +153,15 @@ class TextOptions(ExactModel):
     """How the text is to be."""
 
     format: Format | None = None
+    """Format of the text; any text when there is none."""
 
 
 class ReasoningOptions(ExactModel):
     """How much the model is to think before it speaks."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    """The chat template's variable `reasoning_effort`; `none` and `minimal` set `enable_thinking`
+    to false, too."""
 
 
 Included = TypeAliasType("Included", Annotated[list[str], FailFast()])
@@ -159,29 +179,53 @@ class ResponsesBody(GeneratingBody):
     spelling: ClassVar = {"messages": "input"}
 
     input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
+    """The conversation: a text of the user, or items, oldest first."""
     instructions: str | None = None
+    """What the system says before all else."""
     max_output_tokens: Annotated[int | None, N_TOKENS] = None
+    """Tokens to generate at most; lowered to what the model's length leaves, which is the
+    default."""
     tools: ResponsesTools | None = None
+    """Tools that the model may call, 128 functions at most; the model is told of no others."""
     tool_choice: Choice | None = None
+    """Whether tools are called, and which."""
     parallel_tool_calls: bool | None = None
+    """Whether an answer may have several calls."""
     text: TextOptions | None = None
+    """Format of the text."""
     reasoning: ReasoningOptions | None = None
+    """How much the model reasons."""
     metadata: Metadata = None
+    """Labels, which come back with the answer; 16 items at most."""
 
     store: bool | None = None
+    """Does nothing: no answer is stored."""
     include: Annotated[Included | None, AfterValidator(_check_include)] = None
+    """`message.output_text.logprobs` is refused; others do nothing."""
     background: Annotated[bool | None, only(False)] = None
+    """Not served."""
     previous_response_id: Annotated[str | None, only()] = None
+    """Not served, since nothing is stored: send all of the conversation."""
     conversation: Annotated[Any, only()] = None
+    """Not served, since nothing is stored: send all of the conversation."""
     prompt: Annotated[Any, only()] = None
+    """A stored prompt; not served."""
     truncation: Annotated[str | None, only("disabled", "auto")] = None
+    """Does nothing: a conversation that is too long is refused."""
     top_logprobs: Annotated[int | None, only(0)] = None
+    """Not served."""
     max_tool_calls: int | None = None
+    """Does nothing: it limits tools that the server runs."""
     user: str | None = None
+    """Does nothing."""
     safety_identifier: str | None = None
+    """Does nothing."""
     service_tier: str | None = None
+    """Does nothing."""
     prompt_cache_key: str | None = None
+    """Does nothing."""
     prompt_cache_retention: str | None = None
+    """Does nothing."""
 
     def options(self, sampling: SamplingParams) -> GenerationOptions:
         return GenerationOptions(

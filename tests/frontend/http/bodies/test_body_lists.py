@@ -28,6 +28,10 @@ CHECKED_BEFORE = ("modalities",)
 """Fields whose values are refused before their items are looked at."""
 
 
+NOT_READ = ("metadata", "serialization", "json_schema_input_schema")
+"""Parts of a schema of which no value is read."""
+
+
 def unguarded(schema: object, place: str) -> Iterator[str]:
     """Yields the places of lists that go on after their first wrong item."""
     if isinstance(schema, dict):
@@ -38,7 +42,7 @@ def unguarded(schema: object, place: str) -> Iterator[str]:
                 yield place
         is_fields = not isinstance(schema.get("type"), str)
         for name, part in schema.items():
-            if name not in (CHECKED_BEFORE if is_fields else ("metadata", "serialization")):
+            if name not in (CHECKED_BEFORE if is_fields else NOT_READ):
                 yield from unguarded(part, f"{place}.{name}")
     elif isinstance(schema, (list, tuple)):
         for part in schema:

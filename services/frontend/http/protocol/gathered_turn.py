@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from services.frontend.request.conversation import ChatMessage, ToolCall
 
 
-class AssistantTurn:
+class GatheredTurn:
     """The reasoning, the texts and the calls of a turn, each in the order in which they come."""
 
     def __init__(self) -> None:
