@@ -14,8 +14,8 @@
     ├── StaleEpoch          a message of an epoch that is over
     └── RequestCancelled    the client no longer wants it
 
-Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC, `openai_errors.py`
-for HTTP. A bug is not in this tree: it ends the process.
+Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC,
+`http/protocol/errors.py` for HTTP. A bug is not in this tree: it ends the process.
 """
 
 MAX_MESSAGE_LENGTH = 1000

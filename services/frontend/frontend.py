@@ -32,14 +32,15 @@ from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
-from services.frontend.http.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.app import create_app
+from services.frontend.http.bodies.unknown_fields import UnknownFields
 from services.frontend.http.cross_origin import with_cors
-from services.frontend.http.exchange import BodyLimits
-from services.frontend.http.openai_api import OpenAIApi, create_app
-from services.frontend.http.pipeline_page import PipelinePage
-from services.frontend.http.server import HttpServer, address_of, listen
-from services.frontend.http.tracing import TracedApp
-from services.frontend.http.unix_socket import bound_at, listen_unix
+from services.frontend.http.operations.tracing import TracedApp
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.transport.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.transport.request_body import BodyLimits
+from services.frontend.http.transport.server import HttpServer, address_of, listen
+from services.frontend.http.transport.unix_socket import bound_at, listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.request.generation_defaults import GenerationDefaults
@@ -152,25 +153,23 @@ class Frontend:
         unix_listener = None
         if settings.http_socket is not None:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
-        api = OpenAIApi(
-            self._service,
-            bodies=BodyLimits(
-                max_bytes=settings.max_body_bytes,
-                limit_s=settings.body_limit_s,
-                budget=self._budget,
-                refusals=self._refusals,
-            ),
-            api_keys=api_keys,
-            reason_against_serving=self._serving.reason_against,
-            comment_s=settings.comment_s,
-            refuse_unknown_fields=settings.refuse_unknown_fields,
-            origins=settings.cors_origins,
-            has_page=settings.page,
+        app: ASGIApp = create_app(
+            Api(
+                service=self._service,
+                bodies=BodyLimits(
+                    max_bytes=settings.max_body_bytes,
+                    limit_s=settings.body_limit_s,
+                    budget=self._budget,
+                    refusals=self._refusals,
+                ),
+                api_keys=api_keys,
+                reason_against_serving=self._serving.reason_against,
+                comment_s=settings.comment_s,
+                unknown=UnknownFields(are_refused=settings.refuse_unknown_fields),
+                origins=settings.cors_origins,
+                feed=self._feed if settings.page else None,
+            )
         )
-        page = None
-        if settings.page:
-            page = PipelinePage(self._feed, api_keys=api_keys, comment_s=settings.comment_s)
-        app: ASGIApp = create_app(api, page)
         app = with_cors(app, settings.cors_origins)
         if traces.is_on:
             app = TracedApp(app, traces.tracer, is_known=api_keys.knows)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from services.frontend.http.server import address_of, listen
+from services.frontend.http.transport.server import address_of, listen
 from tests.system.stack import Stack, serving
 
 pytestmark = pytest.mark.prometheus

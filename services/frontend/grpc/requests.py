@@ -19,6 +19,7 @@ from services.frontend.request import output_format
 from services.frontend.request.conversation import (
     MAX_TEMPLATE_KWARGS,
     MAX_TOOLS,
+    MAX_TURNS,
     ChatMessage,
     Conversation,
     Tool,
@@ -32,9 +33,6 @@ from services.frontend.request.generation_request import (
     Prompt,
 )
 from services.frontend.request.resumption import AnswerSoFar, Resumption
-
-MAX_TURNS = 2048
-"""Turns of a conversation at most, as over HTTP."""
 
 MAX_SCHEMA_CHARACTERS = 2**18
 """Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but

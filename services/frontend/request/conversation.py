@@ -18,6 +18,9 @@ TURN_BYTES = 256
 JSON_BYTES = 32
 """Bytes that a character of JSON takes at most where it is read, as lists in each other."""
 
+MAX_TURNS = 2048
+"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
+
 MAX_TOOLS = 128
 """Tools at most, as in the OpenAI API."""
 

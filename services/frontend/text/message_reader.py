@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallDelta:
+class CallDelta:
     """New characters of a call: the first delta of a call has its id and name."""
 
     index: int
@@ -28,7 +28,7 @@ class Words:
     is_reasoning: bool = False
 
 
-Part = Words | ToolCallDelta
+Part = Words | CallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class MessageDelta:
         return self._words(is_reasoning=False)
 
     @property
-    def tool_calls(self) -> tuple[ToolCallDelta, ...]:
+    def tool_calls(self) -> tuple[CallDelta, ...]:
         """New characters of calls, each call in one delta."""
-        return _joined(part for part in self.parts if isinstance(part, ToolCallDelta))
+        return _joined(part for part in self.parts if isinstance(part, CallDelta))
 
     def __bool__(self) -> bool:
         return bool(self.parts)
@@ -95,12 +95,12 @@ class PlainReader:
         return MessageDelta()
 
 
-def _joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-    calls: dict[int, ToolCallDelta] = {}
+def _joined(deltas: Iterable[CallDelta]) -> tuple[CallDelta, ...]:
+    calls: dict[int, CallDelta] = {}
     for delta in deltas:
         before = calls.get(delta.index)
         if before is not None:
-            delta = ToolCallDelta(
+            delta = CallDelta(
                 index=delta.index,
                 id=before.id,
                 name=before.name,

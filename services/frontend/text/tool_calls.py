@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pydantic_core
 
 from services.frontend.text.arriving_text import SPACES, ArrivingText, Steps
-from services.frontend.text.message_reader import MessageDelta, Part, ToolCallDelta, Words
+from services.frontend.text.message_reader import CallDelta, MessageDelta, Part, Words
 
 ARGUMENTS = ("arguments", "parameters")
 """Names under which a call has its arguments."""
@@ -134,7 +134,7 @@ class ToolCallReader(ABC):
         if not self._is_left_out:
             index = self.n_tool_calls
             self.n_tool_calls += 1
-            delta = ToolCallDelta(index=index, id=self._rules.new_id(index), name=name)
+            delta = CallDelta(index=index, id=self._rules.new_id(index), name=name)
             self._new.append(delta)
 
     def _argue(self, text: str) -> None:
@@ -234,7 +234,7 @@ class ToolCallReader(ABC):
         if self._new_arguments:
             arguments = "".join(self._new_arguments)
             self._new_arguments.clear()
-            self._new.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=arguments))
+            self._new.append(CallDelta(index=self.n_tool_calls - 1, arguments=arguments))
 
     def _take_delta(self) -> MessageDelta:
         self._end_arguments()

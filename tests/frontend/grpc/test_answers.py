@@ -17,10 +17,10 @@ from services.frontend.request.conversation import Conversation, ToolChoice
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, Prompt
 from services.frontend.text.message_reader import (
+    CallDelta,
     MessageDelta,
     MessageReader,
     Part,
-    ToolCallDelta,
     Words,
 )
 
@@ -47,10 +47,10 @@ class Shouts:
         for character in text:
             if character.isdigit():
                 call_id = f"id-{character}"
-                calls.append(ToolCallDelta(index=self.n_tool_calls, id=call_id, name=character))
+                calls.append(CallDelta(index=self.n_tool_calls, id=call_id, name=character))
                 self.n_tool_calls += 1
             elif self.n_tool_calls and not character.isalpha():
-                calls.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=character))
+                calls.append(CallDelta(index=self.n_tool_calls - 1, arguments=character))
         thought, said = "".join(filter(str.isupper, text)), "".join(filter(str.islower, text))
         return MessageDelta((Words(thought, is_reasoning=True), Words(said), *calls))
 

@@ -1,0 +1,56 @@
+"""The tools that clients run themselves, and that the model is therefore told of.
+
+Protocols of agents have tools besides that their own servers run. Nobody runs these here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+import pydantic_core
+from pydantic import BaseModel, Field
+
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.request.conversation import Tool
+
+MAX_TOOL_NAME = 128
+"""Characters of a tool's name at most."""
+
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
+
+
+class ClientTool(ExactModel, ABC):
+    """A tool that the client runs."""
+
+    @abstractmethod
+    def to_tool(self) -> Tool:
+        """Returns the tool as all protocols have it."""
+
+
+class DescribedFunction(Protocol):
+    """The fields that all protocols spell alike."""
+
+    name: str
+    description: str | None
+    strict: bool | None
+
+
+def tool_of(function: DescribedFunction, *, parameters: str) -> Tool:
+    """Returns a function as a tool; `parameters` are its JSON schema, or nothing."""
+    return Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters=parameters,
+        is_strict=bool(function.strict),
+    )
+
+
+def told_tools(tools: Sequence[BaseModel] | None) -> dict[int, ClientTool]:
+    """Returns the tools that the model is told of, by their places among all."""
+    places = enumerate(tools or ())
+    return {place: tool for place, tool in places if isinstance(tool, ClientTool)}
+
+
+def json_text(value: Mapping[str, Any] | None) -> str:
+    """Returns an object as JSON text, or nothing."""
+    return "" if value is None else pydantic_core.to_json(value).decode()

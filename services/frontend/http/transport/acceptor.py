@@ -1,0 +1,123 @@
+"""Takes connections from a listening socket, each with a place from its first moment.
+
+asyncio's own servers tell of a connection over TLS only when it has been secured, so that nobody
+could count those that have not, or end them early. And uvloop's, when there is no file descriptor
+left, closes connections that wait to be accepted: here they wait until there is one.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from services.frontend.http.transport.connection_limits import Place, Places
+from services.frontend.request.refusals import Refusal, Refusals
+
+log = logging.getLogger(__name__)
+
+MAX_AT_ONCE = 16
+"""Connections that are accepted in one round of the event loop: two milliseconds' work, so that a
+flood of them holds up nobody who has one."""
+
+EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
+
+RETRY_S = 0.5
+"""Seconds without accepting when a resource is exhausted."""
+
+Protocols = Callable[[Place | None], asyncio.Protocol]
+
+
+class Acceptor:
+    """Accepts until it is closed. It has the methods of asyncio's servers that uvicorn uses."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Protocols,
+        *,
+        tls: ssl.SSLContext | None,
+        handshake_limit_s: float,
+        places: Places,
+        refusals: Refusals,
+    ) -> None:
+        """Prepares for connections, which speak the protocol that `make_protocol` returns; it gets
+        None where there is no place for one."""
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._handshake_limit_s = handshake_limit_s
+        self._places = places
+        self._refusals = refusals
+        self._loop = asyncio.get_running_loop()
+        self._opening: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    def start(self, backlog: int) -> None:
+        """Listens."""
+        self._listener.setblocking(False)
+        self._listener.listen(backlog)
+        self._resume()
+
+    def close(self) -> None:
+        """Accepts no more, and ends those whose handshake is not over."""
+        self._is_closed = True
+        self._loop.remove_reader(self._listener)
+        for task in self._opening:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Waits for those that were being opened."""
+        await asyncio.gather(*self._opening, return_exceptions=True)
+
+    def _resume(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        for _ in range(MAX_AT_ONCE):
+            try:
+                accepted, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in EXHAUSTED:
+                    log.warning("cannot accept connections for %g s: %s", RETRY_S, error)
+                    self._refusals[Refusal.CONNECTIONS] += 1
+                    self._loop.remove_reader(self._listener)
+                    self._loop.call_later(RETRY_S, self._resume)
+                    return
+                continue  # that one has gone already
+            self._admit(accepted)
+
+    def _admit(self, accepted: socket.socket) -> None:
+        place = self._places.enter(lambda: _hang_up(accepted))
+        if place is None and self._tls is not None:
+            accepted.close()  # to tell it anything would take a handshake, which costs most
+            return
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._open(accepted, place))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, accepted: socket.socket, place: Place | None) -> None:
+        limit_s = None if self._tls is None else self._handshake_limit_s
+        try:
+            await self._loop.connect_accepted_socket(
+                lambda: self._make_protocol(place),
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=limit_s,
+            )
+        except OSError as error:  # no TLS, no end of its handshake, or the client has gone
+            is_late = isinstance(error, ConnectionAbortedError)
+            self._refusals[Refusal.HEAD_TIMEOUT if is_late else Refusal.MALFORMED] += 1
+            if place is not None:
+                place.leave()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
