@@ -16,8 +16,8 @@ from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Protocol
 
-from services.scheduler.core.accounts import Account
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.clients.accounts import Account
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.scheduler import Update
 from simulator.costs import Costs

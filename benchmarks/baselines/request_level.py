@@ -12,11 +12,11 @@ hold its memory while it waits for its batch.
 from collections.abc import Mapping, Sequence
 
 from services.scheduler.core.batch import SpanLogprobs
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.reservation import Reservation
 from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
 
 

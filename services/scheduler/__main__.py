@@ -30,7 +30,7 @@ from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
-from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.leader import BuildScheduler, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics

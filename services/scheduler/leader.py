@@ -22,14 +22,15 @@ from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
-from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_batch import FairBatch
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_groups import KVGroups
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed, Order
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.drafting.drafts import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fair_batch import FairBatch
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy

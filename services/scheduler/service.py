@@ -22,8 +22,8 @@ from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, Unavailable
 from services.common.stream_places import StreamPlaces
 from services.scheduler.connection import Connection
-from services.scheduler.core.accounts import Account, Accounts
-from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.clients.accounts import Account, Accounts
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.request_observer import RequestObserver

@@ -21,10 +21,10 @@ from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
 from services.scheduler.connection import MAX_LOGPROB_BYTES, UPDATE_BYTES
-from services.scheduler.core.admission_control import AdmissionControl, TooLate
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.order import Order
+from services.scheduler.core.admission.admission_control import AdmissionControl, TooLate
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObservers

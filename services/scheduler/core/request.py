@@ -7,11 +7,11 @@ from enum import Enum, auto
 from functools import partial
 from typing import NewType
 
-from services.scheduler.core.accounts import Account
-from services.scheduler.core.client import Client
-from services.scheduler.core.drafts import Speculation
-from services.scheduler.core.prefix_cache import BlockKeys
-from services.scheduler.core.reservation import Reservation
+from services.scheduler.core.clients.accounts import Account
+from services.scheduler.core.clients.client import Client
+from services.scheduler.core.memory.prefix_cache import BlockKeys
+from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.speculation import Speculation
 
 RequestId = NewType("RequestId", str)
 

@@ -19,10 +19,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from services.common.errors import PoolFull
-from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.core.fair_batch import Allowances
-from services.scheduler.core.grammar_turns import GrammarTurns
-from services.scheduler.core.order import FirstComeFirstServed, Order
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.grammar_turns import GrammarTurns
+from services.scheduler.core.order.fair_batch import Allowances
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request, RequestState
 
 SMALL_OPTIONS_BYTES = 4096

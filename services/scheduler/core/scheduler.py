@@ -23,13 +23,14 @@ from typing import NamedTuple
 from services.common.errors import InvalidRequest
 from services.common.named_tuples import maker
 from services.scheduler.core.batch import Batch, Span, SpanLogprobs, span_of
-from services.scheduler.core.drafting import NO_DRAFTS, Drafting
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.giving_way import GivingWay
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.lending import Lending
+from services.scheduler.core.drafting.drafting import NO_DRAFTS, Drafting
+from services.scheduler.core.drafting.drafts import Drafter
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.policies import Policy
+from services.scheduler.core.preemption.for_fairness import GivingWay
+from services.scheduler.core.preemption.for_memory import Lending
 from services.scheduler.core.request import (
     MAX_LOSSES,
     FinishReason,
@@ -38,7 +39,6 @@ from services.scheduler.core.request import (
     RequestState,
 )
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.reservation import Reservation
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 

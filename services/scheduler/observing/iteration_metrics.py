@@ -11,8 +11,8 @@ from services.common import semconv
 from services.common.metrics import SHORT_S, TOKENS
 from services.common.own_metrics import Counter, Distribution, Histogram
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.drafting.drafts import Drafter
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.pipeline.membership import Pipeline

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from orcinus.v1 import scheduler_pb2, worker_pb2
 
 from services.common.errors import OrcinusError
-from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.forecast import Machine
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.forecast import Machine
 from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.core.scheduler import Scheduler, Update
 from services.scheduler.pipeline.membership import Pipeline

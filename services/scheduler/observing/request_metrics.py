@@ -13,8 +13,8 @@ from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.common.metrics import LONG_S, TOKENS
 from services.common.own_metrics import Counter, Histogram
-from services.scheduler.core.accounts import KeyInFlight, KeyRate
-from services.scheduler.core.admission_control import TooLate
+from services.scheduler.core.admission.admission_control import TooLate
+from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.request import FinishReason, Request
 
 REASONS = {

@@ -5,13 +5,14 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_batch import FairBatch
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_groups import KVGroups
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed, Order
+from services.scheduler.core.drafting.drafts import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fair_batch import FairBatch
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy

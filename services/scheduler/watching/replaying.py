@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from orcinus.v1 import watch_pb2
 
 from services.common.errors import OrcinusError
-from services.scheduler.core.accounts import Account, AccountLimits
-from services.scheduler.core.drafts import Speculation
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.watching.core_facts import CoreFacts, core_of, order_of
 from services.scheduler.watching.selections import selection_of
 

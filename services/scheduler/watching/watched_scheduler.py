@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from orcinus.v1 import watch_pb2
 
 from services.scheduler.core.batch import Batch, SpanLogprobs
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.drafting.drafts import Drafter
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest, PoolFull
-from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import OPTION_BYTES, SMALL_OPTIONS_BYTES, RequestPool
 from services.scheduler.settings import SchedulerSettings

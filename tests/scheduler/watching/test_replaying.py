@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from orcinus.v1 import watch_pb2
 
 from services.common.watch_json import HEADER, to_json
-from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.replay import NotARecording, replay

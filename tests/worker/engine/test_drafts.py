@@ -10,11 +10,12 @@ import torch
 
 from kernels.packed_linear import Quantization
 from services.common.sampling import SamplingParams
-from services.scheduler.core.drafts import Drafter, Propose, Speculation
-from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.drafting.drafts import Drafter, Propose
+from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import TOKEN_ID, Request
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.worker.engine.plan import PlanError
 from services.worker.engine.sampler import without_rejected
 from tests.checkpoints import SMALL, write_checkpoint

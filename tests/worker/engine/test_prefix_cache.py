@@ -18,7 +18,7 @@ from services.common.sampling import SamplingParams
 from services.common.sampling_proto import to_proto
 from services.grammar.grammars import Grammars
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import KVGroups
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy

@@ -11,7 +11,7 @@ from transformers import Qwen3_5TextConfig
 
 from services.common.cannot_start import CannotStart
 from services.common.protocol import MAX_KV_BLOCKS
-from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from services.common.named_tuples import maker
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.prompt_groups import PromptGroups
+from services.scheduler.core.admission.prompt_groups import PromptGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.reservation import Reservation
 
 
 class Selection(NamedTuple):

@@ -19,9 +19,9 @@ The pool's order may limit the tokens of clients with many requests beside those
 
 from collections.abc import Sequence
 
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.admission.prompt_groups import PromptGroups
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Selection, selection_of
-from services.scheduler.core.prompt_groups import PromptGroups
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 

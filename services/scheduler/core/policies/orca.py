@@ -9,7 +9,7 @@ it.
 
 from collections.abc import Sequence
 
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
