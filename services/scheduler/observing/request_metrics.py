@@ -143,7 +143,7 @@ class RequestMetrics:
         self._suspended.inc()
         self._suspected.inc(request.is_suspect)
 
-    def put_down(self, request: Request) -> None:
+    def preempted(self, request: Request) -> None:
         self._preempted.inc()
 
     def ended(self, request: Request, reason: FinishReason) -> None:

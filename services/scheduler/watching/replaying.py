@@ -141,7 +141,7 @@ class Replay:
             raise NotReplayable(f"its core is not one of this version: {error}") from error
 
     def _select(self, core: Scheduler, recorded: watch_pb2.SelectionDecision) -> None:
-        core.take_put_down()
+        core.take_preempted()
         replayed = selection_of(core.select(), self._numbers.__getitem__)
         if replayed == recorded:
             self.n_batches += recorded.iteration > 0

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 
 from orcinus.v1 import watch_pb2
 
-from services.scheduler.core.batch import Batch, SpanLogprobs
-from services.scheduler.core.drafting.drafts import Drafter
+from services.scheduler.core.batch import NO_LOGPROBS, Batch, SpanLogprobs, Update
+from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.request import Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.watching.core_facts import facts_of
 from services.scheduler.watching.decisions import Decisions
 from services.scheduler.watching.selections import selection_of

@@ -10,7 +10,7 @@ import torch
 
 from kernels.packed_linear import Quantization
 from services.common.sampling import SamplingParams
-from services.scheduler.core.drafting.drafts import Drafter, Propose
+from services.scheduler.core.drafting.drafter import Drafter, Propose
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import TOKEN_ID, Request
@@ -108,7 +108,7 @@ def test_tokens_do_not_depend_on_drafts_where_memory_is_taken_back(
     requests = requests_for()
     serve(Rank(checkpoint), scheduler, requests)
     assert [list(request.generated_token_ids) for request in requests] == alone
-    assert sum(request.n_put_downs for request in requests) > 0
+    assert sum(request.n_preemptions for request in requests) > 0
     assert scheduler.drafter is not None
     assert scheduler.drafter.n_accepted > 5
 

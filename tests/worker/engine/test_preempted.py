@@ -21,7 +21,7 @@ from tests.worker.engine.test_scheduled_runs import make_checkpoint as make_chec
     [OrcaPolicy(max_batch_size=4), ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)],
     ids=["orca", "chunked"],
 )
-def test_tokens_do_not_depend_on_who_was_put_down(
+def test_tokens_do_not_depend_on_who_was_preempted(
     checkpoint: Path, alone: list[list[int]], policy: Policy, depth: int, has_prefix_cache: bool
 ) -> None:
     use = ExpectedUse()
@@ -39,4 +39,4 @@ def test_tokens_do_not_depend_on_who_was_put_down(
     requests = [want.request(index) for index, want in enumerate(WANTS)]
     serve(Rank(checkpoint), scheduler, requests)
     assert [list(request.generated_token_ids) for request in requests] == alone
-    assert sum(request.n_put_downs for request in requests) > 0
+    assert sum(request.n_preemptions for request in requests) > 0

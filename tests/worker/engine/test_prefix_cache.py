@@ -145,7 +145,7 @@ def run_all(
                 in_flight.append((batch.iteration, stages.run(batch)))
             scheduler.apply(*in_flight.pop(0))
         tokens += [list(request.generated_token_ids) for request in requests]
-    return tokens, scheduler.kv_manager.n_cached_tokens
+    return tokens, scheduler.kv_manager.prefix_cache.n_cached_tokens
 
 
 def check(directory: Path, dtype: str) -> None:

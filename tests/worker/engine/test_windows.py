@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from kernels.upload import StagedUploads
-from services.scheduler.core.drafting.drafts import Drafter
+from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_groups import KVGroups
 from services.scheduler.core.memory.kv_manager import KVManager

@@ -125,6 +125,14 @@ class AdmissionControl:
             )
         return wait_s
 
+    def note_waiting(self, request: Request, *, has_begun: bool) -> None:
+        """Notes that a request waits; one that has begun comes before all others."""
+        self.backlog.add(request, has_begun=has_begun)
+
+    def note_not_waiting(self, request: Request) -> None:
+        """Notes that a request waits no longer: it is admitted, or has ended."""
+        self.backlog.remove(request)
+
     def note_submitted(self, request: Request, wait_s: float, now: float) -> None:
         """Notes that a request is in the pool, of which `check` foretold this."""
         if self.goal_s is None:

@@ -18,7 +18,7 @@ from services.scheduler.core.admission.backlog import Work
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.iteration_time import IterationTime
 from services.scheduler.core.admission.overhead import Overhead
-from services.scheduler.core.admission.prompt_groups import PromptGroups
+from services.scheduler.core.admission.prompt_groups import NoPromptGroups, PromptGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
 
@@ -49,8 +49,8 @@ class Machine:
     kv_manager: KVManager
     max_running: int
     """Requests that may run at the same time."""
-    prompt_groups: PromptGroups | None
-    """The groups in which prompts begin; None where all begin that have a place."""
+    prompt_groups: PromptGroups | NoPromptGroups
+    """The groups in which prompts begin."""
 
 
 class Forecast:
@@ -110,11 +110,10 @@ class Forecast:
         n_tokens = (1 - self._cached_part) * (before.n_prompt_tokens + own.n_prompt_tokens)
         n_tokens += self._n_prefill_tokens
         n_iterations = self._n_until_place(machine, before)
-        if machine.prompt_groups is not None:
-            n_in_groups = machine.prompt_groups.n_iterations(
-                before.n_requests + own.n_requests, n_tokens, n_running=len(machine.pool.running)
-            )
-            n_iterations = max(n_iterations, n_in_groups)
+        n_in_groups = machine.prompt_groups.n_iterations(
+            before.n_requests + own.n_requests, n_tokens, n_running=len(machine.pool.running)
+        )
+        n_iterations = max(n_iterations, n_in_groups)
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
     def _n_until_place(self, machine: Machine, before: Work) -> float:
@@ -164,8 +163,8 @@ class Forecast:
         """Returns the number of requests that could begin at once."""
         n_running, kv_manager = len(machine.pool.running), machine.kv_manager
         n_most = machine.max_running
-        if kv_manager.max_rows is not None:
-            n_most = min(n_most, kv_manager.max_rows)
+        if kv_manager.rows.max_rows is not None:
+            n_most = min(n_most, kv_manager.rows.max_rows)
         n_free = max(0, n_most - n_running)
         if not n_free or not n_running:
             return n_free

@@ -30,6 +30,13 @@ class PromptGroups:
         """Tokens of prompts that take about as long as all else that an iteration does, most of it
         reading weights: c above."""
 
+    def learn_overhead(self, n_tokens: int) -> bool:
+        """Takes in that an iteration costs as much as so many tokens of prompts besides its own;
+        returns whether that is news."""
+        is_news = self.overhead_tokens != n_tokens
+        self.overhead_tokens = n_tokens
+        return is_news
+
     def is_whole(self, n_prompts: int, n_tokens: int, *, n_waiting: int) -> bool:
         """Returns whether `n_prompts` with so many tokens together are the group to run first, if
         `n_waiting` more wait, which are taken to be as long."""
@@ -46,3 +53,18 @@ class PromptGroups:
         group_size = ceil(sqrt(self.overhead_tokens * n_seen / n_tokens_each))
         n_group_tokens = min(n_seen, group_size) * n_tokens_each
         return n_tokens / min(n_group_tokens, self.max_batch_tokens - n_decodes)
+
+
+class NoPromptGroups:
+    """Lets all prompts begin for which there is room."""
+
+    def learn_overhead(self, n_tokens: int) -> bool:
+        """Returns that the overhead of an iteration is no news: it changes nothing."""
+        return False
+
+    def n_iterations(self, n_prompts: float, n_tokens: float, *, n_running: int) -> float:
+        """Returns 0: prompts wait for no group before them."""
+        return 0.0
+
+
+NO_PROMPT_GROUPS = NoPromptGroups()

@@ -1,23 +1,37 @@
-"""Drafting: which requests of a batch have drafts (`drafts.py`), and which batches wait for that.
+"""Drafting: which requests of a batch have drafts (`drafter.py`), and which batches wait for that.
 
 A request is drafted for only when its last token is known. So where tokens are handed off, a batch
 whose requests have drafts to come is waited for, and so is one with drafts. Drafts take what room
 there is in the batch and in the memory that a request has reserved; they ask for none.
 
-A request that goes on after a loss, or after it was put down, has its first token without drafts:
+A request that goes on after a loss, or after it was preempted, has its first token without drafts:
 that token tells when it runs again, and with the second one a suspect has proved itself.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Iterator, Sequence
 
-from services.scheduler.core.batch import Batch, Span
-from services.scheduler.core.drafting.drafts import SEARCHED_TOKENS, Drafter, n_leading_equal
+from services.scheduler.core.batch import Batch, Span, Update
+from services.scheduler.core.drafting.drafter import SEARCHED_TOKENS, Drafter, n_leading_equal
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request, RequestState
 
-NO_DRAFTS: Mapping[Request, Sequence[int]] = MappingProxyType({})
+
+class NoDrafting:
+    """No request has drafts."""
+
+    awaits = False
+
+    def draft(self, selections: Sequence[Selection]) -> int:
+        """Returns the number of drafts in the batch that is selected."""
+        return 0
+
+    def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
+        """Takes the token of a span, and returns it; None if the span is not sampled."""
+        return next(token_ids) if span.is_sampled else None
+
+    def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
+        """Needs not know which batches have returned."""
 
 
 class Drafting:
@@ -30,13 +44,37 @@ class Drafting:
         self._kv_manager = kv_manager
         self._token_hand_off = token_hand_off
 
-    def draft(self, selections: Sequence[Selection]) -> Mapping[Request, Sequence[int]]:
-        """Returns the drafts of the batch that is selected, as long as it has room for them."""
-        drafts = self._drafts_of(selections)
-        self.awaits = self._token_hand_off and bool(drafts)
-        return drafts
+    def draft(self, selections: Sequence[Selection]) -> int:
+        """Gives the requests of the batch that is selected drafts, as long as it has room for them;
+        returns the number of drafts."""
+        n_drafts = self._draft(selections)
+        self.awaits = self._token_hand_off and n_drafts > 0
+        return n_drafts
 
-    def right_tokens(self, span: Span, token_ids: Iterator[int]) -> list[int]:
+    def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
+        """Takes the tokens of a span, and returns the last one that counts; None if the span is not
+        sampled. Its request takes the tokens before, which are as many as drafts were right; their
+        updates are added to `updates`."""
+        if not span.n_drafts:
+            return next(token_ids) if span.is_sampled else None
+        *right, last = self._right_tokens(span, token_ids)
+        request = span.request
+        request.drafts = ()
+        if request.state is RequestState.FINISHED or request.is_cancelled:
+            return last
+        for token_id in right:
+            if token_id in request.stop_token_ids:
+                return token_id
+            request.accept(token_id)
+            request.n_scheduled += 1  # where the draft of it was
+            updates.append(Update(request, token_id, None, len(request.generated_token_ids)))
+        return last
+
+    def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
+        """Notes that the tokens of a batch are known; `in_flight` are those that are not back."""
+        self.awaits = self._token_hand_off and self._has_drafts_to_come(batch, in_flight)
+
+    def _right_tokens(self, span: Span, token_ids: Iterator[int]) -> list[int]:
         """Takes the tokens of a span with drafts, and learns from them; returns those that come one
         by one without drafts: as many as were right, and the one after them."""
         sampled = [next(token_ids) for _ in range(1 + span.n_drafts)]
@@ -46,10 +84,6 @@ class Drafting:
         if request.speculation is not None and not is_over:
             self._drafter.learn(request.speculation, span.n_drafts, n_right)
         return sampled[: n_right + 1]
-
-    def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
-        """Notes that the tokens of a batch are known; `in_flight` are those that are not back."""
-        self.awaits = self._token_hand_off and self._has_drafts_to_come(batch, in_flight)
 
     def _has_drafts_to_come(self, batch: Batch, in_flight: Collection[Batch]) -> bool:
         if not in_flight:
@@ -64,25 +98,22 @@ class Drafting:
             if span.is_sampled and span.request.state is RequestState.RUNNING
         )
 
-    def _drafts_of(self, selections: Sequence[Selection]) -> Mapping[Request, Sequence[int]]:
+    def _draft(self, selections: Sequence[Selection]) -> int:
         max_batch_tokens = self._drafter.max_batch_tokens
         if len(selections) >= max_batch_tokens:
-            return NO_DRAFTS
+            return 0
         n_tokens = sum([chosen.n_tokens for chosen in selections])
-        n_free = max_batch_tokens - n_tokens
+        n_most = n_free = max_batch_tokens - n_tokens
         if n_free <= 0:
-            return NO_DRAFTS
-        drafts: dict[Request, Sequence[int]] = {}
+            return 0
         for n_before, (request, _, reservation) in enumerate(selections):
             if request.n_awaited or request.n_unscheduled != 1 or not request.n_new_tokens:
                 continue
             n_room = self._kv_manager.n_free_slots(reservation, request.n_tokens)
             n_share = -(-n_free // (len(selections) - n_before))
-            draft = self._draft_of(request, n_tokens, min(n_room, n_share))
-            if draft:
-                drafts[request] = draft
-                n_free -= len(draft)
-        return drafts
+            request.drafts = self._draft_of(request, n_tokens, min(n_room, n_share))
+            n_free -= len(request.drafts)
+        return n_most - n_free
 
     def _draft_of(self, request: Request, n_batch_tokens: int, n_room: int) -> Sequence[int]:
         """Returns the draft of a request by the tokens that are known; none if it does not pay."""
@@ -95,3 +126,12 @@ class Drafting:
             return ()
         first = max(0, request.n_tokens - SEARCHED_TOKENS)
         return drafter.propose(request.packed_span(first, request.n_tokens - first), length)
+
+
+def drafting_of(
+    drafter: Drafter | None, kv_manager: KVManager, *, token_hand_off: bool
+) -> Drafting | NoDrafting:
+    """Returns what drafts with a drafter; what drafts nothing without one."""
+    if drafter is None:
+        return NoDrafting()
+    return Drafting(drafter, kv_manager, token_hand_off=token_hand_off)

@@ -1,40 +1,58 @@
-"""The memory that a request is expected to need, where admission is optimistic.
+"""The tokens for which a request reserves memory when it is admitted.
 
-Requests that run are at all points of their lives, so that they hold half in the mean of what they
-use in the end. A new one reserves about that. The larger the share of `max_tokens` that requests
-use, the less there is to win and the more there is to recompute: where they use all, it reserves
-all.
+With the paper's admission these are the tokens of its whole life. Where admission is optimistic it
+is what the request is expected to need: requests that run are at all points of their lives, so that
+they hold half in the mean of what they use in the end, and a new one reserves about that. The
+larger the share of `max_tokens` that requests use, the less there is to win and the more there is
+to recompute: where they use all, a request reserves all.
 """
 
 import math
 
-from services.scheduler.core.request import Request
+from services.scheduler.core.memory.holder import Holder
 
 MIN_SHARE = 1 / 16
-"""The share that one which was put down reserves at least."""
+"""The share of its remaining `max_tokens` that a preempted request reserves at least."""
 
-MAX_OWN_PUT_DOWNS = 1 + round(math.log2(1 / MIN_SHARE))
-"""Times after which one that was put down reserves its whole life."""
+MAX_OWN_PREEMPTIONS = 1 + round(math.log2(1 / MIN_SHARE))
+"""Preemptions after which a request reserves its whole life."""
+
+
+class WholeLife:
+    """The paper's reservation: all tokens that a request may come to."""
+
+    may_be_exceeded = False
+    """Whether a request may need more than it has reserved."""
+
+    def n_tokens(self, request: Holder) -> int:
+        """Returns the tokens for which a request reserves memory when it is admitted."""
+        return request.max_sequence_len
+
+    def learn(self, n_generated: int, max_new_tokens: int) -> None:
+        """Learns nothing from a request that has ended."""
 
 
 class ExpectedUse:
-    """The share of `max_tokens` that requests use, as learned from those that have ended."""
+    """The share of `max_tokens` that requests use, as learned from requests that have ended."""
+
+    may_be_exceeded = True
 
     WEIGHT = 1 / 16
-    """The weight of the last request."""
+    """The weight of the last request in the share."""
 
     def __init__(self) -> None:
         self.share = 1.0
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
-        """Takes in what a request has used."""
+        """Takes in how many of its `max_new_tokens` a request has generated."""
         self.share += self.WEIGHT * (n_generated / max_new_tokens - self.share)
 
-    def n_tokens(self, request: Request) -> int:
-        """Returns the tokens for which a request reserves memory when it is admitted: one that was
-        put down the share of what is left to it that others use, and twice as much each time."""
-        if request.n_put_downs:
-            share = max(self.share, MIN_SHARE) * 2.0 ** (request.n_put_downs - 1)
+    def n_tokens(self, request: Holder) -> int:
+        """Returns the tokens for which a request reserves memory when it is admitted. A preempted
+        request reserves the share that others use of what is left to it, and twice as much each
+        time."""
+        if request.n_preemptions:
+            share = max(self.share, MIN_SHARE) * 2.0 ** (request.n_preemptions - 1)
         else:
             share = self.share * (1 + self.share) / 2
         n_left = request.max_sequence_len - request.n_tokens

@@ -54,6 +54,12 @@ class KVGroups:
             n_blocks += min(n_columns, n_touched)
         return n_blocks
 
+    def by_group(self, block_ids: list[int]) -> list[int]:
+        """Returns blocks of the groups that see everything, given column by column, in the order of
+        their groups."""
+        n = self.n_whole
+        return [block_id for place in range(n) for block_id in block_ids[place::n]]
+
 
 ONE_GROUP = KVGroups()
 """That of a model without windows."""

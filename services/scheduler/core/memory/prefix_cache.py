@@ -25,10 +25,10 @@ Knows nothing of reservations: the K/V manager decides when a block is taken, le
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
 
+from services.scheduler.core.memory.found import Found, Rest
+from services.scheduler.core.memory.holder import BlockKeys, Holder
 from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups, first_seen
 
 _SECRET = secrets.token_bytes(32)
@@ -40,49 +40,6 @@ _OF_REST = b"rest"
 
 MAX_BLOCKS = 2**18
 """Blocks in the cache at most: 80 MB of this process's memory."""
-
-
-class Sharer(Protocol):
-    """The part of a request that the cache needs."""
-
-    cache_scope: bytes | None
-    """Whose blocks it may share; None if it shares none."""
-    block_keys: "BlockKeys | None"
-
-    @property
-    def n_tokens(self) -> int:
-        """Returns the number of its tokens that are known."""
-
-    def packed_span(self, start: int, n_tokens: int) -> bytes:
-        """Returns some of its tokens, each in as many bytes."""
-
-
-@dataclass(slots=True)
-class BlockKeys:
-    """The keys of a request's full blocks from the first on, as many as were ever needed."""
-
-    block_size: int
-    keys: list[bytes] = field(default_factory=list)
-
-
-class Rest(NamedTuple):
-    """The last block of a request that has ended, and the tokens that it holds."""
-
-    block_id: int
-    n_tokens: int
-    packed: bytes
-
-
-class Found(NamedTuple):
-    """The blocks of a beginning that is in the cache."""
-
-    n_columns: int
-    block_ids: list[int]
-    """Those of the groups that see everything, column by column."""
-    window_block_ids: Sequence[Sequence[int]] = ()
-    """Those of each group with a window: its last columns."""
-    rest: Rest | None = None
-    """The block after these that may be written on, where there is one group that sees all."""
 
 
 class PrefixCache:
@@ -104,6 +61,10 @@ class PrefixCache:
         self._rests: dict[int, Rest] = {}  # by their blocks, which have no users but who ends
         self.n_shared_blocks = 0
         """Blocks with several users."""
+        self.n_queried_tokens = 0
+        """Tokens of admitted requests that were looked for."""
+        self.n_cached_tokens = 0
+        """Tokens of these that were found, and so are not computed."""
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -116,7 +77,7 @@ class PrefixCache:
         """The number of blocks that are here and that no request uses."""
         return len(self._unused)
 
-    def find(self, request: Sharer) -> Found:
+    def find(self, request: Holder) -> Found:
         """Returns the blocks of the longest beginning of the request's tokens that is here, but for
         its last token, which is always computed."""
         n_columns = (request.n_tokens - 1) // self._block_size
@@ -144,6 +105,15 @@ class PrefixCache:
                 for mark, first in self._first_seen(n_columns)
             ],
         )
+
+    def max_found_blocks(self, request: Holder) -> int:
+        """Returns the number of blocks that `find` returns at most, without looking for them."""
+        return request.n_tokens // self._block_size * len(self._whole_marks)
+
+    def next_entry_at(self, n_columns: int) -> int:
+        """Returns the number of stored tokens with which a request of which `n_columns` columns are
+        entered has another one to enter."""
+        return (n_columns + 1) * self._block_size
 
     def _n_seen(self, keys: Sequence[bytes], n_columns: int) -> int:
         """Returns how many of the first `n_columns` columns can be shared by the groups with a
@@ -175,6 +145,17 @@ class PrefixCache:
         """Returns how many of these blocks, which need not all be here, have several users."""
         return sum([self._n_users.get(block_id, 0) > 1 for block_id in block_ids])
 
+    def take_found(self, request: Holder, found: Found) -> None:
+        """Makes a request that is admitted a user of the blocks that `find` has returned for it; a
+        rest among them is the request's own from then on, and forgotten here."""
+        self.take(found.block_ids)
+        for block_ids in found.window_block_ids:
+            self.take(block_ids)
+        if found.rest is not None:
+            self.take_rest(found.rest.block_id)
+        self.n_queried_tokens += request.n_tokens
+        self.n_cached_tokens += found.n_tokens(self._block_size)
+
     def take(self, block_ids: Sequence[int]) -> None:
         """Adds a user to each of these blocks."""
         for block_id in block_ids:
@@ -186,7 +167,7 @@ class PrefixCache:
                 self.n_shared_blocks += self._n_users[block_id] == 2
 
     def enter(
-        self, request: Sharer, block_ids: Sequence[int], *, first: int, group: int = 0
+        self, request: Holder, block_ids: Sequence[int], *, first: int, group: int = 0
     ) -> list[int]:
         """Enters blocks of a request in one of the groups, that of the column `first` and those
         after it; the request uses them and has all their tokens. If another block has the same
@@ -211,7 +192,7 @@ class PrefixCache:
         return evicted
 
     def enter_rest(
-        self, request: Sharer, block_id: int, *, column: int, n_tokens: int
+        self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
         """Enters the rest of a request, which ends and has all tokens before its block, that of
         `column`, and the first `n_tokens` of those in it. Returns the block of the rest in its
@@ -255,7 +236,7 @@ class PrefixCache:
         del self._block_of[self._key_of.pop(block_id)]
         self._rests.pop(block_id, None)
 
-    def _find_rest(self, request: Sharer, n_columns: int) -> Rest | None:
+    def _find_rest(self, request: Holder, n_columns: int) -> Rest | None:
         """Returns the rest after so many columns, if the request has its tokens and more."""
         if not n_columns or len(self._whole_marks) > 1:
             return None
@@ -268,7 +249,7 @@ class PrefixCache:
             return None
         return rest if request.packed_span(start, rest.n_tokens) == rest.packed else None
 
-    def _keys(self, request: Sharer, n_blocks: int) -> list[bytes]:
+    def _keys(self, request: Holder, n_blocks: int) -> list[bytes]:
         """Returns the keys of a request's first blocks, of `n_blocks` at least. Its tokens never
         change, so each key is made once."""
         known = request.block_keys

@@ -30,10 +30,12 @@ that waits may be called: then nobody else is admitted, and it may get the place
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
+from typing import ClassVar, Self
 
 from services.scheduler.core.clients.accounts import Account
 from services.scheduler.core.clients.client import Client
 from services.scheduler.core.order.fair_batch import Allowances, FairBatch
+from services.scheduler.core.order.order import Clock, OrderOptions
 from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, everybody
 from services.scheduler.core.request import Request
 
@@ -47,11 +49,14 @@ MAX_CLIENTS = 65_536
 class Fair:
     """Priority classes, and clients by their counters within each."""
 
+    name: ClassVar[str] = "fair"
+    heeds_clients: ClassVar[bool] = True
+
     def __init__(
         self,
         *,
         ageing_s: float,
-        now: Callable[[], float],
+        now: Clock,
         batch: FairBatch | None = None,
     ) -> None:
         """`now` returns the time in seconds; `batch` limits clients in batches, if it is given."""
@@ -67,16 +72,28 @@ class Fair:
         self._called: Request | None = None
         self._called_to: int | None = None
         self._classes: dict[int, PriorityClass] = {}  # those with requests
-        self._put_down: dict[Request, None] = {}  # by their places
+        self._preempted: dict[Request, None] = {}  # by their places
         self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
         self._sweep_at = N_KEPT
         self._last_backlogged = Client()
+
+    @classmethod
+    def of(cls, options: OrderOptions, now: Clock) -> Self:
+        """Returns an order without requests; `now` is its clock."""
+        n_tokens = options.batch_tokens
+        batch = None if n_tokens is None else FairBatch(n_tokens)
+        return cls(ageing_s=options.ageing_s, now=now, batch=batch)
+
+    @property
+    def options(self) -> OrderOptions:
+        """The options with which the order was made."""
+        return OrderOptions(self.ageing_s, None if self.batch is None else self.batch.max_tokens)
 
     def __len__(self) -> int:
         return self._n_waiting
 
     def __iter__(self) -> Iterator[Request]:
-        yield from self._put_down
+        yield from self._preempted
         for priority_class in self._classes.values():
             yield from priority_class
 
@@ -97,9 +114,9 @@ class Fair:
         return next(self._in_turn(self.batch.room(running).may_begin), None)
 
     @property
-    def first_put_down(self) -> Request | None:
+    def first_preempted(self) -> Request | None:
         """The first of those that were put down, if there are any."""
-        return next(iter(self._put_down), None)
+        return next(iter(self._preempted), None)
 
     def call(self, request: Request | None, *, place: int | None = None) -> None:
         """Lets a request that has never run be the only one that may be admitted, at the end or at
@@ -136,7 +153,7 @@ class Fair:
 
     def restore(self, requests: Sequence[Request]) -> None:
         """Takes in requests that were put down, before all others."""
-        self._put_down = dict.fromkeys(sorted([*self._put_down, *requests], key=_place))
+        self._preempted = dict.fromkeys(sorted([*self._preempted, *requests], key=_place))
         self._n_waiting += len(requests)
         for request in requests:
             _client_of(request).n_running -= 1
@@ -146,8 +163,8 @@ class Fair:
         was called to another."""
         client = _client_of(request)
         client.n_running += 1
-        if request in self._put_down:
-            del self._put_down[request]
+        if request in self._preempted:
+            del self._preempted[request]
             self._n_waiting -= 1
             return
         self._withdraw(request).since = self._now()
@@ -161,8 +178,8 @@ class Fair:
     def remove(self, request: Request) -> None:
         """Forgets a request; what it was charged stays charged."""
         client = _client_of(request)
-        if request in self._put_down:
-            del self._put_down[request]
+        if request in self._preempted:
+            del self._preempted[request]
             self._n_waiting -= 1
         elif request.place < 0:
             self._withdraw(request)
@@ -186,9 +203,9 @@ class Fair:
             index = bisect_left(ready, self._called_to, key=_place)
             return chain(ready[:index], (self._called,), ready[index:])
         may_begin = everybody if self._allowances is None else self._allowances.may_begin
-        return chain(ready, self._put_down, self._in_turn(may_begin))
+        return chain(ready, self._preempted, self._in_turn(may_begin))
 
-    def allowances(
+    def batch_limits(
         self, running: Collection[Request], ready: Sequence[Request]
     ) -> Allowances | None:
         """Returns the tokens that clients may have in the next batch, if there is a limit."""
@@ -200,7 +217,7 @@ class Fair:
         """Returns a rank by which the one of the lowest class that was admitted last is put down
         first; one that was put down already comes before all others, so that no stream of more
         important ones keeps it from its end."""
-        if request.n_put_downs:
+        if request.n_preemptions:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)
 

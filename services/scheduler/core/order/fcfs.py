@@ -1,17 +1,27 @@
 """First come, first served: the order of the paper (Algorithm 1, line 20)."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
+from typing import ClassVar, Self
 
-from services.scheduler.core.order.fair_batch import Allowances
+from services.scheduler.core.order.order import Clock, OrderOptions
 from services.scheduler.core.request import Request
 
 
 class FirstComeFirstServed:
-    """The paper's order: by arrival, whoever asks (Algorithm 1, line 20)."""
+    """Requests by arrival, whichever client they are of."""
+
+    name: ClassVar[str] = "fcfs"
+    heeds_clients: ClassVar[bool] = False
+    options = OrderOptions()
 
     def __init__(self) -> None:
         self._waiting: dict[Request, None] = {}  # by arrival
+
+    @classmethod
+    def of(cls, options: OrderOptions, now: Clock) -> Self:
+        """Returns an order without requests."""
+        return cls()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -36,25 +46,19 @@ class FirstComeFirstServed:
         """Forgets a request."""
         self._waiting.pop(request, None)
 
-    def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Changes nothing: no turn is as near as another."""
-
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields those that run, and then the others, each by arrival. That is one order, unless a
-        loss or a grammar kept one waiting that came before some who run: if it came before them
-        here and there were no memory for it, they could not go on to free theirs."""
+        """Yields the requests that run, and then the others, each by arrival. That is one order,
+        unless a loss or a grammar kept a request waiting that came before some that run: if it came
+        before them here and there were no memory for it, they could not go on to free theirs."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
-    def allowances(
-        self, running: Collection[Request], ready: Sequence[Request]
-    ) -> Allowances | None:
-        """Limits nobody."""
-        return None
+    def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
+        """Limits no request."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns its place: the one that arrived last is put down first."""
+        """Returns its place: the request that arrived last is preempted first."""
         return (request.place,)
 
 

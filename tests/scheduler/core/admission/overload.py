@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from services.scheduler.core.admission.admission_control import AdmissionControl, TooLate
 from services.scheduler.core.admission.forecast import Machine
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.fair import Fair
@@ -16,7 +16,7 @@ from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 
 STOP, PLAIN = 7, 1
 

@@ -15,7 +15,7 @@ from services.scheduler.core.admission.backlog import NOTHING, Backlog, Work
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.forecast import Forecast, Machine
 from services.scheduler.core.admission.iteration_time import N_NEEDED, IterationTime
-from services.scheduler.core.admission.prompt_groups import PromptGroups
+from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS, PromptGroups
 from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
@@ -213,7 +213,7 @@ def test_what_was_foretold_of_a_pipeline_that_is_gone_teaches_nothing() -> None:
     engine = Engine(4.0)
     request, before_s = request_of(None, 0, 8, False), engine.control.allowance_s
     engine.control.note_submitted(request, 3.9, 0.0)
-    engine.control.open(Machine(engine.pool, engine.scheduler.kv_manager, 8, None))
+    engine.control.open(Machine(engine.pool, engine.scheduler.kv_manager, 8, NO_PROMPT_GROUPS))
     engine.control.note_first_token(request, 60.0)
     assert engine.control.allowance_s == before_s
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch, Span
-from services.scheduler.core.drafting.drafts import NGRAMS, Drafter, look_up, n_leading_equal
+from services.scheduler.core.drafting.drafter import NGRAMS, Drafter, look_up, n_leading_equal
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -264,7 +264,7 @@ def test_what_a_lost_epoch_was_drafting_is_forgotten() -> None:
     scheduler.apply(select(scheduler).iteration, [3])
     assert select(scheduler).n_drafts > 0
     scheduler.suspend()
-    assert (request.n_drafts, request.n_tokens, request.n_unscheduled) == (0, 7, 7)
+    assert (request.drafts, request.n_tokens, request.n_unscheduled) == ((), 7, 7)
 
 
 def test_who_goes_on_after_its_tokens_has_the_next_one_without_drafts() -> None:

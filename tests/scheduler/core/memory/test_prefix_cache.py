@@ -145,7 +145,7 @@ def test_the_newest_rest_takes_the_place_of_the_one_before() -> None:
     assert scheduler.kv_manager.n_unused_slots == n_unused
     assert n_cached(scheduler, request_of([*STEM[:8], 3, 3], max_new_tokens=1)) == 9
     assert n_cached(scheduler, request_of(STEM[:12], max_new_tokens=1)) == 8
-    assert scheduler.kv_manager.n_evicted_blocks == 0
+    assert scheduler.kv_manager.blocks.n_evicted == 0
 
 
 def test_a_rest_is_evicted_before_what_it_goes_on_from() -> None:
@@ -225,14 +225,14 @@ def test_a_request_that_does_not_fit_without_sharing_waits_for_no_block() -> Non
     assert scheduler.kv_manager.n_unused_slots > 0
     [span] = serve(scheduler, request_of([9] * 16, max_new_tokens=8))
     assert span.start_position == 0
-    assert scheduler.kv_manager.n_evicted_blocks > 0
+    assert scheduler.kv_manager.blocks.n_evicted > 0
 
 
 def test_the_end_of_a_sequence_is_evicted_before_its_beginning() -> None:
     scheduler = alone(n_blocks=6)
     serve(scheduler, request_of(STEM, max_new_tokens=1))  # leaves 4 blocks in the cache
     serve(scheduler, request_of([9] * 12, max_new_tokens=4))  # needs 2 of them
-    assert scheduler.kv_manager.n_evicted_blocks == 2
+    assert scheduler.kv_manager.blocks.n_evicted == 2
     assert n_cached(scheduler, request_of(STEM, max_new_tokens=1)) == 8
 
 
@@ -260,12 +260,12 @@ def test_keys_of_another_block_size_are_not_used() -> None:
         found = manager.reserve(request)
         assert found is not None
         assert found.n_cached_columns == 15 // block_size
-        request.put_down()
+        request.begin_anew()
 
 
 def test_a_cache_that_is_full_gives_up_what_nobody_uses() -> None:
     manager = KVManager(n_blocks=40, block_size=4, has_prefix_cache=True)
-    manager.prefix_cache = PrefixCache(block_size=4, max_blocks=3)
+    manager.blocks.cache = cache = PrefixCache(block_size=4, max_blocks=3)
     for first_token, n_expected in ((7, 2), (8, 2), (9, 3)):
         request = request_of([first_token] * (4 * n_expected))
         reservation = manager.reserve(request)
@@ -273,11 +273,11 @@ def test_a_cache_that_is_full_gives_up_what_nobody_uses() -> None:
         manager.allocate(reservation, 4 * n_expected)
         request.n_scheduled = 4 * n_expected
         manager.enter(request, reservation)
-        assert len(manager.prefix_cache) <= 3
-        assert all(block in manager.prefix_cache for block in reservation.block_ids)
+        assert len(cache) <= 3
+        assert all(block in cache for block in reservation.block_ids)
         if first_token < 9:
             manager.release(reservation)
-    assert manager.n_evicted_blocks == 4
+    assert manager.blocks.n_evicted == 4
     assert manager.n_allocated_slots == 3 * 4
     assert manager.n_unused_slots == 0
     other = request_of([5] * 8)
@@ -286,7 +286,7 @@ def test_a_cache_that_is_full_gives_up_what_nobody_uses() -> None:
     manager.allocate(reservation, 8)
     other.n_scheduled = 8
     manager.enter(other, reservation)
-    assert not any(block in manager.prefix_cache for block in reservation.block_ids)
+    assert not any(block in cache for block in reservation.block_ids)
 
 
 # Against a slow and obvious model
@@ -416,9 +416,9 @@ def _check(
 ) -> None:
     """Checks that every block is free, in use or unused, and counted as what it is."""
     cache = manager.prefix_cache
-    assert cache is not None
+    assert isinstance(cache, PrefixCache)
     in_use = [block for one in reservations.values() for block in one.block_ids]
-    free, unused = set(manager._free_block_ids), set(cache._unused)
+    free, unused = set(manager.blocks._free), set(cache._unused)
     assert len(free) + len(unused) + len(set(in_use)) == manager.n_blocks
     assert free | unused | set(in_use) == set(range(manager.n_blocks))
     assert {block: in_use.count(block) for block in cache._n_users} == cache._n_users

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span
-from services.scheduler.core.drafting.drafts import Drafter, n_leading_equal
+from services.scheduler.core.drafting.drafter import Drafter, n_leading_equal
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_groups import KVGroups
 from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.prefix_cache import PrefixCache
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.policies import Policy
@@ -384,7 +385,7 @@ class TestWhatIsCached:
     def test_the_end_of_a_window_is_enough(self) -> None:
         manager = manager_of((10,), n_blocks=30, has_prefix_cache=True)
         serve(manager, request_of(60, 1, scope=b""))
-        assert manager.prefix_cache is not None
+        assert isinstance(manager.prefix_cache, PrefixCache)
         for block_id in list(manager.prefix_cache._unused)[:11]:
             assert manager.prefix_cache.evict() == block_id
         assert len(manager.prefix_cache) == 4
@@ -395,11 +396,11 @@ class TestWhatIsCached:
         first = request_of(60, 1, scope=b"")
         serve(manager, first)
         cache = manager.prefix_cache
-        assert cache is not None
+        assert isinstance(cache, PrefixCache)
         assert first.block_keys is not None
         gone = cache._block_of.pop(first.block_keys.keys[13] + b"\x01")
         del cache._unused[gone], cache._key_of[gone]
-        manager._free_block_ids.append(gone)
+        manager.blocks._free.append(gone)
         assert manager.n_cached_columns(request_of(70, 1, scope=b"")) == 13
         assert manager.n_cached_columns(request_of(50, 1, scope=b"")) == 12
         assert self.hit(manager, request_of(70, 1, scope=b"")) == 52

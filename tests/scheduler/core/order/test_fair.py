@@ -450,7 +450,7 @@ def test_nobody_starves_whatever_the_others_send(
         scheduler.apply(batch.iteration, [1] * len(batch.spans))
 
 
-def test_the_youngest_of_the_lowest_priority_is_put_down_first() -> None:
+def test_the_youngest_of_the_lowest_priority_is_preempted_first() -> None:
     pool = RequestPool(max_requests=100, order=fair())
     for name, priority in (("a", 1), ("b", 0), ("c", 1), ("d", -1)):
         request = request_of(name, priority=priority)
@@ -503,12 +503,12 @@ def check_waiting(pool: RequestPool) -> None:
     """Checks that the pool knows how many wait, and by their priorities."""
     waiting = [r.priority for r in pool if r.state is RequestState.INITIATION]
     assert pool.n_waiting == len(waiting)
-    assert pool.n_waiting_of("raised") == sum(priority < 0 for priority in waiting)
-    assert pool.n_waiting_of("normal") == waiting.count(0)
-    assert pool.n_waiting_of("lowered") == sum(priority > 0 for priority in waiting)
+    assert pool.waiting.n_of("raised") == sum(priority < 0 for priority in waiting)
+    assert pool.waiting.n_of("normal") == waiting.count(0)
+    assert pool.waiting.n_of("lowered") == sum(priority > 0 for priority in waiting)
 
 
-def test_who_was_put_down_goes_on_before_those_that_wait_and_is_charged_once() -> None:
+def test_who_was_preempted_goes_on_before_those_that_wait_and_is_charged_once() -> None:
     pool = RequestPool(max_requests=100, order=fair())
     begun = [request_of(f"a{number}", "a", n_prompt=50) for number in range(2)]
     for request in begun:
@@ -518,6 +518,6 @@ def test_who_was_put_down_goes_on_before_those_that_wait_and_is_charged_once() -
     client = begun[0].client
     assert client is not None
     served = client.served
-    assert pool.put_back() == begun
+    assert pool.preempt_all() == begun
     assert admitted(pool, 3) == ["a0", "a1", "b"]
     assert client.served == served

@@ -35,7 +35,7 @@ class System:
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.requests: list[Request] = []
-        self.put_down: list[Request] = []
+        self.preempted: list[Request] = []
         self.in_flight: list[Batch] = []
         self._memory = StoredTokens(token_at, block_size=BLOCK_SIZE)
         self._accounts: dict[str, Account] = {}
@@ -66,7 +66,7 @@ class System:
     def select(self) -> list[Request]:
         """Selects a batch; returns who is in it."""
         batch = self.scheduler.select()
-        self.put_down += self.scheduler.take_put_down()
+        self.preempted += self.scheduler.take_preempted()
         if batch is None:
             return []
         self._memory.run(batch)
@@ -82,7 +82,7 @@ class System:
             if span.is_sampled
         ]
         self.scheduler.apply(batch.iteration, tokens)
-        self.put_down += self.scheduler.take_put_down()
+        self.preempted += self.scheduler.take_preempted()
 
     def step(self) -> list[Request]:
         riding = self.select()
@@ -140,7 +140,7 @@ def test_who_has_nothing_gets_a_place_at_once_and_the_last_of_the_other_waits_wi
     while small.state is not RequestState.FINISHED:
         running.step()
     assert running.step() == large[:4], "who gave way comes before those that wait"
-    assert not running.put_down
+    assert not running.preempted
     running.run_to_the_end()
 
 
@@ -193,13 +193,13 @@ def test_memory_is_taken_from_the_last_of_the_other_and_given_back_later(depth: 
     while small.state is RequestState.INITIATION:
         running.apply()
         running.select()
-    assert running.put_down == [large[3]]
+    assert running.preempted == [large[3]]
     assert large[3].generated_token_ids, "it was put down for what it had cost"
     assert large[4].state is RequestState.INITIATION
     while running.in_flight:
         running.apply()
     running.run_to_the_end()
-    assert running.put_down == [large[3]], "it did not come back before it could stay"
+    assert running.preempted == [large[3]], "it did not come back before it could stay"
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -211,19 +211,19 @@ def test_a_row_is_taken_from_the_last_of_the_other_where_there_is_no_more(depth:
     for _ in range(8):
         riding = running.step()
     assert small.state is RequestState.FINISHED
-    assert set(running.put_down) == {large[2]}
+    assert set(running.preempted) == {large[2]}
     assert len(riding) <= 3
     running.run_to_the_end()
 
 
-def test_nobody_is_put_down_where_that_is_not_enough() -> None:
+def test_nobody_is_preempted_where_that_is_not_enough() -> None:
     running = system(n_blocks=16)
     for _ in range(4):
         running.ask("large")
     running.step()
     running.ask("small", n_prompt=2, n_new=28)
     running.run_to_the_end()
-    assert not running.put_down
+    assert not running.preempted
 
 
 def test_who_is_called_may_be_cancelled() -> None:
@@ -237,7 +237,7 @@ def test_who_is_called_may_be_cancelled() -> None:
     running.scheduler.cancel(small)
     running.apply()
     running.apply()
-    assert not running.put_down
+    assert not running.preempted
     assert running.select() == large
     running.apply()
     running.requests.remove(small)
@@ -349,7 +349,7 @@ def serve_all(
         assert request in cancelled or len(generated) == request.max_new_tokens
     if share is None:
         # For each that is admitted for the first time others were put down once, if at all.
-        assert len(running.put_down) <= len(running.requests) * 4
+        assert len(running.preempted) <= len(running.requests) * 4
 
 
 @given(**WAYS)

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.batch import Batch
-from services.scheduler.core.memory.expected_use import MAX_OWN_PUT_DOWNS, ExpectedUse
+from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.memory.expected_use import MAX_OWN_PREEMPTIONS, ExpectedUse
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from tests.scheduler.core.stored import StoredTokens
 from tests.scheduler.core.workload import build
 
@@ -70,10 +70,10 @@ def test_a_request_reserves_its_tokens_and_the_share_that_others_use() -> None:
     for _ in range(200):
         use.learn(10, 40)
     assert use.n_tokens(request) in (10, 11), "a quarter, of which about half is held in the mean"
-    request.n_put_downs = 1
+    request.n_preemptions = 1
     assert use.n_tokens(request) in (14, 15)
     use.share = 0.0
-    request.n_put_downs = MAX_OWN_PUT_DOWNS
+    request.n_preemptions = MAX_OWN_PREEMPTIONS
     assert use.n_tokens(request) == 44, "it is put down no more for its own needs"
 
 
@@ -85,14 +85,14 @@ def test_more_run_beside_each_other_than_could_be_reserved_for() -> None:
         assert len(step(scheduler)) == n_expected
 
 
-def test_the_youngest_is_put_down_and_comes_back_before_others() -> None:
+def test_the_youngest_is_preempted_and_comes_back_before_others() -> None:
     scheduler = lender(0.0, n_blocks=6)
     old, young, waiting = (request_of(index, 4, 6) for index in range(3))
     for request in (old, young, waiting):
         scheduler.submit(request)
     assert step(scheduler) == ["0", "1", "2"]  # two blocks each
     assert step(scheduler) == ["0", "1"]  # one each, and the third is put down
-    assert scheduler.take_put_down() == [waiting]
+    assert scheduler.take_preempted() == [waiting]
     assert waiting.state is RequestState.INITIATION
     late = request_of(3, 1, 1)
     scheduler.submit(late)
@@ -101,13 +101,13 @@ def test_the_youngest_is_put_down_and_comes_back_before_others() -> None:
         order.append(step(scheduler))
     first = next(index for index, names in enumerate(order) if "2" in names)
     assert all("3" not in names for names in order[:first])
-    assert young.n_put_downs == 1, "the oldest needs a fourth block"
-    assert old.n_put_downs == 0
+    assert young.n_preemptions == 1, "the oldest needs a fourth block"
+    assert old.n_preemptions == 0
     for request in (old, young, waiting):
         assert list(request.generated_token_ids) == [token_at(request, at) for at in range(4, 10)]
 
 
-def test_who_is_in_flight_is_put_down_when_it_returns_and_who_needs_it_waits() -> None:
+def test_who_is_in_flight_is_preempted_when_it_returns_and_who_needs_it_waits() -> None:
     scheduler = lender(0.0, n_blocks=5, depth=2, hand_off=True)
     old, young = request_of(0, 4, 6), request_of(1, 6, 4)
     scheduler.submit(old)
@@ -117,7 +117,7 @@ def test_who_is_in_flight_is_put_down_when_it_returns_and_who_needs_it_waits() -
     assert [span.request for span in first.spans] == [old, young]
     assert scheduler.select() is None, "both need a block, and there is none"
     scheduler.apply(first.iteration, tokens_of(first))
-    assert scheduler.take_put_down() == [young]
+    assert scheduler.take_preempted() == [young]
     assert list(young.generated_token_ids) == [token_at(young, 6)], "what it brought counts"
     second = scheduler.select()
     assert second is not None
@@ -138,7 +138,7 @@ def test_a_request_that_yields_may_end_or_be_cancelled_first() -> None:
         updates = scheduler.apply(batch.iteration, tokens_of(batch))
         reason = FinishReason.CANCELLED if is_cancelled else FinishReason.STOP
         assert [update.finish_reason for update in updates] == [None, reason]
-        assert scheduler.take_put_down() == []
+        assert scheduler.take_preempted() == []
         while len(scheduler.pool):
             step(scheduler)
         assert scheduler.kv_manager.n_reserved_blocks == 0
@@ -147,7 +147,7 @@ def test_a_request_that_yields_may_end_or_be_cancelled_first() -> None:
 @pytest.mark.parametrize(
     ("n_blocks", "n_prompts"), [(4, (1, 2)), (5, (1, 4)), (5, (2, 1)), (5, (3, 2)), (8, (5, 5))]
 )
-def test_the_least_important_is_put_down_though_it_came_first(
+def test_the_least_important_is_preempted_though_it_came_first(
     n_blocks: int, n_prompts: tuple[int, int]
 ) -> None:
     use = ExpectedUse()
@@ -167,7 +167,7 @@ def test_the_least_important_is_put_down_though_it_came_first(
     scheduler.submit(important)
     while len(scheduler.pool):
         step(scheduler)
-    assert important.n_put_downs == 0
+    assert important.n_preemptions == 0
     assert len(small.generated_token_ids) == len(important.generated_token_ids) == 6
 
 
@@ -219,9 +219,9 @@ class Watch:
         running = {*before, *pool.running}
         for request in running:
             self.beside.setdefault(request, set()).update(running)
-        assert first not in self.scheduler.take_put_down(), "the first is never put down"
+        assert first not in self.scheduler.take_preempted(), "the first is never put down"
         for span in batch.spans if batch is not None else ():
-            if span.is_admission and not span.request.n_put_downs:
+            if span.is_admission and not span.request.n_preemptions:
                 self.first_admissions.append(span.request.arrival)
         return batch
 
@@ -248,12 +248,12 @@ class Watch:
             assert _n_failures(request) <= log2(self.n_blocks) + 2
             others = self.beside.get(request, set()) - {request}
             before = [one for one in others if is_fair or one.arrival < request.arrival]
-            assert request.n_put_downs <= MAX_OWN_PUT_DOWNS + sum(map(_n_failures, before))
+            assert request.n_preemptions <= MAX_OWN_PREEMPTIONS + sum(map(_n_failures, before))
 
 
 def _n_failures(request: Request) -> int:
     """Returns how often a request could not grow."""
-    return 0 if not request.n_lent_blocks else 1 + int(log2(request.n_lent_blocks))
+    return 0 if not request.n_wanted_blocks else 1 + int(log2(request.n_wanted_blocks))
 
 
 def _arrive(
@@ -290,7 +290,7 @@ def _note_ends(updates: list[Update], ended: dict[Request, FinishReason]) -> Non
     pipeline_depth=st.integers(1, 4),
     n_blocks=st.integers(12, 30),
 )
-def test_everybody_ends_with_his_tokens_and_is_put_down_a_bounded_number_of_times(
+def test_everybody_ends_with_his_tokens_and_is_preempted_a_bounded_number_of_times(
     coming: list[Coming],
     data: st.DataObject,
     share: float,
@@ -347,7 +347,7 @@ def test_everybody_ends_with_his_tokens_and_is_put_down_a_bounded_number_of_time
 
 
 @pytest.mark.parametrize("has_prefix_cache", [False, True])
-def test_put_down_requests_find_what_is_left_of_their_blocks(has_prefix_cache: bool) -> None:
+def test_preempted_requests_find_what_is_left_of_their_blocks(has_prefix_cache: bool) -> None:
     use = ExpectedUse()
     use.share = 0.0
     scheduler = build(
@@ -364,6 +364,6 @@ def test_put_down_requests_find_what_is_left_of_their_blocks(has_prefix_cache: b
         scheduler.submit(request)
     while len(scheduler.pool):
         step(scheduler)
-    again = [request for request in requests if request.n_put_downs]
+    again = [request for request in requests if request.n_preemptions]
     assert again
     assert any(request.n_cached_tokens for request in again) == has_prefix_cache
