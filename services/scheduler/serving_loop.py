@@ -13,9 +13,9 @@ from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.batch import Batch, SpanLogprobs
+from services.scheduler.core.batch import NO_LOGPROBS, Batch, SpanLogprobs, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
 
@@ -109,8 +109,8 @@ class ServingLoop:
 
     def _select(self) -> Batch | None:
         batch = self._scheduler.select()
-        for request in self._scheduler.take_put_down():
-            self._requests.put_down(request)
+        for request in self._scheduler.take_preempted():
+            self._requests.preempted(request)
         return batch
 
     async def _send_batches(self) -> None:

@@ -8,6 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import ServerSettings
+from services.scheduler.core.order.registry import OrderName
+from services.scheduler.core.policies.registry import PolicyName
 
 # `python -m benchmarks.control.scheduler_memory` measures these, with room for what differs.
 PROCESS_BYTES = 144 * MIB
@@ -78,11 +80,11 @@ class SchedulerSettings(ServerSettings):
     pipeline_id: str = "orcinus"
     """Name of the pipeline, in every message of it."""
 
-    policy: Literal["orca", "chunked"] = "chunked"
+    policy: PolicyName = "chunked"
     """How batches are filled: `orca` is Algorithm 1 of the paper, `chunked` the same with
     `max_batch_tokens`, so that a long prompt does not hold up the requests that generate."""
 
-    order: Literal["fcfs", "fair"] = "fair"
+    order: OrderName = "fair"
     """Who is admitted next: `fcfs` is the paper's, whoever came first; `fair` heeds priorities, and
     gives every API key its share by its weight. Where nobody has a key or names a priority, both
     are the same, but that `fair` prefers what the prefix cache has once memory is short."""

@@ -1,11 +1,12 @@
-"""A set of requests that run one iteration together."""
+"""A set of requests that run one iteration together, and what it brings them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from services.common.named_tuples import maker
-from services.scheduler.core.request import Request
+from services.scheduler.core.request import FinishReason, Request
 
 
 class Span(NamedTuple):
@@ -28,7 +29,7 @@ class Span(NamedTuple):
     """Blocks that the ranks append to the request's; with an admission, also those of the prefix
     cache, which have the tokens before the span."""
     n_drafts: int = 0
-    """Tokens at its end that are drafts, see `drafts.py`."""
+    """Tokens at its end that are drafts, see `drafting/`."""
 
 
 span_of = maker(Span)
@@ -42,6 +43,9 @@ class SpanLogprobs(NamedTuple):
     """Those of the sampled token, if they are wanted."""
     prompt: tuple[tuple[int, bytes], ...] = ()
     """Those of tokens of the prompt, if they are wanted, each piece with its first position."""
+
+
+NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
 
 class SpanColumns(NamedTuple):
@@ -81,3 +85,32 @@ class Batch:
     def n_sampled(self) -> int:
         """Spans after which a token is sampled."""
         return sum(self.columns.is_sampled)
+
+    def sampled_requests(self, places: Sequence[int]) -> Iterator[Request]:
+        """Yields the requests of some of the tokens that the batch brings, by the tokens' places
+        among all of them."""
+        if places:
+            requests = [
+                span.request for span in self.spans for _ in range(span.is_sampled + span.n_drafts)
+            ]
+            yield from [requests[place] for place in places]
+
+
+class Update(NamedTuple):
+    """The effect of an iteration, or of a cancellation, on one request. An iteration with drafts of
+    a request may have several, one for each token."""
+
+    request: Request
+    token_id: int | None
+    finish_reason: FinishReason | None
+    n_generated: int
+    """Tokens of the output, up to and including this one."""
+    message: str = ""
+    """Why the request failed, for people."""
+    logprobs: SpanLogprobs | None = None
+    """The log-probabilities that the request wants; there may be some of its prompt without a
+    token."""
+
+
+update_of = maker(Update)
+"""Makes an update of its fields."""

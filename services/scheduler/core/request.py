@@ -7,11 +7,11 @@ from enum import Enum, auto
 from functools import partial
 from typing import NewType
 
-from services.scheduler.core.accounts import Account
-from services.scheduler.core.client import Client
-from services.scheduler.core.drafts import Speculation
-from services.scheduler.core.prefix_cache import BlockKeys
-from services.scheduler.core.reservation import Reservation
+from services.scheduler.core.clients.accounts import Account
+from services.scheduler.core.clients.client import Client
+from services.scheduler.core.memory.holder import BlockKeys
+from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.speculation import Speculation
 
 RequestId = NewType("RequestId", str)
 
@@ -92,24 +92,25 @@ class Request:
     n_losses: int = 0
     """Epochs in a row that were lost with this request on board, before it had proved itself."""
     n_prefill_tokens: int = 0
-    """Tokens of the sequence when it was last `put_down`, or came into the pool."""
+    """Tokens of the sequence when it last began anew, or came into the pool."""
     n_scheduled: int = 0
     n_awaited: int = 0
     """Tokens that the batches in flight are sampling."""
     n_in_flight: int = 0
     """Batches with this request that have not returned."""
-    n_drafts: int = 0
-    """Drafts in the batch that has not returned; they do not count as scheduled."""
+    drafts: Sequence[int] = ()
+    """Tokens that are guessed to follow, in the batch that has not returned; they do not count as
+    scheduled."""
     cache_scope: bytes | None = b""
     """Requests with the same scope share what the prefix cache has; None shares nothing."""
     block_keys: BlockKeys | None = None
     """The names of its blocks in the prefix cache."""
     n_cached_tokens: int = 0
     """Tokens that it did not have to compute, when it was last admitted."""
-    n_lent_blocks: int = 0
-    """Blocks that it asked for when it last could not grow."""
-    n_put_downs: int = 0
-    """Times that it was put down for the memory of others."""
+    n_wanted_blocks: int = 0
+    """Blocks that it asked for when its reservation last could not grow."""
+    n_preemptions: int = 0
+    """Times that it was preempted."""
     reservation: Reservation | None = None
     is_cancelled: bool = False
     """Whether it was cancelled while running; it ends when a batch with it returns."""
@@ -164,12 +165,12 @@ class Request:
         It can with a part of the prompt, which depends on nothing that these batches compute. It
         can't while its last token is awaited, or nobody knows how many of its drafts are right.
         """
-        return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.n_drafts)
+        return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.drafts)
 
     def can_run_ahead(self) -> bool:
         """Returns whether it could join the next iteration where tokens are handed off: it also can
         with a token that a rank will have sampled by then."""
-        if self.is_cancelled or self.n_drafts:
+        if self.is_cancelled or self.drafts:
             return False
         if self.n_scheduled < self.n_tokens:
             return True
@@ -194,12 +195,13 @@ class Request:
         packed = array(TOKEN_ID, self.prompt_token_ids[start : start + n_tokens])
         return (packed + self.generated_token_ids[: n_tokens - len(packed)]).tobytes()
 
-    def put_down(self) -> None:
+    def begin_anew(self) -> None:
         """Takes the request back to its beginning, with the tokens that it has; what it held on the
         ranks must be gone."""
         self.state = RequestState.INITIATION
         self.reservation = None
-        self.n_scheduled = self.n_awaited = self.n_in_flight = self.n_drafts = 0
+        self.n_scheduled = self.n_awaited = self.n_in_flight = 0
+        self.drafts = ()
         self.n_tokens = self.n_prompt_tokens + len(self.generated_token_ids)
         self.n_prefill_tokens = self.n_tokens
 

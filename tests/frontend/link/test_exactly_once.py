@@ -21,7 +21,7 @@ from services.frontend.link.scheduler_events import Event, Failed, Tokens
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.scheduler.connection import Connection
 from services.scheduler.core.batch import Batch, Span
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import MAX_LOSSES
 from services.scheduler.core.request_pool import RequestPool

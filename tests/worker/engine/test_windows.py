@@ -21,16 +21,17 @@ from transformers import (
 )
 
 from kernels.upload import StagedUploads
-from services.scheduler.core.drafts import Drafter, Speculation
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.kv_groups import KVGroups
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.worker.engine.model_runner import ModelRunner
