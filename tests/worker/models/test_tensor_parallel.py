@@ -452,8 +452,7 @@ def weights_of(thing: Any) -> list[tuple[Tensor, Sequence[int]]]:
             for name in value.__dataclass_fields__:
                 visit(getattr(value, name))
 
-    for name in ("_table", "_decoder_layers", "_head"):
-        visit(getattr(thing, name))
+    visit(thing.runner.program.steps)
     return list(found.values())
 
 
