@@ -355,7 +355,7 @@ class SparseMLP:
 
 def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the gates, which are the first half of `both`, and their sums, in float32."""
-    gates = both[:, : both.shape[1] // 2].float()
+    gates = both[:, : both.shape[1] // 2].to(torch.float32, copy=True)
     return gates, gates.sum(-1, keepdim=True)
 
 
