@@ -27,6 +27,7 @@ from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gelu_tanh import gelu_tanh
 from kernels.greedy import greedy
 from kernels.head_norms import HeadNorms
+from kernels.interpreter import Interpreter
 from kernels.layer_norm import layer_norm
 from kernels.native.operations import native_ops
 from kernels.ops import AttentionPlan, Ops
@@ -79,6 +80,7 @@ TORCH = Ops(
     delta_net=delta_net,
     greedy=greedy,
     sample=sample,
+    run_program=Interpreter,
 )
 
 

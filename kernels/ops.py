@@ -137,23 +137,17 @@ class RotaryWriteKV(Protocol):
         """Returns turned queries [n_tokens, n_heads, head_dim]; see `kernels.rotary_write_kv`."""
 
 
-class FusedSeconds(Protocol):
-    """Seconds that a fused stage has spent, by kind of operation."""
+class Ranks(Protocol):
+    """The ranks that share a stage, as steps at which they meet need them."""
 
-    @property
-    def linear(self) -> float: ...
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        """Sums `tensor` over all ranks, in place."""
 
-    @property
-    def attention(self) -> float: ...
-
-    @property
-    def sampling(self) -> float: ...
-
-    @property
-    def other(self) -> float: ...
+    def all_gather(self, tensor: Tensor, /) -> Tensor:
+        """Returns the ranks' tensors side by side along the last dimension, in their order."""
 
 
-class FusedBatch(Protocol):
+class ProgramBatch(Protocol):
     """A flat batch, as a program takes it."""
 
     @property
@@ -172,65 +166,66 @@ class FusedBatch(Protocol):
     def states(self) -> StateSpans | None:
         """Where layers keep a state of each request, if any do."""
 
-    def of_groups(self) -> Sequence[FusedBatch]:
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that share the stage."""
+
+    def of_groups(self) -> Sequence[ProgramBatch]:
         """Returns the batch as the layers of each K/V group have it; plans differ in nothing but
         block tables."""
 
 
-class FusedStage(Protocol):
-    """A program that is run by its operations.
-
-    Its results are those of the operations called one after the other, to the bit.
-    """
+class ProgramRunner(Protocol):
+    """Runs a program. Results are equal to the bit, whichever runner of some operations it is."""
 
     @property
     def program(self) -> Program:
-        """The program that the stage runs."""
+        """The program that is run."""
 
-    @property
-    def seconds(self) -> FusedSeconds:
-        """The time of all its operations until now; what its calls of Python take is not in it."""
-
-    def __call__(self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV]) -> Tensor:
+    def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Returns the hidden states after the last layer, [n_tokens, hidden_size].
 
         Args:
-            inputs: tokens [n_tokens] int64, or hidden states [n_tokens, hidden_size] if the program
-                takes them in.
+            inputs: tokens [n_tokens] int64, or the hidden states [n_tokens, hidden_size] that the
+                program takes in, which are used up.
             batch: where the tokens are, and how they attend.
-            kv: the storage of each layer; if the first tensor is that of the call before, so must
+            kv: the storage of each layer; if the first tensor is that of the run before, so must
                 the others be.
 
         Raises:
-            TypeError: a plan is another's.
+            TypeError: a plan is of other operations.
             ValueError: a tensor has another type or shape, or a layer is of a group that the batch
                 does not have.
-            IndexError: a token or position is not in the tables; nothing has been computed.
+            IndexError: a token or position is not in the tables.
         """
 
     def logits(
-        self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV], sampled: Tensor
+        self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
         `sampled` [n_sampled] int64 are places in the batch, in order; the other arguments are those
-        of a call. The next call overwrites the result.
+        of a call. The next run may overwrite the result.
 
         Raises:
-            TypeError: a plan is another's.
-            ValueError: a tensor has another type or shape, or the program makes no logits.
-            IndexError: a token or position is not in the tables, or a place not in the batch;
-                nothing has been computed.
+            TypeError: a plan is of other operations.
+            ValueError: a tensor has another type or shape, or the program has no head.
+            IndexError: a token or position is not in the tables, or a place not in the batch.
         """
 
+    def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
+        """Returns the logits [n, vocab_size] of any hidden states [n, hidden_size] after the last
+        layer; raises ValueError if the program has no head."""
 
-class FuseLayers(Protocol):
-    """Makes one call of a program, or a few."""
 
-    def __call__(self, program: Program, /) -> FusedStage | None:
-        """Returns what runs the program; None if layers like these are to be run one by one.
+class RunProgram(Protocol):
+    """Prepares a program for running."""
 
-        Raises ValueError for tensors that do not fit each other.
+    def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
+        """Returns what runs the program fastest on `ops`, whose function this is.
+
+        Raises ValueError for tensors that do not fit each other, and TypeError for a step that
+        cannot be run.
         """
 
 
@@ -260,8 +255,11 @@ class Ops:
     delta_net: Callable[[Tensor, Tensor, Tensor, StateSpans, DeltaNetForm], Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
-    fuse_layers: FuseLayers | None = None
-    """Runs layers that have been recorded; None: every layer is run by itself."""
+    run_program: RunProgram
     has_fixed_shapes: bool = False
     """Whether plans can be made whose shapes do not depend on what is in a batch. Then an iteration
     can be recorded as a graph."""
+
+    def runner(self, program: Program) -> ProgramRunner:
+        """Returns what runs the program on these operations; raises as `RunProgram` does."""
+        return self.run_program(program, self)

@@ -13,7 +13,7 @@ from kernels.native.delta_net import DeltaNet
 from kernels.native.elementwise import Elementwise
 from kernels.native.gates import Gates
 from kernels.native.greedy import Greedy
-from kernels.native.layers import fuse_layers
+from kernels.native.layers import run_program
 from kernels.native.library import library
 from kernels.native.norms import Norms
 from kernels.native.rotary import Rotary
@@ -57,5 +57,5 @@ def ops_of(library: ctypes.CDLL) -> Ops:
         delta_net=DeltaNet(library).delta_net,
         greedy=greedy,
         sample=partial(sample, greedy=greedy),
-        fuse_layers=partial(fuse_layers, library),
+        run_program=partial(run_program, library),
     )

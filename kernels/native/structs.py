@@ -7,7 +7,8 @@ class, in their order, each in the form of its declared type.
     int, bool, float       int64_t, int64_t, float; 0 for None
     Buffer                 Place: its number; -1 for None
     Tensor                 Array: where it is, and its element type
-    LinearWeight, Matrix   Weight: a matrix as the library packs it
+    LinearWeight, Matrix,  Weight: a matrix as the library packs it
+    TableWeight
     HeadProducts           HeadWeights: one for each head
     Sequence[...]          a pointer to structures, and their number
     another class          the structure of that class; all zeros for None
@@ -28,7 +29,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from torch import Tensor
 
 from kernels.head_products import HeadProducts
-from kernels.linear_weight import LinearWeight
+from kernels.linear_weight import LinearWeight, TableWeight
 from kernels.native.call import ELEMENT
 from kernels.native.groups import GroupPanels, NativeGated, NativeLinear
 from kernels.native.linear import NO_GATE, NativeGatedWeight, NativeWeight
@@ -37,7 +38,7 @@ from kernels.steps import STEPS, Buffer, Matrix
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
 _NUMBERS: dict[Any, Any] = {int: _int, bool: _int, float: _float, Buffer: _int}
-_MATRICES = (LinearWeight, Matrix)
+_MATRICES = (LinearWeight, TableWeight, Matrix)
 
 
 class ArrayStruct(ctypes.Structure):

@@ -9,6 +9,7 @@ from kernels.add_scaled import add_scaled
 from kernels.clamp_and_mul import clamp_and_mul
 from kernels.gelu import gelu
 from kernels.gelu_tanh import gelu_tanh
+from kernels.interpreter import Interpreter
 from kernels.ops import Ops
 from kernels.route import route
 from kernels.route_in_groups import route_in_groups
@@ -65,5 +66,6 @@ def triton_ops() -> Ops | None:
         delta_net=delta_net,
         greedy=greedy,
         sample=sample,
+        run_program=Interpreter,
         has_fixed_shapes=True,
     )

@@ -13,13 +13,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, DeltaNetForm, HeadNorms, Ops
-from kernels.ops import LayerKV
+from kernels import AttentionForm, DeltaNetForm, HeadNorms
+from kernels.program import Program
 from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig, StateSizes
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
-from services.worker.models.recording import Recorder
-from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -79,7 +77,8 @@ class DeltaNetShare:
         return cls(shape, even_share(n_heads, source.tp_rank, source.tp_size, what=what))
 
     def scaled(self, size: int, first: int = 0) -> range:
-        """Returns this rank's elements where each key head has `size`, the first at `first`."""
+        """Returns the range of this rank's elements in a tensor that holds `size` elements per key
+        head and begins at `first`."""
         return range(first + self.key_heads.start * size, first + self.key_heads.stop * size)
 
     @property
@@ -106,7 +105,6 @@ class GatedDeltaNet:
     inputs: ColumnParallelLinear  # to a token's queries, keys, values, z, b and a
     output: RowParallelLinear
     form: DeltaNetForm
-    ops: Ops
 
     @classmethod
     def read(
@@ -118,7 +116,6 @@ class GatedDeltaNet:
         *,
         hidden_size: int,
         eps: float,
-        ops: Ops,
     ) -> Self:
         """Reads what is under `prefix` beside the projection `inputs`, which families store in
         different ways."""
@@ -149,20 +146,14 @@ class GatedDeltaNet:
             share=share.values,
             has_bias=False,
         )
-        return cls(inputs, output, form, ops)
+        return cls(inputs, output, form)
 
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Implements `Mixer`; raises ValueError for a batch without the places of states."""
-        if batch.states is None:
-            raise ValueError("the batch does not say where the states of its requests are")
-        mixed = self.ops.delta_net(self.inputs(x), *kv, batch.states, self.form)
-        return self.output(mixed, batch.ranks, residual)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
-        mixed = to.delta_net(self.inputs.record(to, x), self.form, layer=layer)
-        return self.output.record(to, mixed, residual)
+    def describe(
+        self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
+    ) -> Buffer:
+        """Implements `Mixer.describe`."""
+        mixed = to.delta_net(self.inputs.describe(to, x), self.form, layer=layer)
+        return self.output.describe(to, mixed, residual)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +167,6 @@ class GatedAttention:
     head_dim: int
     n_attended: int  # outputs of `inputs` that are queries, keys or values
     head_norms: HeadNorms
-    ops: Ops
 
     @classmethod
     def read(
@@ -184,7 +174,6 @@ class GatedAttention:
         source: TensorSource,
         prefix: str,
         config: ModelConfig,
-        ops: Ops,
         *,
         order: Sequence[int],
         has_bias: bool,
@@ -216,38 +205,20 @@ class GatedAttention:
             head_dim=head_dim,
             n_attended=len(q) + 2 * len(kv),
             head_norms=head_norms,
-            ops=ops,
         )
 
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Implements `Mixer`."""
-        projected, (keys, values), (cos, sin) = self.inputs(x), kv, batch.angles[0]
-        q = self.ops.rotary_write_kv(
-            projected[:, : self.n_attended].contiguous(),
-            cos,
-            sin,
-            keys,
-            values,
-            batch.slots,
-            self.n_heads,
-            self.head_norms,
-        )
-        attended = self.ops.attention(q, keys, values, batch.attention, AttentionForm())
-        gates = projected[:, self.n_attended :]
-        gated = self.ops.sigmoid_and_mul(gates, attended.flatten(1))
-        return self.output(gated, batch.ranks, residual)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
-        projected = self.inputs.record(to, x)
+    def describe(
+        self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
+    ) -> Buffer:
+        """Implements `Mixer.describe`."""
+        projected = self.inputs.describe(to, x)
         qkv = to.take_part(projected, 0, self.n_attended)
         n_kv_heads = (self.n_attended // self.head_dim - self.n_heads) // 2
         heads = Heads(n_heads=self.n_heads, n_kv_heads=n_kv_heads, head_dim=self.head_dim)
         to.rotary_write_kv(qkv, heads, self.head_norms, rotary=0, layer=layer)
         attended = to.attend(qkv, heads, AttentionForm(), None, layer=layer)
         gated = to.sigmoid_and_mul(projected, attended, self.n_attended)
-        return self.output.record(to, gated, residual)
+        return self.output.describe(to, gated, residual)
 
 
 def _gates_last(n_heads: int, n_kv_heads: int, order: Tensor) -> Tensor:

@@ -78,7 +78,8 @@ class RotaryEmbedding:
         )
 
     def cover(self, positions: Tensor) -> None:
-        """Lets the tables, if there are any, reach to all of `positions` that the model has."""
+        """Makes the tables, if there are any, long enough for all of `positions` that the model
+        has."""
         if self.angles is None:
             return
         longest = min(int(positions.max()) + 1, self._n_positions)

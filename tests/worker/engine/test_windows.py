@@ -1,7 +1,6 @@
 """Windows shorter than sequences: tokens are to the bit those of a model that keeps everything, and
 `transformers`' own, while a request holds only what it still reads."""
 
-import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
@@ -37,7 +36,6 @@ from services.scheduler.pipeline.membership import Member, Pipeline
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import StageModel
 from services.worker.models.kv_groups import KVGroups as LayerGroups
-from services.worker.models.layer_stack import AllAtOnce
 from services.worker.rank import wire
 from tests.checkpoints import SMALL, Oracle, write_family_checkpoint
 from tests.fakes import describe_stage
@@ -195,9 +193,9 @@ def serve(
 def keeping(model: StageModel) -> StageModel:
     """Returns the model with one group, in which nothing is given back."""
     model.kv_groups = LayerGroups((None,), (0,) * model.config.n_layers)
-    layers = model._layer_stack  # type: ignore[attr-defined]
-    by_layer = layers.by_layer if isinstance(layers, AllAtOnce) else layers
-    model._layer_stack = dataclasses.replace(by_layer, groups=())  # type: ignore[attr-defined]
+    program = model.runner.program
+    program.groups = ()
+    model.runner = model.ops.runner(program)
     return model
 
 

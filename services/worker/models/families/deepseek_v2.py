@@ -130,5 +130,4 @@ class DeepseekV2Stage(LatentStage):
                 n_chosen_groups=config.n_chosen_groups,
                 n_best=config.n_best if config.n_groups > 1 else 1,
             ),
-            self.ops,
         )

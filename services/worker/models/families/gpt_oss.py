@@ -176,7 +176,6 @@ class GptOssStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             qkv_bias=self.config.attention_bias,
             output_bias=self.config.attention_bias,
@@ -193,7 +192,6 @@ class GptOssStage(RotaryStage):
             experts.packed(self.ops),
             self.config.n_chosen,
             normalises=True,
-            ops=self.ops,
             router_bias=router_bias,
         )
 
