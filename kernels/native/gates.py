@@ -21,12 +21,20 @@ class Gates:
     and `kernels.sigmoid_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._silu = declare(library, "silu_and_mul", "ippii")
-        self._gelu_and_mul = declare(library, "gelu_and_mul", "ippii")
-        self._clamp = declare(library, "clamp_and_mul", "ippiiff")
-        self._gelu = declare(library, "gelu", "ippii")
-        self._gelu_tanh = declare(library, "gelu_tanh", "ippii")
-        self._sigmoid = declare(library, "sigmoid_and_mul", "ipiippii")
+        self._silu = declare(library, "silu_and_mul", "element gate_up out n_tokens size")
+        self._gelu_and_mul = declare(library, "gelu_and_mul", "element gate_up out n_tokens size")
+        self._clamp = declare(
+            library,
+            "clamp_and_mul",
+            "element gate_up out n_tokens size slope limit",
+        )
+        self._gelu = declare(library, "gelu", "element x out n_tokens size")
+        self._gelu_tanh = declare(library, "gelu_tanh", "element x out n_tokens size")
+        self._sigmoid = declare(
+            library,
+            "sigmoid_and_mul",
+            "element gate stride gate_size x out n_tokens size",
+        )
 
     def gelu(self, x: Tensor) -> Tensor:
         return _activated(self._gelu, x) if x.dtype in ELEMENT else gelu(x)
