@@ -12,13 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.linear_weight import Gate
-
 # The element types that the library computes with, by their numbers in `element.h`.
 ELEMENT: Mapping[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 
 NO_GATE = 0
-GATES: Mapping[Gate, int] = {"silu": 1, "gelu_tanh": 2}
+GATES: Mapping[str, int] = {"silu": 1, "gelu_tanh": 2}
 """The functions that a product may end with, by their numbers in `operations.h`."""
 
 NO_MEMORY = -1
