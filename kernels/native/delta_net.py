@@ -5,8 +5,8 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.delta_net import LENGTH_EPS, delta_net
-from kernels.delta_net_form import DeltaNetForm
+from kernels.delta_net import delta_net
+from kernels.delta_net_form import LENGTH_EPS, DeltaNetForm
 from kernels.native.call import ELEMENT, declare
 from kernels.state_spans import StateSpans
 

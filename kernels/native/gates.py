@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels.clamp_and_mul import clamp_and_mul
-from kernels.expert_form import Clamp
 from kernels.gelu import gelu
 from kernels.gelu_and_mul import gelu_and_mul
 from kernels.gelu_tanh import gelu_tanh
+from kernels.linear_weight import Clamp
 from kernels.native.call import ELEMENT, declare
 from kernels.sigmoid_and_mul import sigmoid_and_mul
 from kernels.silu_and_mul import silu_and_mul
