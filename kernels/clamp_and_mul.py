@@ -1,4 +1,4 @@
-"""The gate of a gated MLP whose inputs are clamped, as `kernels.linear_weight.Clamp` describes it."""
+"""The gate of a gated MLP with clamped inputs, which `kernels.linear_weight.Clamp` describes."""
 
 from torch import Tensor
 
