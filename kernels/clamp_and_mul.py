@@ -1,8 +1,8 @@
-"""The gate of a gated MLP whose inputs are clamped, as `kernels.expert_form.Clamp` describes it."""
+"""The gate of a gated MLP with clamped inputs, which `kernels.linear_weight.Clamp` describes."""
 
 from torch import Tensor
 
-from kernels.expert_form import Clamp
+from kernels.linear_weight import Clamp
 
 
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:

@@ -20,11 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta_net_form import DeltaNetForm
+from kernels.delta_net_form import LENGTH_EPS, DeltaNetForm
 from kernels.state_spans import StateSpans
-
-LENGTH_EPS = 1e-6
-"""Added to the sum of squares of a query or key that is scaled to length 1."""
 
 
 def delta_net(

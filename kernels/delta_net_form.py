@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+LENGTH_EPS = 1e-6
+"""Added to the sum of squares of a query or key that is scaled to length 1."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetForm:

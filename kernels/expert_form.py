@@ -6,18 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.linear_weight import Gate
-
-
-@dataclass(frozen=True, slots=True)
-class Clamp:
-    """The gate `(up + 1) * gate * sigmoid(slope * gate)` of clamped inputs (gpt-oss).
-
-    Gates are at most `limit`, and what they gate is between `-limit` and `limit`.
-    """
-
-    slope: float
-    limit: float
+from kernels.linear_weight import Clamp, Gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.expert_form import Clamp
-from kernels.linear_weight import Gate, LinearWeight
+from kernels.linear_weight import Clamp, Gate, LinearWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.expert_form import Clamp
 from kernels.expert_mlp import mix_experts
 from kernels.frame import NOTHING, Frame, in_heads
-from kernels.linear_weight import PlainWeight
+from kernels.linear_weight import Clamp, PlainWeight
 from kernels.logits import Logits
 from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
 from kernels.program import Program

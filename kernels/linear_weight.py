@@ -16,6 +16,17 @@ Quantization = Literal["none", "int8", "int4"]
 Gate = Literal["silu", "gelu_tanh"]
 
 
+@dataclass(frozen=True, slots=True)
+class Clamp:
+    """The gate `(up + 1) * gate * sigmoid(slope * gate)` of clamped inputs (gpt-oss).
+
+    Gates are at most `limit`, and what they gate is between `-limit` and `limit`.
+    """
+
+    slope: float
+    limit: float
+
+
 @runtime_checkable
 class LinearWeight(Protocol):
     """A matrix [n_out, n_in] in some form, which multiplies tokens."""

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from kernels.attention_form import AttentionForm
 from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import Clamp, ExpertForm
+from kernels.expert_form import ExpertForm
 from kernels.group_form import GroupForm
 from kernels.head_norms import HeadNorms
+from kernels.linear_weight import Clamp
 from kernels.logits import Logits
 from kernels.program import Program
 from kernels.sampling_columns import SamplingColumns

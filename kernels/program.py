@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from kernels.attention_form import AttentionForm
-from kernels.delta_net import LENGTH_EPS
-from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import Clamp
+from kernels.delta_net_form import LENGTH_EPS, DeltaNetForm
 from kernels.gated_in_two import GatedInTwo
 from kernels.group_form import GroupForm
 from kernels.head_norms import HeadNorms
 from kernels.head_products import HeadProducts
-from kernels.linear_weight import Gate, GatedWeight, LinearWeight, TableWeight
+from kernels.linear_weight import Clamp, Gate, GatedWeight, LinearWeight, TableWeight
 from kernels.steps import (
     ACTIVATIONS,
     Activate,

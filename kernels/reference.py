@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import PLAIN_EXPERTS, Clamp, ExpertForm
+from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
 from kernels.group_form import GroupForm
+from kernels.linear_weight import Clamp
 from kernels.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
 
 

@@ -34,7 +34,13 @@ class Attention:
     """The attention of one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = declare(library, "attention", "ipippppppiiiiiiiiffp", allocates=True)
+        self._attention = declare(
+            library,
+            "attention",
+            "element queries query_stride keys values out starts n_tokens blocks n_spans "
+            "n_columns n_kv_heads group_size head_dim value_dim block_size window scale soft_cap "
+            "sinks",
+        )
 
     def attention(
         self,

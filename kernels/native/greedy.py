@@ -13,7 +13,7 @@ class Greedy:
     """Implements `kernels.greedy`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._greedy = declare(library, "greedy", "ipiiip")
+        self._greedy = declare(library, "greedy", "element logits stride n_rows size tokens")
 
     def greedy(self, logits: Tensor) -> Tensor:
         if logits.dtype not in ELEMENT or logits.stride(1) != 1:

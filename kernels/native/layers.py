@@ -19,16 +19,11 @@ from kernels.interpreter import Interpreter, function_of, given
 from kernels.linear_weight import PanelTable
 from kernels.logits import Logits
 from kernels.native.buffers import Buffers
-from kernels.native.call import NO_MEMORY, out_of_memory
+from kernels.native.call import declare
 from kernels.native.checks import check, is_native
+from kernels.native.fill import step_of
 from kernels.native.storage import Storage, int64_address
-from kernels.native.structs import (
-    AnglesStruct,
-    BatchStruct,
-    Seconds,
-    StepStruct,
-    step_of,
-)
+from kernels.native.structs import AnglesStruct, BatchStruct, Seconds, StepStruct
 from kernels.ops import LayerKV, Ops, ProgramBatch, ProgramRunner, Ranks
 from kernels.program import Angles, Program, RotaryAngles
 from kernels.steps import (
@@ -67,12 +62,8 @@ class NativeProgram:
         self.seconds = Seconds()
         """The time of the library's operations until now, by kind."""
         self._ops = ops
-        self._run = library.orcinus_layers
-        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-        self._run.restype = ctypes.c_int64
-        self._n_wrong = library.orcinus_layers_n_wrong
-        self._n_wrong.argtypes = (ctypes.c_void_p,)
-        self._n_wrong.restype = ctypes.c_int64
+        self._run = declare(library, "layers", "steps n_steps batch seconds")
+        self._n_wrong = declare(library, "layers_n_wrong", "batch")
         self._kept: list[object] = []
         steps, n_hidden = program.steps, program.n_hidden_steps
         head = steps[n_hidden:]
@@ -190,11 +181,9 @@ class NativeProgram:
     ) -> None:
         """Runs steps; there is a frame if some are not the library's."""
         for segment in segments:
-            status = self._run(
+            self._run(
                 segment.steps, segment.n_steps, ctypes.byref(batch), ctypes.byref(self.seconds)
             )
-            if status == NO_MEMORY:
-                raise out_of_memory()
             if segment.other is not None and frame is not None:
                 self._run_other(segment.other, batch, frame)
 

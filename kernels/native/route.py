@@ -16,8 +16,17 @@ class Router:
     counts."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._route = declare(library, "route", "ipppiiii")
-        self._in_groups = declare(library, "route_in_groups", "ppppiiiiifiii", allocates=True)
+        self._route = declare(
+            library,
+            "route",
+            "element scores experts weights n_tokens n_experts n_chosen normalises",
+        )
+        self._in_groups = declare(
+            library,
+            "route_in_groups",
+            "logits bias experts weights n_tokens n_experts n_chosen is_softmax normalises "
+            "factor n_groups n_chosen_groups n_best",
+        )
 
     def route(self, scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
         if scores.dtype not in ELEMENT:

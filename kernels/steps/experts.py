@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.expert_form import Clamp
 from kernels.gated_in_two import GatedInTwo
 from kernels.group_form import GroupForm
-from kernels.linear_weight import Gate, GatedWeight, LinearWeight
+from kernels.linear_weight import Clamp, Gate, GatedWeight, LinearWeight
 from kernels.steps.buffer import Buffer
 from kernels.steps.rows import Matrix
 

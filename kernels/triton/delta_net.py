@@ -17,8 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_net import LENGTH_EPS
-from kernels.delta_net_form import DeltaNetForm
+from kernels.delta_net_form import LENGTH_EPS, DeltaNetForm
 from kernels.state_spans import StateSpans
 from kernels.triton.gates import sigmoid, silu
 

@@ -6,7 +6,8 @@ from functools import partial
 
 import torch
 
-from kernels.expert_form import PLAIN_EXPERTS, Clamp, ExpertForm
+from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
+from kernels.linear_weight import Clamp
 from kernels.triton.expert_mlp import expert_mlp
 from tests.kernels.compile_only import Cases
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops, packed_linear
-from kernels.expert_form import Clamp
 from kernels.group_form import GroupForm
+from kernels.linear_weight import Clamp
 from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of

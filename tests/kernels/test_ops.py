@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels import HeadNorms, Ops, ops_for, reference
-from kernels.expert_form import Clamp, ExpertForm
+from kernels.expert_form import ExpertForm
 from kernels.group_form import GroupForm
-from kernels.linear_weight import Gate
+from kernels.linear_weight import Clamp, Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -27,9 +27,9 @@ from kernels.triton.linear_int8 import (
     Int8Matrix,
     TritonInt8GatedWeight,
     TritonInt8Weight,
-    multiply,
 )
 from kernels.triton.product_tiles import Product, ProductTiles, cut_product, cut_with, entry
+from kernels.triton.quantised_product import multiply
 from kernels.triton.tune import product_candidates
 from kernels.triton.tuning import Device, save
 

@@ -160,11 +160,10 @@ void route_in_groups(const float* logits, const float* bias, const GroupForm& fo
 
 // `logits` and `bias` are [n_tokens, n_experts] and [n_experts], the latter perhaps null; `experts` and
 // `weights` are [n_tokens, n_chosen].
-extern "C" int64_t orcinus_route_in_groups(const float* logits, const float* bias,
-                                           int64_t* experts, float* weights, int64_t n_tokens,
-                                           int64_t n_experts, int64_t n_chosen, int64_t is_softmax,
-                                           int64_t normalises, float factor, int64_t n_groups,
-                                           int64_t n_chosen_groups, int64_t n_best) {
+ORCINUS_EXPORT(orcinus::Status, route_in_groups, const float* logits, const float* bias,
+               int64_t* experts, float* weights, int64_t n_tokens, int64_t n_experts,
+               int64_t n_chosen, int64_t is_softmax, int64_t normalises, float factor,
+               int64_t n_groups, int64_t n_chosen_groups, int64_t n_best) {
   using namespace orcinus;
   return status_of([&] {
     const GroupForm form{n_experts, n_chosen,        is_softmax != 0, normalises != 0, factor,
@@ -183,9 +182,8 @@ extern "C" int64_t orcinus_route_in_groups(const float* logits, const float* bia
 }
 
 // `scores` are [n_tokens, n_experts], `experts` and `weights` (float32) [n_tokens, n_chosen].
-extern "C" void orcinus_route(int64_t element, const void* scores, int64_t* experts, float* weights,
-                              int64_t n_tokens, int64_t n_experts, int64_t n_chosen,
-                              int64_t normalises) {
+ORCINUS_EXPORT(void, route, int64_t element, const void* scores, int64_t* experts, float* weights,
+               int64_t n_tokens, int64_t n_experts, int64_t n_chosen, int64_t normalises) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;

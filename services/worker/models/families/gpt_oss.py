@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from kernels.expert_form import Clamp, ExpertForm
+from kernels.expert_form import ExpertForm
 from kernels.expert_mlp import ExpertMLP
+from kernels.linear_weight import Clamp
 from kernels.packed_linear import pack, pack_experts
 from services.worker.models.config import (
     Count,
