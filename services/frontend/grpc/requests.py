@@ -34,11 +34,11 @@ from services.frontend.request.generation_request import (
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 
 MAX_TURNS = 2048
-"""Largest number of turns in a conversation, as over HTTP."""
+"""Turns of a conversation at most, as over HTTP."""
 
 MAX_SCHEMA_CHARACTERS = 2**18
-"""Largest number of characters in the JSON schemas of a conversation's tools together. Reading so
-much JSON takes 0.04 s if it consists of brackets alone."""
+"""Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but
+brackets takes 0.04 s to read."""
 
 _APART = ("format", "sampling", "stop")
 """Fields of `GenerationOptions` in the message that are translated one by one."""
