@@ -121,7 +121,9 @@ class Viewer:
 class EventSource(Protocol):
     """A subscription to what happens."""
 
-    def run(self, watcher: EventReceiver, *, has_decisions: bool) -> Coroutine[Any, Any, NoReturn]: ...
+    def run(
+        self, watcher: EventReceiver, *, has_decisions: bool
+    ) -> Coroutine[Any, Any, NoReturn]: ...
 
 
 class ViewFeed:
