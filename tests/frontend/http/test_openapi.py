@@ -23,7 +23,7 @@ from services.frontend.http.messages_request import MessagesBody
 from services.frontend.http.openai_request import ChatBody, CompletionBody
 from services.frontend.http.responses_request import ResponsesBody
 from services.frontend.http.token_bodies import TokenizeBody
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.pipeline import Pipeline
 from tests.fake_scheduler import PIPELINE, keeps_quiet, rejects
 from tests.frontend.conftest import Site
@@ -48,7 +48,7 @@ KINDS: dict[str, Any] = {
 LEAST |= {"ResponsesBody": {"input": "x"}, "MessagesBody": {**HELLO, "max_tokens": 1}}
 KINDS |= {"ResponsesBody": ResponsesBody, "MessagesBody": MessagesBody}
 
-LIMITS = Limits(
+LIMITS = ModelLimits(
     Pipeline(
         model="m", vocab_size=2**63, max_model_len=2**63, eos_token_ids=(), n_stages=1, tp_size=1
     )
