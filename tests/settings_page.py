@@ -78,8 +78,8 @@ SECTIONS: Mapping[str, tuple[type[ServiceSettings], str, str]] = {
     ),
     "One machine": (
         LocalSettings,
-        "Options of `make run ARGS=…`, `orcinus serve` and `python -m services.local`. The last "
-        "wins: what `--frontend`, `--scheduler` and `--worker` name.",
+        "Options of `make run ARGS=…`, `orcinus serve` and `python -m services.local`. What "
+        "`--frontend`,\n`--scheduler` and `--worker` name wins over the others.",
         "",
     ),
     "Tuner": (TuneSettings, "Options of `make tune ARGS=…` and `orcinus tune`.", ""),
