@@ -1,4 +1,4 @@
-"""README and docs name only what exists, all folders are on the map, and a page takes ten minutes."""
+"""README and docs name only what exists, all folders are on the map, a page takes ten minutes."""
 
 import re
 import subprocess
