@@ -12,7 +12,7 @@ from enum import Enum, auto
 
 from services.frontend.generation.answer import Piece
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text.message_reader import MessageDelta, MessageReader, ToolCallDelta
+from services.frontend.text.message_reader import CallDelta, MessageDelta, MessageReader
 
 
 class ItemKind(Enum):
@@ -89,13 +89,13 @@ class MessageItems:
 
     def _add(self, delta: MessageDelta) -> Iterator[Step]:
         for part in delta.parts:
-            if isinstance(part, ToolCallDelta):
+            if isinstance(part, CallDelta):
                 yield from self._call(part)
             else:
                 kind = ItemKind.REASONING if part.is_reasoning else ItemKind.TEXT
                 yield from self._grow(kind, part.text)
 
-    def _call(self, call: ToolCallDelta) -> Iterator[Step]:
+    def _call(self, call: CallDelta) -> Iterator[Step]:
         if call.index != self._call_index or self._open is None:
             self._call_index = call.index
             self._spaces.clear()

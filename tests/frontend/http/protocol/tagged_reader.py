@@ -3,7 +3,7 @@
 § begins reasoning, ¶ begins content, «NAME» begins a call, whose arguments follow
 """
 
-from services.frontend.text.message_reader import MessageDelta, Part, ToolCallDelta, Words
+from services.frontend.text.message_reader import CallDelta, MessageDelta, Part, Words
 
 
 class TaggedReader:
@@ -23,11 +23,11 @@ class TaggedReader:
             elif character == "»":
                 self._mode = character
                 index, self.n_tool_calls = self.n_tool_calls, self.n_tool_calls + 1
-                parts.append(ToolCallDelta(index=index, id=f"call_{index}", name=self._name))
+                parts.append(CallDelta(index=index, id=f"call_{index}", name=self._name))
             elif self._mode == "«":
                 self._name += character
             elif self._mode == "»":
-                parts.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=character))
+                parts.append(CallDelta(index=self.n_tool_calls - 1, arguments=character))
             else:
                 parts.append(Words(character, is_reasoning=self._mode == "§"))
         return MessageDelta(tuple(parts))
