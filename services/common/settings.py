@@ -45,7 +45,7 @@ times."""
 
 
 class ServiceSettings(BaseSettings):
-    """Settings of one service; subclasses add fields, each with unit and reason in its
+    """Settings of one service; subclasses add fields, each with its unit and reason as
     description."""
 
     model_config = SettingsConfigDict(
@@ -60,7 +60,7 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, arguments: Sequence[str], *, cgroups: Path = CGROUPS) -> Self:
-        """Reads environment and command line; the latter wins.
+        """Reads the environment and the command line, which takes precedence.
 
         Raises:
             SystemExit: a value is wrong or a name unknown, or the service may need more memory than
@@ -86,8 +86,11 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the memory that the service may need at most, in bytes, by the setting that it
-        follows from (`memory_limit.py`); nothing where that is not known at start."""
+        """Returns the maximum memory of the service in bytes, by the setting that each part follows
+        from.
+
+        The result is empty where the memory is not known at the start (`memory_limit.py`).
+        """
         return {}
 
     @classmethod
@@ -127,8 +130,8 @@ class ServerSettings(ServiceSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    """Returns what is wrong with each setting, and its value; for one of several types, why the
-    value is none of them."""
+    """Returns what is wrong with each setting and its value; for one of several types, why no type
+    fits."""
     reasons: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
@@ -149,6 +152,6 @@ def _reason(item: ErrorDetails) -> str:
 
 
 def _name(place: tuple[int | str, ...]) -> str:
-    """Returns the path of a setting, without the types that pydantic counts as parts of it."""
+    """Returns the path of a setting, without the types that pydantic adds to the path."""
     names = takewhile(lambda part: "[" not in str(part), place)
     return ".".join(map(str, names))
