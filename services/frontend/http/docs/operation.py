@@ -1,4 +1,4 @@
-"""An operation of the OpenAPI document: what is said of one route."""
+"""An operation of the OpenAPI document: the description of one route."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def error_statuses(route: Route, *, needs_key: bool) -> set[int]:
 
 
 def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
-    """Returns what is said of a route; `needs_key` says whether callers must show an API key."""
+    """Returns the description of a route. `needs_key` says whether callers must show an API key."""
     is_secured = route.access is not Access.ANY and needs_key
     said: dict[str, Any] = {
         "operationId": route.name,

@@ -1,7 +1,7 @@
-"""A row of the table of routes: what is served at a path, and everything that is said of it.
+"""A row of the table of routes: what is served at a path, and the description of it.
 
-The functions make rows of handlers whose types they hold against the types that the row names. From
-rows follow the app, the OpenAPI document, and the reference in `docs/api.md`.
+The functions make rows, and mypy checks that a handler takes and returns the types that its row
+names. The app, the OpenAPI document, and the reference in `docs/api.md` follow from rows.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -69,9 +69,9 @@ class Route:
     """Type of the answer in JSON; None where that may be any object."""
     media_type: str = JSON
     errors: tuple[int, ...] = ()
-    """Statuses of errors besides those of all routes with the same access."""
+    """Statuses of errors besides the errors that all routes with the same access have."""
     answers_503: bool = False
-    """Whether there is an answer of the same type with status 503."""
+    """Whether an answer of this type may have status 503."""
     parameters: tuple[Parameter, ...] = ()
     stream: str = ""
     """What the events of a stream are, where the answer may be one."""
@@ -88,7 +88,7 @@ RESUMING = Parameter(
 
 
 class RouteFields(TypedDict, total=False):
-    """Fields of a route that have the same meaning in routes of all kinds."""
+    """Fields that routes of all kinds have."""
 
     name: Required[str]
     description: Required[str]
@@ -121,7 +121,7 @@ def probe(
     answer: type[Answer],
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a question whether all is well, to which an answer has status 200 or
+    """Returns the route of a question whether all is well. The status of an answer is 200 or
     503."""
 
     async def handle(api: Api, request: Request) -> Response:
@@ -161,7 +161,8 @@ def generate(
     chunk: Any = None,
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a request that generates; body and reply do all that is special."""
+    """Returns the route of a request that generates. Body and reply do what is special to the
+    protocol."""
 
     async def handle(api: Api, request: Request) -> Response:
         account = api.admit_generation(request)
