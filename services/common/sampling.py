@@ -199,8 +199,10 @@ class SamplingParams:
     seed: int = whole_number(
         lambda: secrets.randbits(SEED_BITS), low=INT64_MIN, high=INT64_MAX, column="int64"
     )
-    """Seed of the random numbers: the same request with the same seed gives the same tokens. By
-    default it is drawn at random. The i-th answer to a request uses seed + i, modulo 2^64."""
+    """Seed of the random numbers. The same request with the same seed gives the same tokens from
+    servers of one version that compute on CPUs with the native kernels; on GPUs tokens may differ
+    (`docs/determinism.md`). When it is not set, it is chosen at random. The i-th answer to a
+    request uses seed + i, modulo 2^64."""
 
     stop_token_ids: tuple[int, ...] = tokens(max_length=MAX_STOP_TOKENS)
     """Tokens that end the output, besides the model's own end-of-sequence tokens, which the

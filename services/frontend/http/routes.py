@@ -138,10 +138,9 @@ _WATCHING = (
         path="/pipeline/events",
         handler=pipeline_page.watch,
         name="watchPipeline",
-        description="Streams what the scheduler does, an object of JSON per event "
-        "(`services/common/watch_json.py`), until the client goes; with `?decisions=true` also "
-        "what the scheduling core is told. Only where the setting `page` is on; with API keys, for "
-        "accounts that `may_watch`.",
+        description="Streams the scheduler's view, one JSON object per change, until the client "
+        "goes; with `?decisions=true` also what the scheduling core is told. Only where the "
+        "setting `page` is on; with API keys, for accounts that `may_watch`.",
         access=Access.WATCH,
         media_type=EVENTS,
         parameters=(
