@@ -222,7 +222,8 @@ class SamplingParams:
     frontend adds unless the client ignores them."""
 
     grammar: str = text(max_length=MAX_GRAMMAR_LENGTH)
-    """Grammar that the output follows (`services.grammar`); an empty text allows every output."""
+    """Grammar that the output follows, as llguidance reads it: its dialect of Lark, or JSON
+    (`services.grammar`). An empty text allows all outputs."""
 
     logit_bias: tuple[tuple[int, float], ...] = biases(max_length=MAX_BIASES, low=-100, high=100)
     """Numbers that are added to the logits of single tokens, after the penalties."""

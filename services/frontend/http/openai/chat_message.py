@@ -1,7 +1,7 @@
-"""A message of a conversation, as OpenAI's clients and other servers' send it.
+"""A message of a conversation, as clients of OpenAI and of other servers send it.
 
-Fields that nobody knows are taken and named, not read: clients send an assistant's message back
-with all that its server wrote into it.
+Unknown fields are ignored and named: clients send an assistant's message back with all that its
+server wrote into it.
 """
 
 from typing import Annotated, Any, Literal, Self

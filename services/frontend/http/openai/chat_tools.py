@@ -1,4 +1,4 @@
-"""The fields of a body that say which tools there are, and whether the model must call one."""
+"""The fields of a body that say which tools there are, and whether the model must call a tool."""
 
 from typing import Annotated, Any, Literal
 
@@ -35,7 +35,7 @@ class Function(ExactModel):
 
 
 class ToolBody(ExactModel):
-    """A tool."""
+    """A tool that the client runs."""
 
     type: ToolType
     """Kind of the tool; only `function`."""
@@ -71,7 +71,7 @@ class AllowedTools(ExactModel):
     mode: Literal["auto", "required"]
     """Whether the model may call them, or must."""
     tools: Annotated[list[NamedTool], FailFast(), Field(max_length=MAX_TOOLS)]
-    """The tools, by name; the model is told of no other."""
+    """The tools, by name; the model sees no other."""
 
 
 class AllowedChoice(ExactModel):
@@ -100,7 +100,7 @@ Tools = TypeAliasType("Tools", Annotated[list[ToolBody], FailFast(), Field(max_l
 
 
 class ToolFields(ExactModel):
-    """The fields."""
+    """The fields of a body that concern tools."""
 
     tools: Tools | None = None
     """Tools that the model may call."""
@@ -110,7 +110,7 @@ class ToolFields(ExactModel):
     """Whether an answer may have several calls."""
 
     def tools_and_choice(self) -> tuple[tuple[Tool, ...], ToolChoice]:
-        """Returns the tools that may be called, and whether they must be.
+        """Returns the tools that may be called, and whether the model must call a tool.
 
         Raises:
             InvalidRequest: tools are allowed that there are not.
