@@ -1,7 +1,7 @@
 """The tensor operations of a stage, one per file, picked by device.
 
-`ops_for(device)` is the public face, and `kernels.packed_linear.pack` the same for matrices. Every
-operation has an obvious version in `kernels.reference` that says what it computes; the files beside
+`ops_for(device)` is the public face, and `kernels.packing.linear.pack` the same for matrices. Every
+operation has an obvious version in `kernels.reference.operations` that says what it computes; the files beside
 it hold the versions that run. PyTorch's serve every device. On a CPU the native ones
 (`kernels.native`) take their place where they are built, on a GPU Triton's (`kernels.triton`) where
 it is installed; both are the package's own business. A kernel for another device comes as another
@@ -14,35 +14,35 @@ from __future__ import annotations
 
 import torch
 
-from kernels.add_scaled import add_scaled
-from kernels.attention import attention, plan_attention
-from kernels.attention_form import AttentionForm
-from kernels.clamp_and_mul import clamp_and_mul
-from kernels.delta_net import delta_net
-from kernels.delta_net_form import DeltaNetForm
-from kernels.embedding import embedding
-from kernels.expert_mlp import expert_mlp
-from kernels.gelu import gelu
-from kernels.gelu_and_mul import gelu_and_mul
-from kernels.gelu_tanh import gelu_tanh
-from kernels.greedy import greedy
-from kernels.head_norms import HeadNorms
-from kernels.interpreter import Interpreter
-from kernels.layer_norm import layer_norm
+from kernels.forms.attention import AttentionForm
+from kernels.forms.delta_net import DeltaNetForm
+from kernels.forms.head_norms import HeadNorms
+from kernels.forms.state_spans import StateSpans
 from kernels.native.operations import native_ops
 from kernels.ops import AttentionPlan, Ops
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
-from kernels.rotary_write_kv import rotary_write_kv
-from kernels.route import route
-from kernels.route_in_groups import route_in_groups
-from kernels.sample import sample
-from kernels.sigmoid_and_mul import sigmoid_and_mul
-from kernels.silu_and_mul import silu_and_mul
-from kernels.soft_cap import soft_cap
-from kernels.state_spans import StateSpans
+from kernels.pytorch.add_scaled import add_scaled
+from kernels.pytorch.attention import attention, plan_attention
+from kernels.pytorch.clamp_and_mul import clamp_and_mul
+from kernels.pytorch.delta_net import delta_net
+from kernels.pytorch.embedding import embedding
+from kernels.pytorch.expert_mlp import expert_mlp
+from kernels.pytorch.gelu import gelu
+from kernels.pytorch.gelu_and_mul import gelu_and_mul
+from kernels.pytorch.gelu_tanh import gelu_tanh
+from kernels.pytorch.greedy import greedy
+from kernels.pytorch.interpreter import Interpreter
+from kernels.pytorch.layer_norm import layer_norm
+from kernels.pytorch.rms_norm import rms_norm
+from kernels.pytorch.rotary import rotary
+from kernels.pytorch.rotary_write_kv import rotary_write_kv
+from kernels.pytorch.route import route
+from kernels.pytorch.route_in_groups import route_in_groups
+from kernels.pytorch.sample import sample
+from kernels.pytorch.sigmoid_and_mul import sigmoid_and_mul
+from kernels.pytorch.silu_and_mul import silu_and_mul
+from kernels.pytorch.soft_cap import soft_cap
+from kernels.pytorch.write_kv import write_kv
 from kernels.triton.operations import triton_ops
-from kernels.write_kv import write_kv
 
 __all__ = [
     "TORCH",

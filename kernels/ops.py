@@ -15,23 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention_form import AttentionForm
-from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import ExpertForm
-from kernels.group_form import GroupForm
-from kernels.head_norms import HeadNorms
-from kernels.linear_weight import Clamp
-from kernels.logits import Logits
+from kernels.forms.attention import AttentionForm
+from kernels.forms.delta_net import DeltaNetForm
+from kernels.forms.experts import ExpertForm
+from kernels.forms.head_norms import HeadNorms
+from kernels.forms.logits import Logits
+from kernels.forms.routing import GroupForm
+from kernels.forms.sampling_columns import SamplingColumns
+from kernels.forms.state_spans import StateSpans
 from kernels.program import Program
-from kernels.sampling_columns import SamplingColumns
-from kernels.state_spans import StateSpans
 from kernels.upload import Uploads
+from kernels.weights.linear import Clamp
 
 Ints = NDArray[np.int64]
 
 LayerKV = tuple[Tensor, Tensor]
 """What one layer stores: keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each; or the
-last inputs and the states of a layer without them, as `kernels.delta_net` has them.
+last inputs and the states of a layer without them, as `Ops.delta_net` has them.
 
 Values have no elements where they are a part of the keys."""
 
@@ -117,7 +117,7 @@ class ExpertMLPs(Protocol):
         form: ExpertForm = ...,
         /,
     ) -> Tensor:
-        """Returns [n_tokens, hidden]; see `kernels.expert_mlp`."""
+        """Returns [n_tokens, hidden]; see `Ops.expert_mlp`."""
 
 
 class RotaryWriteKV(Protocol):
@@ -135,7 +135,7 @@ class RotaryWriteKV(Protocol):
         norms: HeadNorms | None = ...,
         /,
     ) -> Tensor:
-        """Returns turned queries [n_tokens, n_heads, head_dim]; see `kernels.rotary_write_kv`."""
+        """Returns turned queries [n_tokens, n_heads, head_dim]; see `Ops.rotary_write_kv`."""
 
 
 class Ranks(Protocol):

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.worker.models.layer_stack import AllAtOnce
 from torch import Tensor
 
 from kernels import Ops
-from kernels.packed_linear import LinearWeight
+from kernels.packing.linear import LinearWeight
 from services.worker.models import StageModel
-from services.worker.models.layer_stack import AllAtOnce
 from services.worker.models.mixture import ExpertMixture
 
 KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"

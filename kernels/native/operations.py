@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 from functools import cache, partial
 
-from kernels.attention import plan_attention
-from kernels.embedding import embedding
-from kernels.expert_mlp import expert_mlp
 from kernels.native.attention import Attention
 from kernels.native.delta_net import DeltaNet
 from kernels.native.elementwise import Elementwise
@@ -19,7 +16,10 @@ from kernels.native.norms import Norms
 from kernels.native.rotary import Rotary
 from kernels.native.route import Router
 from kernels.ops import Ops
-from kernels.sample import sample
+from kernels.pytorch.attention import plan_attention
+from kernels.pytorch.embedding import embedding
+from kernels.pytorch.expert_mlp import expert_mlp
+from kernels.pytorch.sample import sample
 
 
 @cache

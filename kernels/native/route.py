@@ -5,14 +5,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.group_form import GroupForm
+from kernels.forms.routing import GroupForm
 from kernels.native.call import ELEMENT, declare
-from kernels.route import route
-from kernels.route_in_groups import route_in_groups
+from kernels.pytorch.route import route
+from kernels.pytorch.route_in_groups import route_in_groups
 
 
 class Router:
-    """Implements `kernels.route` and `kernels.route_in_groups`; of equal scores the first one
+    """Implements `Ops.route` and `Ops.route_in_groups`; of equal scores the first one
     counts."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

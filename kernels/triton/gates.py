@@ -21,7 +21,7 @@ def gelu(x):
 
 @triton.jit
 def clamped(gate, up, slope, limit):
-    """Returns what `kernels.linear_weight.Clamp` describes."""
+    """Returns what `kernels.weights.linear.Clamp` describes."""
     gate = tl.minimum(gate, limit)
     up = tl.maximum(tl.minimum(up, limit), -limit)
     return (up + 1.0) * gate * sigmoid(slope * gate)

@@ -46,7 +46,7 @@ def _layer_norm(
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Implements `kernels.layer_norm`."""
+    """Implements `Ops.layer_norm`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = x.shape[-1]
     rows = rows_of(x)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from functools import cache
 from importlib.util import find_spec
 
-from kernels.add_scaled import add_scaled
-from kernels.clamp_and_mul import clamp_and_mul
-from kernels.gelu import gelu
-from kernels.gelu_tanh import gelu_tanh
-from kernels.interpreter import Interpreter
 from kernels.ops import Ops
-from kernels.route import route
-from kernels.route_in_groups import route_in_groups
-from kernels.soft_cap import soft_cap
+from kernels.pytorch.add_scaled import add_scaled
+from kernels.pytorch.clamp_and_mul import clamp_and_mul
+from kernels.pytorch.gelu import gelu
+from kernels.pytorch.gelu_tanh import gelu_tanh
+from kernels.pytorch.interpreter import Interpreter
+from kernels.pytorch.route import route
+from kernels.pytorch.route_in_groups import route_in_groups
+from kernels.pytorch.soft_cap import soft_cap
 
 
 @cache

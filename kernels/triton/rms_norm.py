@@ -42,7 +42,7 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Implements `kernels.rms_norm`."""
+    """Implements `Ops.rms_norm`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     size = x.shape[-1]
     rows = rows_of(x)

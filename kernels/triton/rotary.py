@@ -62,7 +62,7 @@ def _rotary(
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Implements `kernels.rotary`."""
+    """Implements `Ops.rotary`."""
     if x.stride(2) != 1:
         x = x.contiguous()
     n_tokens, n_heads, head_dim = x.shape

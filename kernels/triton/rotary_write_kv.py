@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.head_norms import HeadNorms
+from kernels.forms.head_norms import HeadNorms
 from kernels.triton.rotary import head_form, turn
 
 
@@ -94,7 +94,7 @@ def rotary_write_kv(
     n_heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Implements `kernels.rotary_write_kv`; the queries are a part of `qkv`."""
+    """Implements `Ops.rotary_write_kv`; the queries are a part of `qkv`."""
     n_kv_heads, head_dim = key_cache.shape[2:]
     qkv = qkv.contiguous()
     n_tokens = qkv.shape[0]

@@ -26,7 +26,7 @@ def _sigmoid_and_mul(
 
 
 def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Implements `kernels.sigmoid_and_mul`."""
+    """Implements `Ops.sigmoid_and_mul`."""
     if gate.stride(1) != 1:
         gate = gate.contiguous()
     x = x.contiguous()

@@ -28,7 +28,7 @@ def _silu_and_mul(gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.conste
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Implements `kernels.silu_and_mul`."""
+    """Implements `Ops.silu_and_mul`."""
     if gate_up.stride(1) != 1:
         gate_up = gate_up.contiguous()
     n_tokens, width = gate_up.shape

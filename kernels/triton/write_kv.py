@@ -40,7 +40,7 @@ def _write_kv(
 
 
 def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
-    """Implements `kernels.write_kv`."""
+    """Implements `Ops.write_kv`."""
     if k.stride(2) != 1 or v.stride(2) != 1:
         k, v = k.contiguous(), v.contiguous()
     n_tokens, n_kv_heads, head_dim = k.shape

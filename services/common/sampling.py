@@ -168,7 +168,7 @@ class SamplingParams:
     """How a request's tokens are chosen from the logits.
 
     A token depends only on the sequence before it, these options and its position, never on the
-    batch, the number of stages or the epoch. `kernels.sample` says in which order they apply.
+    batch, the number of stages or the epoch. `Ops.sample` says in which order they apply.
     """
 
     min_tokens: int = whole_number(0, low=0, high=INT32_MAX, column="int64")

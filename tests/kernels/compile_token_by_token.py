@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.head_norms import HeadNorms
+from kernels.forms.head_norms import HeadNorms
 from kernels.triton.embedding import embedding
 from kernels.triton.gelu_and_mul import gelu_and_mul
 from kernels.triton.greedy import greedy

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, HeadNorms, Ops, packed_linear
-from kernels.group_form import GroupForm
-from kernels.linear_weight import Clamp
+from kernels import AttentionForm, HeadNorms, Ops
+from kernels.forms.routing import GroupForm
 from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
-from kernels.packed_heads import pack_heads
-from kernels.packed_linear import (
+from kernels.packing import linear as packed_linear
+from kernels.packing.heads import pack_heads
+from kernels.packing.linear import (
     GatedWeight,
     LinearWeight,
     Quantization,
@@ -30,6 +30,7 @@ from kernels.packed_linear import (
     pack_gated,
 )
 from kernels.upload import uploads_for
+from kernels.weights.linear import Clamp
 from tests.kernels.implementations import CPU
 from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
 

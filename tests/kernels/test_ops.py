@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import HeadNorms, Ops, ops_for, reference
-from kernels.expert_form import ExpertForm
-from kernels.group_form import GroupForm
-from kernels.linear_weight import Clamp, Gate
+from kernels import HeadNorms, Ops, ops_for
+from kernels.forms.experts import ExpertForm
+from kernels.forms.routing import GroupForm
+from kernels.reference.operations import operations as reference
+from kernels.weights.linear import Clamp, Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 DTYPES = [torch.float32, torch.bfloat16]

@@ -17,11 +17,11 @@ PROGRAM = """
 import numpy as np
 import torch
 from kernels import DeltaNetForm, StateSpans
-from kernels.group_form import GroupForm
+from kernels.forms.routing import GroupForm
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import NativeInt8Weight, NativeWeight, has_int8
 from kernels.native.operations import ops_of
-from kernels.packed_linear import pack
+from kernels.packing.linear import pack
 from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 from services.worker.engine.trial_iteration import TrialIteration

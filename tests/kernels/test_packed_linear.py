@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gelu_and_mul import gelu_and_mul
 from kernels.native.linear import NativeGatedWeight, NativeWeight, can_gate, can_pack
-from kernels.packed_linear import (
+from kernels.packing.linear import (
     CublasWeight,
     Gate,
     LinearWeight,
@@ -22,7 +21,8 @@ from kernels.packed_linear import (
     pack_gated,
     pack_table,
 )
-from kernels.silu_and_mul import silu_and_mul
+from kernels.pytorch.gelu_and_mul import gelu_and_mul
+from kernels.pytorch.silu_and_mul import silu_and_mul
 
 # Rounding of a result: half a unit in the last place of bfloat16 is 2^-9 of it.
 TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2**-7, 1e-2)}

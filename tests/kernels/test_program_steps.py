@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, DeltaNetForm, Ops, StateSpans, native_ops
-from kernels.group_form import GroupForm
-from kernels.interpreter import Interpreter
+from kernels.forms.routing import GroupForm
 from kernels.native.checks import check
 from kernels.ops import LayerKV
-from kernels.packed_heads import pack_heads
-from kernels.packed_linear import pack, pack_gated
+from kernels.packing.heads import pack_heads
+from kernels.packing.linear import pack, pack_gated
 from kernels.program import Program
+from kernels.pytorch.interpreter import Interpreter
 from kernels.steps import Buffer, Expert, Gated, Heads, RMSNormPart, Route
 
 HIDDEN, N_EXPERTS, N_CHOSEN = 16, 8, 2

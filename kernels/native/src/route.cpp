@@ -61,7 +61,7 @@ void route(const T* scores, int64_t n_experts, int64_t n_chosen, bool normalises
   for (int64_t i = 0; i < n_chosen; ++i) weights[i] /= sum_of_chosen;
 }
 
-// How experts in groups are chosen, as `kernels/group_form.py` has it.
+// How experts in groups are chosen, as `kernels/forms/routing.py` has it.
 struct GroupForm {
   int64_t n_experts;
   int64_t n_chosen;

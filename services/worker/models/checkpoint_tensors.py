@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.groups import LONGEST, GroupedMatrix, GroupForm, joined
-from kernels.packed_linear import (
+from kernels.forms.experts import ExpertForm
+from kernels.packing.linear import (
     Gate,
     GatedWeight,
     LinearWeight,
@@ -28,6 +26,8 @@ from kernels.packed_linear import (
     pack_grouped_experts,
     pack_grouped_gated,
 )
+from kernels.pytorch.expert_mlp import ExpertMLP
+from kernels.weights.groups import LONGEST, GroupedMatrix, GroupForm, joined
 from services.worker.models.quantised.find import find_stored
 from services.worker.models.stored_tensor import GroupedTensor, Spans, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles, enumerate_problems

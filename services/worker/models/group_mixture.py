@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.expert_mlp import ExpertMLP
-from kernels.group_form import GroupForm
-from kernels.packed_linear import LinearWeight
+from kernels.forms.routing import GroupForm
+from kernels.packing.linear import LinearWeight
 from kernels.program import Program
+from kernels.pytorch.expert_mlp import ExpertMLP
 from kernels.steps import Buffer
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.mixture import describe_experts

@@ -18,8 +18,7 @@ from typing import Self
 from torch import Tensor
 
 from kernels import Ops
-from kernels.gated_in_two import GatedInTwo
-from kernels.packed_linear import (
+from kernels.packing.linear import (
     Gate,
     GatedWeight,
     LinearWeight,
@@ -28,6 +27,7 @@ from kernels.packed_linear import (
 )
 from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.gated_in_two import GatedInTwo
 from services.worker.models.tensor_parallel import even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
 

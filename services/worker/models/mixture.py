@@ -13,8 +13,7 @@ from typing import Self
 from torch import Tensor
 
 from kernels import Ops
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import (
+from kernels.packing.linear import (
     Biased,
     GatedWeight,
     LinearWeight,
@@ -22,6 +21,7 @@ from kernels.packed_linear import (
     pack,
 )
 from kernels.program import Program
+from kernels.pytorch.expert_mlp import ExpertMLP
 from kernels.steps import Buffer, Expert, Gated
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.tensor_parallel import even_share

@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import (
+from kernels.forms.experts import ExpertForm
+from kernels.packing.linear import (
     Gate,
     GatedWeight,
     LinearWeight,
@@ -38,6 +37,7 @@ from kernels.packed_linear import (
     pack_gated,
     pack_table,
 )
+from kernels.pytorch.expert_mlp import ExpertMLP
 from services.worker.models.config import UnsupportedModel
 
 LoadFormat = Literal["safetensors", "random"]

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kernels.group_form import GroupForm
-from kernels.packed_linear import pack
+from kernels.forms.routing import GroupForm
+from kernels.packing.linear import pack
 from services.worker.models.config import Count, JsonObject, PositiveFloat, PositiveInt, require
 from services.worker.models.decoder_layers import MLP, GatedMLP
 from services.worker.models.group_mixture import GroupMixture, GroupRouter

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.group_form import GroupForm
+from kernels.forms.routing import GroupForm
 
 _NO_SUM = 1e-20  # is added to sums that are divided by, as transformers does
 

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.clamp_and_mul import clamp_and_mul
-from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
-from kernels.gelu_and_mul import gelu_and_mul
-from kernels.silu_and_mul import silu_and_mul
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
+from kernels.pytorch.clamp_and_mul import clamp_and_mul
+from kernels.pytorch.gelu_and_mul import gelu_and_mul
+from kernels.pytorch.silu_and_mul import silu_and_mul
 
 
 class ExpertMLP(Protocol):

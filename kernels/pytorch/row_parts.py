@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.frame import NOTHING, Frame, in_heads
+from kernels.pytorch.frame import NOTHING, Frame, in_heads
 from kernels.steps import Buffer, CopyPart, MultiplyHeads, RMSNormPart, TurnHeads, buffers_of
 
 PartStep = RMSNormPart | TurnHeads | MultiplyHeads | CopyPart

@@ -9,11 +9,11 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
-from kernels.group_form import GroupForm
-from kernels.linear_weight import Clamp
-from kernels.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
+from kernels.forms.delta_net import DeltaNetForm
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
+from kernels.forms.routing import GroupForm
+from kernels.forms.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
+from kernels.weights.linear import Clamp
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
@@ -32,7 +32,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pairs (x[i], x[i + head_dim / 2]); cos and sin as in `kernels.rotary`."""
+    """Turns the pairs (x[i], x[i + head_dim / 2]); cos and sin as in `Ops.rotary`."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     cos, sin = cos[..., half:], sin[..., half:]
@@ -112,7 +112,7 @@ def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Te
     """Returns a whole sequence's output, its last inputs and its state, one head after the other.
 
     The first two are [n_tokens, n_value_heads * value_dim] and [kernel_size - 1, n_channels], the
-    last [n_value_heads, key_dim, value_dim]; `projected` is as in `kernels.delta_net`.
+    last [n_value_heads, key_dim, value_dim]; `projected` is as in `Ops.delta_net`.
     """
     n_before, n_heads = form.kernel_size - 1, form.n_value_heads
     widths = [form.n_channels, form.n_out, n_heads, n_heads]

@@ -9,9 +9,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from kernels.forms.state_spans import StateSpans
 from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
 from kernels.program import Program
-from kernels.state_spans import StateSpans
 
 NOTHING = torch.empty(0)
 """The rows of a buffer before its first step and after its last one."""

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.delta_net_form import LENGTH_EPS, DeltaNetForm
-from kernels.state_spans import StateSpans
+from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.state_spans import StateSpans
 
 
 def delta_net(

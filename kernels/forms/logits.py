@@ -15,6 +15,6 @@ class Logits:
 
     values: Tensor  # [n_sampled, vocab_size]
     argmax: NDArray[np.int64] | None = None
-    """The result of `kernels.greedy` on them, [n_sampled], where the host knows it already."""
+    """The result of `Ops.greedy` on them, [n_sampled], where the host knows it already."""
     hidden: Tensor | None = None
     """The hidden states of the batch [n_tokens, hidden_size], where more logits are wanted."""

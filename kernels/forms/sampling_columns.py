@@ -13,7 +13,7 @@ IN_PROMPT = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Penalties:
-    """The rows of a batch of logits that are penalised, as `kernels.penalize` describes.
+    """The rows of a batch of logits that are penalised, as `kernels.pytorch.penalize` describes.
 
     Columns are [n_penalized], on the device of the logits.
     """
@@ -45,7 +45,7 @@ class AllowedTokens:
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """How each row is sampled, as `kernels.sample` describes.
+    """How each row is sampled, as `Ops.sample` describes.
 
     Columns are [n_rows], on the device of the logits; if `is_greedy` they may be empty. The flags
     tell the host what to launch, so that it fetches nothing from the device.

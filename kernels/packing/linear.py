@@ -28,18 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
-from kernels.expert_mlp import ExpertMLP, mix_experts
-from kernels.gated_in_two import GatedInTwo
-from kernels.groups import Bits, GroupedMatrix
-from kernels.linear_weight import (
-    Gate,
-    GatedWeight,
-    LinearWeight,
-    PlainWeight,
-    Quantization,
-    TableWeight,
-)
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
 from kernels.native import groups as native_groups
 from kernels.native.groups import NativeGroupsGatedWeight, NativeGroupsWeight
 from kernels.native.linear import (
@@ -54,7 +43,18 @@ from kernels.native.linear import (
     has_int8,
 )
 from kernels.ops import ExpertMLPs, Ops
-from kernels.quantise import in_groups
+from kernels.pytorch.expert_mlp import ExpertMLP, mix_experts
+from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.groups import Bits, GroupedMatrix
+from kernels.weights.linear import (
+    Gate,
+    GatedWeight,
+    LinearWeight,
+    PlainWeight,
+    Quantization,
+    TableWeight,
+)
+from kernels.weights.quantise import in_groups
 
 __all__ = [
     "Biased",

@@ -17,13 +17,12 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.expert_mlp import mix_experts
-from kernels.frame import NOTHING, Frame, in_heads
-from kernels.linear_weight import Clamp, PlainWeight
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
 from kernels.program import Program
-from kernels.row_parts import JoinParts, join_parts, joined, write_part
+from kernels.pytorch.expert_mlp import mix_experts
+from kernels.pytorch.frame import NOTHING, Frame, in_heads
+from kernels.pytorch.row_parts import JoinParts, join_parts, joined, write_part
 from kernels.steps import (
     ACTIVATIONS,
     GATES,
@@ -64,6 +63,7 @@ from kernels.steps import (
     WriteLatents,
     buffers_of,
 )
+from kernels.weights.linear import Clamp, PlainWeight
 
 Run = Callable[[Any, Frame], None]
 """Computes one step: reads and writes the rows of the frame."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.sampling_columns import IN_PROMPT, Penalties
+from kernels.forms.sampling_columns import IN_PROMPT, Penalties
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Root-mean-square norms (see `kernels.rms_norm`) over each head by itself.
+    """Root-mean-square norms (see `Ops.rms_norm`) over each head by itself.
 
     Weights may be of another type than the heads, and lie in memory without gaps.
     """

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
-from kernels.head_norms import HeadNorms
-from kernels.rms_norm import rms_norm
-from kernels.rotary import rotary
-from kernels.write_kv import write_kv
+from kernels.forms.head_norms import HeadNorms
+from kernels.pytorch.rms_norm import rms_norm
+from kernels.pytorch.rotary import rotary
+from kernels.pytorch.write_kv import write_kv
 
 
 def rotary_write_kv(
@@ -24,7 +24,7 @@ def rotary_write_kv(
     `qkv` [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim] holds a token's queries, keys and values
     one after the other, and is used up: the queries may be a part of it. With `norms`, each head of
     queries and keys is normalised before it turns, and may be rounded in between. The other
-    arguments are as in `kernels.rotary` and `kernels.write_kv`.
+    arguments are as in `Ops.rotary` and `Ops.write_kv`.
     """
     n_kv_heads, head_dim = key_cache.shape[2:]
     heads = qkv.view(len(qkv), -1, head_dim)

@@ -1,6 +1,6 @@
 """Chooses tokens from logits, a whole batch at once.
 
-Logits are adjusted first (`kernels.adjust`). Then the filters apply in this order: banned tokens
+Logits are adjusted first (`kernels.pytorch.adjust`). Then the filters apply in this order: banned tokens
 are taken out, the logits are divided by the temperature, `top_k` keeps the most likely tokens,
 `top_p` keeps the smallest set of the rest whose renormalised probabilities add up to it, and
 `min_p` drops tokens less likely than this fraction of the most likely one. Of equally likely tokens
@@ -19,10 +19,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.adjust import MAX_TEMPERATURE, adjust
-from kernels.greedy import greedy
-from kernels.penalize import penalize
-from kernels.sampling_columns import SamplingColumns
+from kernels.forms.sampling_columns import SamplingColumns
+from kernels.pytorch.adjust import MAX_TEMPERATURE, adjust
+from kernels.pytorch.greedy import greedy
+from kernels.pytorch.penalize import penalize
 
 # Tokens per block of the two-level cumulative sum: 100 times cheaper than one level in float64 over
 # a vocabulary of 128,000.

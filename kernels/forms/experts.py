@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.linear_weight import Clamp, Gate
+from kernels.weights.linear import Clamp, Gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Changes logits before a token is chosen from them: penalties, then biases, then a mask.
 
-    penalties  make tokens that have occurred more or less likely (`kernels.penalize`)
+    penalties  make tokens that have occurred more or less likely (`kernels.pytorch.penalize`)
     biases     are added to the logits of single tokens
     masks      leave only some tokens of a row; the others get BANNED, so that a NaN or an infinity
                still marks a row that cannot be sampled
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.sampling_columns import AllowedTokens, Biases, Penalties, SamplingColumns
+from kernels.forms.sampling_columns import AllowedTokens, Biases, Penalties, SamplingColumns
 
 BANNED = -(2.0**100)
 """The logit of a token that may not be sampled: below any of a model, divided by any temperature up

@@ -12,7 +12,7 @@ LENGTH_EPS = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetForm:
-    """The shape and the small weights of a layer; see `kernels.delta_net`.
+    """The shape and the small weights of a layer; see `Ops.delta_net`.
 
     Consecutive value heads share a key head, as many each. Tensors are float32 and dense.
     """

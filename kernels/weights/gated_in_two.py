@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.linear_weight import Clamp, Gate, LinearWeight
+from kernels.weights.linear import Clamp, Gate, LinearWeight
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The forms that a linear layer's matrix may have, as those see it who multiply with it.
 
 A residual is added to the sums before they are rounded, so that fusing it makes results no worse.
-`kernels.packed_linear` picks the form that is fastest on a device.
+`kernels.packing.linear` picks the form that is fastest on a device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The gate of a gated MLP with clamped inputs, which `kernels.linear_weight.Clamp` describes."""
+"""The gate of a gated MLP with clamped inputs, which `kernels.weights.linear.Clamp` describes."""
 
 from torch import Tensor
 
-from kernels.linear_weight import Clamp
+from kernels.weights.linear import Clamp
 
 
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.attention_form import PLAIN, AttentionForm
+from kernels.forms.attention import PLAIN, AttentionForm
 from kernels.ops import AttentionPlan, Ints
 from kernels.upload import Uploads
 

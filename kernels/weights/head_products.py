@@ -1,6 +1,6 @@
 """Products of every head's vector with a matrix of the head's own, as latent attention needs them.
 
-Their forms are in `kernels.packed_heads` and `kernels.native.heads`.
+Their forms are in `kernels.packing.heads` and `kernels.native.heads`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ squared errors. How they are multiplied is the form's business.
 import torch
 from torch import Tensor
 
-from kernels.groups import Bits, GroupedMatrix, GroupForm, fits_half
+from kernels.weights.groups import Bits, GroupedMatrix, GroupForm, fits_half
 
 LARGEST = 127  # of an int8 that has its negative
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.head_products import HeadProducts
 from kernels.native.heads import NativeHeads, can_pack_heads
+from kernels.weights.head_products import HeadProducts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupForm:
     """Says how many groups and experts a router chooses for a token, and what weights it gives
-    them. `kernels.route_in_groups` does so.
+    them. `Ops.route_in_groups` does so.
 
     Each group is a run of neighbouring experts; all are of one size, `n_best` or more.
     """
