@@ -20,7 +20,7 @@ from kernels.forms.delta_net import DeltaNetForm
 from kernels.forms.experts import ExpertForm
 from kernels.forms.head_norms import HeadNorms
 from kernels.forms.logits import Logits
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.forms.sampling_columns import SamplingColumns
 from kernels.forms.state_spans import StateSpans
 from kernels.program import Program
@@ -247,7 +247,7 @@ class Ops:
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     soft_cap: Callable[[Tensor, float], Tensor]
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-    route_in_groups: Callable[[Tensor, GroupForm], tuple[Tensor, Tensor]]
+    route_in_groups: Callable[[Tensor, RoutingForm], tuple[Tensor, Tensor]]
     expert_mlp: ExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotary_write_kv: RotaryWriteKV

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.forms.attention import AttentionForm
 from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
 from kernels.forms.head_norms import HeadNorms
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.steps import (
     ACTIVATIONS,
     Activate,
@@ -320,7 +320,7 @@ class Program:
         self.steps.append(Route(scores, int(normalises), experts, weights))
         return experts, weights
 
-    def route_in_groups(self, logits: Buffer, form: GroupForm) -> tuple[Buffer, Buffer]:
+    def route_in_groups(self, logits: Buffer, form: RoutingForm) -> tuple[Buffer, Buffer]:
         """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
         experts = self.buffer(form.n_chosen, torch.int64)
         weights = self.buffer(form.n_chosen, torch.float32)

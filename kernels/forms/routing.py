@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupForm:
+class RoutingForm:
     """Says how many groups and experts a router chooses for a token, and what weights it gives
     them. `Ops.route_in_groups` does so.
 

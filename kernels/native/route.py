@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.native.call import ELEMENT, declare
 from kernels.pytorch.route import route
 from kernels.pytorch.route_in_groups import route_in_groups
@@ -45,7 +45,7 @@ class Router:
         )
         return weights, experts
 
-    def route_in_groups(self, logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
+    def route_in_groups(self, logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
         if logits.dtype != torch.float32:
             return route_in_groups(logits, form)
         logits = logits.contiguous()

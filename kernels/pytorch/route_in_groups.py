@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 
 _NO_SUM = 1e-20  # is added to sums that are divided by, as transformers does
 
 
-def route_in_groups(logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
+def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
     """Returns the weights and the experts of every token, [n_tokens, n_chosen] each.
 
     `logits` are [n_tokens, n_experts] and all is float32. Those groups are chosen whose best
@@ -29,7 +29,7 @@ def route_in_groups(logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
     return weights * form.factor, experts
 
 
-def _only_chosen(scores: Tensor, form: GroupForm) -> Tensor:
+def _only_chosen(scores: Tensor, form: RoutingForm) -> Tensor:
     """Returns `scores` [n_tokens, n_experts], minus infinity outside of chosen groups."""
     grouped = scores.view(len(scores), form.n_groups, -1)
     of_groups = grouped.topk(form.n_best).values.sum(-1)  # [n_tokens, n_groups]

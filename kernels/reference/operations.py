@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.forms.delta_net import DeltaNetForm
 from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.forms.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
 from kernels.weights.linear import Clamp
 
@@ -237,7 +237,7 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
     return torch.tensor(weights), torch.tensor(experts)
 
 
-def route_in_groups(logits: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
+def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
     """Returns weights and experts, one token and one group after the other; of equal ones the first
     counts."""
     n_experts = logits.shape[1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.steps.buffer import Buffer
 from kernels.steps.rows import Matrix
 from kernels.weights.gated_in_two import GatedInTwo
@@ -81,7 +81,7 @@ class RouteInGroups:
     """Computes `Ops.route_in_groups`."""
 
     logits: Buffer  # float32
-    form: GroupForm
+    form: RoutingForm
     experts: Buffer
     weights: Buffer
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
@@ -266,7 +266,7 @@ def test_chosen_experts_of_a_token(build: Ops, n_chosen: int, dtype: torch.dtype
 @pytest.mark.parametrize("is_softmax", [False, True], ids=["sigmoid", "softmax"])
 def test_experts_of_a_token_that_are_chosen_in_groups(build: Ops, is_softmax: bool) -> None:
     logits = torch.randn(90, 72, generator=torch.Generator().manual_seed(1))
-    form = GroupForm(
+    form = RoutingForm(
         n_chosen=6,
         is_softmax=is_softmax,
         normalises=True,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels import HeadNorms, Ops, ops_for
 from kernels.forms.experts import ExpertForm
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.reference.operations import operations as reference
 from kernels.weights.linear import Clamp, Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
@@ -200,7 +200,7 @@ def test_route_in_groups(
     normalises: bool,
     has_bias: bool,
 ) -> None:
-    form = GroupForm(
+    form = RoutingForm(
         n_chosen=5,
         is_softmax=is_softmax,
         normalises=normalises,
@@ -221,7 +221,7 @@ def test_route_in_groups(
 
 
 def test_scores_far_from_zero_are_their_limits(ops: Ops) -> None:
-    form = GroupForm(n_chosen=4, is_softmax=False, normalises=False, factor=1.0)
+    form = RoutingForm(n_chosen=4, is_softmax=False, normalises=False, factor=1.0)
     weights, experts = ops.route_in_groups(torch.tensor([[-120.0, -1e4, 0.0, 120.0]]), form)
     assert experts.tolist()[0][:2] == [3, 2]
     assert_close(weights, torch.tensor([[1.0, 0.5, 0.0, 0.0]]))

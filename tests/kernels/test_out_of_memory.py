@@ -17,7 +17,7 @@ PROGRAM = """
 import numpy as np
 import torch
 from kernels import DeltaNetForm, StateSpans
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import NativeInt8Weight, NativeWeight, has_int8
 from kernels.native.operations import ops_of
@@ -46,7 +46,7 @@ for name in runnable():
         key_caches=[cache], n_heads=4, uploads=Uploads(),
     )
     attempt("attention", lambda: ops.attention(torch.zeros(151, 4, 16), cache, cache, plan))
-    router = GroupForm(n_chosen=1, is_softmax=True, normalises=False, factor=1.0)
+    router = RoutingForm(n_chosen=1, is_softmax=True, normalises=False, factor=1.0)
     attempt("choice", lambda: ops.route_in_groups(torch.zeros(4, 8), router))
     ones = torch.ones(8)
     form = DeltaNetForm(1, 1, 8, 8, torch.ones(2, 24), -ones[:1], ones[:1], ones, 1e-5)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.forms.routing import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.packing.linear import LinearWeight
 from kernels.program import Program
 from kernels.pytorch.expert_mlp import ExpertMLP
@@ -22,7 +22,7 @@ class GroupRouter:
     """Chooses the experts of a token, in the groups that it chooses first."""
 
     weight: LinearWeight  # [n_experts, hidden], float32
-    form: GroupForm
+    form: RoutingForm
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
         """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
