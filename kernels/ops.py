@@ -1,15 +1,20 @@
 """The operations that an implementation offers, each with its type.
 
-An operation of a few positional tensors is a `Callable`; what it computes is said in the file of
-its name. Operations with more arguments are protocols, described here. The two halves of attention
-belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+An operation of a few positional tensors is a `Callable`: its function in `kernels.pytorch` says
+what it computes. Operations with more arguments are protocols, described here. The two halves of
+attention belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+
+A new operation is a field of `Ops` and a function of the same name in a module of
+`kernels.pytorch`, and in one of `kernels.native` or `kernels.triton` where it is worth a kernel:
+`Ops.of` finds the functions by the names of the fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -261,6 +266,32 @@ class Ops:
     """Whether plans can be made whose shapes do not depend on what is in a batch. Then an iteration
     can be recorded as a graph."""
 
+    @classmethod
+    def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
+        """Returns the operations that `sources` have under the names of the fields.
+
+        A source is a module, of which the functions that it defines count, or an object with
+        methods. Where no source has an operation, `otherwise` has it. Fields that are `given` are
+        taken as they are. Raises TypeError for an operation that is nowhere.
+        """
+        names = [field.name for field in fields(cls)]
+        found = {} if otherwise is None else {name: getattr(otherwise, name) for name in names}
+        for source in sources:
+            offered = _offered(source)
+            found.update((name, offered[name]) for name in names if name in offered)
+        return cls(**{**found, **given})
+
     def runner(self, program: Program) -> ProgramRunner:
         """Returns what runs the program on these operations; raises as `RunProgram` does."""
         return self.run_program(program, self)
+
+
+def _offered(source: object) -> dict[str, Any]:
+    """Returns the functions that a module defines, or the methods of an object, by their names."""
+    if not isinstance(source, ModuleType):
+        return {name: getattr(source, name) for name in dir(source)}
+    return {
+        name: value
+        for name, value in vars(source).items()
+        if getattr(value, "__module__", None) == source.__name__
+    }

@@ -3,8 +3,8 @@
 A model's pieces describe themselves once, when their weights have been read: each adds its steps to
 the program (`Program` has a method for each kind of `kernels.steps`). Operations then run the
 program (`Ops.run_program`): the native library runs all steps between two that it does not have in
-one call, and `kernels.pytorch.interpreter` runs step after step. What there is no step for is a named
-`Call` of a Python function.
+one call, and `kernels.pytorch.interpreter` runs step after step. What there is no step for is a
+named `Call` of a Python function.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from services.worker.models.layer_stack import AllAtOnce
 from torch import Tensor
 
 from kernels import Ops
-from kernels.packing.linear import LinearWeight
+from kernels.weights.linear import LinearWeight
 from services.worker.models import StageModel
 from services.worker.models.mixture import ExpertMixture
 

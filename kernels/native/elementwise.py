@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.native.call import ELEMENT, declare
-from kernels.pytorch.add_scaled import add_scaled
-from kernels.pytorch.soft_cap import soft_cap
+from kernels.pytorch.elementwise import add_scaled, soft_cap
 
 
 class Elementwise:

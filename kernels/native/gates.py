@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from kernels.native.call import ELEMENT, declare
-from kernels.pytorch.clamp_and_mul import clamp_and_mul
-from kernels.pytorch.gelu import gelu
-from kernels.pytorch.gelu_and_mul import gelu_and_mul
-from kernels.pytorch.gelu_tanh import gelu_tanh
-from kernels.pytorch.sigmoid_and_mul import sigmoid_and_mul
-from kernels.pytorch.silu_and_mul import silu_and_mul
+from kernels.pytorch.gates import (
+    clamp_and_mul,
+    gelu,
+    gelu_and_mul,
+    gelu_tanh,
+    sigmoid_and_mul,
+    silu_and_mul,
+)
 from kernels.weights.linear import Clamp
 
 

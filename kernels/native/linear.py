@@ -3,9 +3,9 @@
 A packed weight is [n_panels, n_steps, panel, inputs]: an output is a place in a panel, an input a
 place in a step, as `src/linear.cpp` says. The last panel and step are filled up with zeros.
 
-With int8 weights each output has a scale (`kernels.weights.quantise`), and so does each token of the
-inputs, which the library finds on the fly; sums are exact (symmetric quantisation of weights and
-activations). The library counts inputs from -128, and sums start with what makes up for that.
+With int8 weights each output has a scale (`kernels.weights.quantise`), and so does each token of
+the inputs, which the library finds on the fly; sums are exact (symmetric quantisation of weights
+and activations). The library counts inputs from -128, and sums start with what makes up for that.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.native.call import ELEMENT, declare, dense_rows
-from kernels.pytorch.layer_norm import layer_norm
-from kernels.pytorch.rms_norm import rms_norm
+from kernels.pytorch.norms import layer_norm, rms_norm
 
 
 class Norms:

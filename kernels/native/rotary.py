@@ -7,9 +7,7 @@ from torch import Tensor
 
 from kernels.forms.head_norms import HeadNorms
 from kernels.native.call import ELEMENT, declare, dense_heads
-from kernels.pytorch.rotary import rotary
-from kernels.pytorch.rotary_write_kv import rotary_write_kv
-from kernels.pytorch.write_kv import write_kv
+from kernels.pytorch.rotary import rotary, rotary_write_kv, write_kv
 
 # Their element type, the weights of queries and of keys, and epsilon.
 _NO_NORMS = (0, None, None, 0.0)

@@ -109,7 +109,7 @@ class LayerKVStruct(ctypes.Structure):
 
 
 class StateSpansStruct(ctypes.Structure):
-    """The spans of a batch whose layers keep states; `kernels.forms.state_spans` says what they are."""
+    """The spans of a batch whose layers keep states, as `kernels.forms.state_spans` has them."""
 
     _fields_ = (
         ("first_tokens", _pointer),

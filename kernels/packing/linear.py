@@ -19,16 +19,14 @@ A residual is added to the sums before they are rounded, so that fusing it makes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
 from kernels.native import groups as native_groups
 from kernels.native.groups import NativeGroupsGatedWeight, NativeGroupsWeight
 from kernels.native.linear import (
@@ -42,8 +40,7 @@ from kernels.native.linear import (
     can_quantise_gated,
     has_int8,
 )
-from kernels.ops import ExpertMLPs, Ops
-from kernels.pytorch.expert_mlp import ExpertMLP, mix_experts
+from kernels.pytorch.linear import CublasWeight, OneDnnWeight
 from kernels.weights.gated_in_two import GatedInTwo
 from kernels.weights.groups import Bits, GroupedMatrix
 from kernels.weights.linear import (
@@ -56,116 +53,7 @@ from kernels.weights.linear import (
 )
 from kernels.weights.quantise import in_groups
 
-__all__ = [
-    "Biased",
-    "CublasWeight",
-    "Gate",
-    "GatedWeight",
-    "LinearWeight",
-    "OneDnnWeight",
-    "PackedExperts",
-    "PlainWeight",
-    "Quantization",
-    "TableWeight",
-    "can_compute",
-    "can_group",
-    "pack",
-    "pack_experts",
-    "pack_gated",
-    "pack_grouped",
-    "pack_grouped_experts",
-    "pack_grouped_gated",
-    "pack_table",
-]
-
 _BITS: dict[Quantization, Bits] = {"int8": 8, "int4": 4}
-
-
-@dataclass(frozen=True, slots=True)
-class CublasWeight(PlainWeight):
-    """The matrix as it is, for sums that begin with the residual and take its place.
-
-    cuBLAS adds to what is there, in the same launch.
-    """
-
-    def __call__(
-        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        if residual is None:
-            return F.linear(x, self.weight, bias)  # [n_tokens, n_out]
-        if bias is not None:
-            residual.add_(bias)
-        return residual.addmm_(x, self.weight.t())
-
-
-@dataclass(frozen=True, slots=True)
-class OneDnnWeight:
-    """The matrix in the blocks that oneDNN chooses."""
-
-    weight: Tensor  # opaque, [n_out, n_in] as it says
-
-    @classmethod
-    def of(cls, weight: Tensor) -> OneDnnWeight:
-        """Packs a matrix of float32, or of bfloat16 where the processor has instructions."""
-        # The batch size that it could be told makes no difference to the blocks.
-        return cls(torch.ops.mkldnn._reorder_linear_weight(weight))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        n_out, n_in = self.weight.shape
-        return n_out, n_in
-
-    @property
-    def nbytes(self) -> int:
-        return self.weight.nbytes
-
-    def __call__(
-        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        linear = torch.ops.mkldnn._linear_pointwise
-        if residual is None:
-            out: Tensor = linear.default(x, self.weight, bias, "none", [], "")
-        else:
-            out = linear.binary(x, residual, self.weight, bias, "add")
-        return out  # [n_tokens, n_out]
-
-
-@dataclass(frozen=True, slots=True)
-class Biased:
-    """Multiplies and adds a bias."""
-
-    weight: LinearWeight
-    bias: Tensor  # [n_out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.weight(x, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedExperts:
-    """Experts whose matrices are packed one by one; implements `ExpertMLP`."""
-
-    gate_up: Sequence[GatedWeight]
-    down: Sequence[LinearWeight | Biased]
-
-    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return mix_experts(x, experts, weights, n_experts=len(self.down), mlp=self._mlp)
-
-    def _mlp(self, expert: int, x: Tensor) -> Tensor:
-        return self.down[expert](self.gate_up[expert](x))
-
-
-@dataclass(frozen=True, slots=True)
-class _PlainExperts:
-    """Experts whose matrices stay as they are, for an operation that takes all of them."""
-
-    gate_up: Tensor
-    down: Tensor
-    form: ExpertForm
-    op: ExpertMLPs
-
-    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return self.op(x, self.gate_up, self.down, experts, weights, self.form)
 
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
@@ -256,72 +144,6 @@ def pack_grouped_gated(
     if forms is not None and forms.can_take_gated(matrix, dtype):
         return forms.gated(matrix.to(device), dtype, gate)
     return GatedInTwo(pack_grouped(matrix, device, dtype), gate, op)
-
-
-def pack_experts(
-    gate_up: Tensor, down: Tensor, ops: Ops, form: ExpertForm = PLAIN_EXPERTS
-) -> ExpertMLP:
-    """Returns experts as they are computed fastest where they lie.
-
-    `gate_up` is [n_experts, 2 * size, hidden], the gate's matrix first, `down`
-    [n_experts, hidden, size].
-    """
-    if not can_pack(down):
-        return _PlainExperts(gate_up, down, form, ops.expert_mlp)
-    return PackedExperts(
-        [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
-        [_with_down_bias(pack(weight), form, i) for i, weight in enumerate(down)],
-    )
-
-
-def pack_grouped_experts(
-    gate_up: Iterable[GroupedMatrix],
-    down: Iterable[GroupedMatrix],
-    dtype: torch.dtype,
-    ops: Ops,
-    form: ExpertForm = PLAIN_EXPERTS,
-) -> ExpertMLP:
-    """Returns experts on a CPU whose matrices are in groups, for tokens of `dtype`.
-
-    The matrices are [2 * size, hidden], the gate's first, and [hidden, size]; each is needed only
-    until the next one is taken.
-    """
-    device = torch.device("cpu")
-    gates: list[GatedWeight] = []
-    for i, matrix in enumerate(gate_up):
-        if _is_plain_gate(form):
-            gates.append(pack_grouped_gated(matrix, device, dtype, form.gate, _gate_op(form, ops)))
-        else:
-            gates.append(_with_gate(pack_grouped(matrix, device, dtype), form, i, ops))
-    downs = (pack_grouped(matrix, device, dtype) for matrix in down)
-    return PackedExperts(gates, [_with_down_bias(each, form, i) for i, each in enumerate(downs)])
-
-
-def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
-    """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
-    if _is_plain_gate(form):
-        return pack_gated(weight, form.gate, _gate_op(form, ops))
-    return _with_gate(pack(weight), form, expert, ops)
-
-
-def _is_plain_gate(form: ExpertForm) -> bool:
-    return form.gate_up_bias is None and form.clamp is None
-
-
-def _gate_op(form: ExpertForm, ops: Ops) -> Callable[[Tensor], Tensor]:
-    return ops.silu_and_mul if form.gate == "silu" else ops.gelu_and_mul
-
-
-def _with_gate(weight: LinearWeight, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
-    bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
-    clamp = form.clamp
-    if clamp is None:
-        return GatedInTwo(weight, form.gate, _gate_op(form, ops), bias)
-    return GatedInTwo(weight, clamp, lambda x: ops.clamp_and_mul(x, clamp), bias)
-
-
-def _with_down_bias(weight: LinearWeight, form: ExpertForm, expert: int) -> LinearWeight | Biased:
-    return weight if form.down_bias is None else Biased(weight, form.down_bias[expert])
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,27 +8,13 @@ summed in float32, in the order of the experts.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
-from kernels.pytorch.clamp_and_mul import clamp_and_mul
-from kernels.pytorch.gelu_and_mul import gelu_and_mul
-from kernels.pytorch.silu_and_mul import silu_and_mul
-
-
-class ExpertMLP(Protocol):
-    """The gated MLPs of all experts of a layer."""
-
-    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
-
-        `x` is [n_tokens, hidden], `experts` (int64, all different for a token) and `weights` are
-        [n_tokens, n_chosen]. The result is [n_tokens, hidden].
-        """
+from kernels.pytorch.gates import clamp_and_mul, gelu_and_mul, silu_and_mul
 
 
 def expert_mlp(

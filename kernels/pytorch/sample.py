@@ -1,6 +1,6 @@
 """Chooses tokens from logits, a whole batch at once.
 
-Logits are adjusted first (`kernels.pytorch.adjust`). Then the filters apply in this order: banned tokens
+Logits are adjusted first (`adjust`). Then the filters apply in this order: banned tokens
 are taken out, the logits are divided by the temperature, `top_k` keeps the most likely tokens,
 `top_p` keeps the smallest set of the rest whose renormalised probabilities add up to it, and
 `min_p` drops tokens less likely than this fraction of the most likely one. Of equally likely tokens

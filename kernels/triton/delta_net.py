@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
 from kernels.forms.state_spans import StateSpans
-from kernels.triton.gates import sigmoid, silu
+from kernels.triton.activations import sigmoid, silu
 
 _CHANNELS = 256  # of a program that keeps inputs
 

@@ -33,7 +33,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
-from kernels.triton.gates import clamped, gelu, silu
+from kernels.triton.activations import clamped, gelu, silu
 
 _CHUNK = 256  # choices that a program sorts
 _SOME = 32  # of these that are compared with all at a time

@@ -1,6 +1,6 @@
 """Linear layers on a GPU whose weights are int8 with a scale for each output.
 
-The numbers are those of the CPU's int8 (`kernels.weights.quantise.quantised`). Tokens stay what they are: a
+The numbers are those of the CPU's int8 (`kernels.weights.quantise`). Tokens stay what they are: a
 weight becomes their element type in registers, exactly, since it has seven bits and a sign, and is
 multiplied on the matrix units. Sums are float32 and are scaled once, then gated, or bias and
 residual are added, before they are rounded.

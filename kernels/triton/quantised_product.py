@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.gates import gelu, silu
+from kernels.triton.activations import gelu, silu
 from kernels.triton.product_tiles import MAX_DIVIDED, Cut, Product, cut_product
 from kernels.triton.tuning import device_of
 from kernels.weights.linear import Gate

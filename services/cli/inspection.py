@@ -17,15 +17,9 @@ from torch import Tensor
 
 from kernels import Ops, ops_for
 from kernels.forms.experts import ExpertForm
-from kernels.packing.linear import (
-    Gate,
-    GatedWeight,
-    LinearWeight,
-    Quantization,
-    TableWeight,
-    can_compute,
-)
-from kernels.pytorch.expert_mlp import ExpertMLP
+from kernels.packing.linear import can_compute
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import Gate, GatedWeight, LinearWeight, Quantization, TableWeight
 from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.gguf.header import tokenizer_file

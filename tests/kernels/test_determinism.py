@@ -20,17 +20,11 @@ from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
 from kernels.packing import linear as packed_linear
+from kernels.packing.experts import pack_experts
 from kernels.packing.heads import pack_heads
-from kernels.packing.linear import (
-    GatedWeight,
-    LinearWeight,
-    Quantization,
-    pack,
-    pack_experts,
-    pack_gated,
-)
+from kernels.packing.linear import pack, pack_gated
 from kernels.upload import uploads_for
-from kernels.weights.linear import Clamp
+from kernels.weights.linear import Clamp, GatedWeight, LinearWeight, Quantization
 from tests.kernels.implementations import CPU
 from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from kernels.native.groups import NativeGroupsGatedWeight, NativeGroupsWeight, functions_of
 from kernels.native.library import open_library, runnable
 from kernels.packing.linear import can_compute, pack, pack_gated, pack_table
-from kernels.pytorch.gelu_and_mul import gelu_and_mul
-from kernels.pytorch.silu_and_mul import silu_and_mul
+from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
 from kernels.weights.groups import WHOLE, Bits, GroupedMatrix, GroupForm, joined
 from kernels.weights.linear import Gate
 from kernels.weights.quantise import in_groups

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kernels.native import heads
 from kernels.native.library import open_library, runnable
-from kernels.packing.heads import PlainHeads, pack_heads
+from kernels.packing.heads import pack_heads
+from kernels.pytorch.heads import PlainHeads
 from kernels.reference.operations import operations as reference
 from kernels.weights.head_products import HeadProducts
 

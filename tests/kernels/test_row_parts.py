@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from kernels import TORCH
-from kernels.packing.heads import PlainHeads
 from kernels.program import Program
 from kernels.pytorch.frame import Frame
+from kernels.pytorch.heads import PlainHeads
 from kernels.pytorch.interpreter import run_step
 from kernels.pytorch.row_parts import JoinParts, joined
 from kernels.steps import Buffer, CopyPart, MultiplyHeads, RMSNormPart, TurnHeads

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.forms.routing import RoutingForm
-from kernels.packing.linear import LinearWeight
 from kernels.program import Program
-from kernels.pytorch.expert_mlp import ExpertMLP
 from kernels.steps import Buffer
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import LinearWeight
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.mixture import describe_experts
 

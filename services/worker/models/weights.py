@@ -25,19 +25,17 @@ from torch import Tensor
 
 from kernels import Ops
 from kernels.forms.experts import ExpertForm
-from kernels.packing.linear import (
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack, pack_gated, pack_table
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import (
     Gate,
     GatedWeight,
     LinearWeight,
     PlainWeight,
     Quantization,
     TableWeight,
-    pack,
-    pack_experts,
-    pack_gated,
-    pack_table,
 )
-from kernels.pytorch.expert_mlp import ExpertMLP
 from services.worker.models.config import UnsupportedModel
 
 LoadFormat = Literal["safetensors", "random"]

@@ -17,7 +17,7 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, PreTrainedConfig
 
 from kernels import triton_ops
 from kernels.native.linear import has_int8
-from kernels.packing.linear import (
+from kernels.weights.linear import (
     Gate,
     GatedWeight,
     LinearWeight,

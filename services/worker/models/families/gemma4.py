@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels.forms.experts import ExpertForm
-from kernels.packing.linear import pack, pack_experts
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack
 from kernels.program import Program
-from kernels.pytorch.expert_mlp import ExpertMLP
 from kernels.steps import Buffer
+from kernels.weights.experts import ExpertMLP
 from kernels.weights.linear import LinearWeight
 from services.worker.models.config import (
     Count,

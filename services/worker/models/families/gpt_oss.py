@@ -16,8 +16,9 @@ from torch import Tensor
 
 from kernels import AttentionForm, Ops
 from kernels.forms.experts import ExpertForm
-from kernels.packing.linear import pack, pack_experts
-from kernels.pytorch.expert_mlp import ExpertMLP
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack
+from kernels.weights.experts import ExpertMLP
 from kernels.weights.linear import Clamp
 from services.worker.models.config import (
     Count,

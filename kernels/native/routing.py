@@ -7,8 +7,7 @@ from torch import Tensor
 
 from kernels.forms.routing import RoutingForm
 from kernels.native.call import ELEMENT, declare
-from kernels.pytorch.route import route
-from kernels.pytorch.route_in_groups import route_in_groups
+from kernels.pytorch.routing import route, route_in_groups
 
 
 class Router:

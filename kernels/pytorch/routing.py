@@ -1,4 +1,6 @@
-"""Chooses groups of experts for every token, and then experts within them (DeepSeek-AI, 2024)."""
+"""How the experts of every token are chosen."""
+
+from __future__ import annotations
 
 import torch
 from torch import Tensor
@@ -8,8 +10,23 @@ from kernels.forms.routing import RoutingForm
 _NO_SUM = 1e-20  # is added to sums that are divided by, as transformers does
 
 
+def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
+    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each (top-k routing;
+    Shazeer et al., 2017).
+
+    Those of the highest `scores` [n_tokens, n_experts] are chosen, the highest first; of equal
+    scores, any. Weights are float32: the softmax of all scores, or of those chosen if it
+    `normalises`. Experts are int64, all different for a token, whatever the scores are.
+    """
+    weights, experts = scores.float().softmax(-1).topk(n_chosen)
+    if normalises:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, experts
+
+
 def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
-    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each.
+    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each, where groups
+    of experts are chosen before experts (DeepSeek-AI, 2024).
 
     `logits` are [n_tokens, n_experts] and all is float32. Those groups are chosen whose best
     experts have the highest sums of scores, and of their experts those of the highest scores; of

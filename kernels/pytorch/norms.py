@@ -1,4 +1,6 @@
-"""Root-mean-square normalisation (Zhang & Sennrich, 2019), computed in float32."""
+"""Root-mean-square (Zhang & Sennrich, 2019) and layer normalisation (Ba et al., 2016)."""
+
+from __future__ import annotations
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -14,3 +16,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if weight.dtype != x.dtype:
         return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
     return F.rms_norm(x, weight.shape, weight, eps)  # [..., size]
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Normalises `x` [..., size] over its last dimension; `weight` and `bias` are [size]."""
+    return F.layer_norm(x, weight.shape, weight, bias, eps)  # [..., size]
