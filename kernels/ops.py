@@ -1,37 +1,42 @@
 """The operations that an implementation offers, each with its type.
 
-An operation of a few positional tensors is a `Callable`; what it computes is said in the file of
-its name. Operations with more arguments are protocols, described here. The two halves of attention
-belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+An operation of a few positional tensors is a `Callable`: its function in `kernels.pytorch` says
+what it computes. Operations with more arguments are protocols, described here. The two halves of
+attention belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+
+A new operation is a field of `Ops` and a function of the same name in a module of
+`kernels.pytorch`, and in one of `kernels.native` or `kernels.triton` where it is worth a kernel:
+`Ops.of` finds the functions by the names of the fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention_form import AttentionForm
-from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import ExpertForm
-from kernels.group_form import GroupForm
-from kernels.head_norms import HeadNorms
-from kernels.linear_weight import Clamp
-from kernels.logits import Logits
+from kernels.forms.attention import AttentionForm
+from kernels.forms.delta_net import DeltaNetForm
+from kernels.forms.experts import ExpertForm
+from kernels.forms.head_norms import HeadNorms
+from kernels.forms.logits import Logits
+from kernels.forms.routing import RoutingForm
+from kernels.forms.sampling_columns import SamplingColumns
+from kernels.forms.state_spans import StateSpans
 from kernels.program import Program
-from kernels.sampling_columns import SamplingColumns
-from kernels.state_spans import StateSpans
 from kernels.upload import Uploads
+from kernels.weights.linear import Clamp
 
 Ints = NDArray[np.int64]
 
 LayerKV = tuple[Tensor, Tensor]
 """What one layer stores: keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each; or the
-last inputs and the states of a layer without them, as `kernels.delta_net` has them.
+last inputs and the states of a layer without them, as `Ops.delta_net` has them.
 
 Values have no elements where they are a part of the keys."""
 
@@ -117,7 +122,7 @@ class ExpertMLPs(Protocol):
         form: ExpertForm = ...,
         /,
     ) -> Tensor:
-        """Returns [n_tokens, hidden]; see `kernels.expert_mlp`."""
+        """Returns [n_tokens, hidden]; see `Ops.expert_mlp`."""
 
 
 class RotaryWriteKV(Protocol):
@@ -135,7 +140,7 @@ class RotaryWriteKV(Protocol):
         norms: HeadNorms | None = ...,
         /,
     ) -> Tensor:
-        """Returns turned queries [n_tokens, n_heads, head_dim]; see `kernels.rotary_write_kv`."""
+        """Returns turned queries [n_tokens, n_heads, head_dim]; see `Ops.rotary_write_kv`."""
 
 
 class Ranks(Protocol):
@@ -247,7 +252,7 @@ class Ops:
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     soft_cap: Callable[[Tensor, float], Tensor]
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-    route_in_groups: Callable[[Tensor, GroupForm], tuple[Tensor, Tensor]]
+    route_in_groups: Callable[[Tensor, RoutingForm], tuple[Tensor, Tensor]]
     expert_mlp: ExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
     rotary_write_kv: RotaryWriteKV
@@ -261,6 +266,32 @@ class Ops:
     """Whether plans can be made whose shapes do not depend on what is in a batch. Then an iteration
     can be recorded as a graph."""
 
+    @classmethod
+    def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
+        """Returns the operations that `sources` have under the names of the fields.
+
+        A source is a module, of which the functions that it defines count, or an object with
+        methods. Where no source has an operation, `otherwise` has it. Fields that are `given` are
+        taken as they are. Raises TypeError for an operation that is nowhere.
+        """
+        names = [field.name for field in fields(cls)]
+        found = {} if otherwise is None else {name: getattr(otherwise, name) for name in names}
+        for source in sources:
+            offered = _offered(source)
+            found.update((name, offered[name]) for name in names if name in offered)
+        return cls(**{**found, **given})
+
     def runner(self, program: Program) -> ProgramRunner:
         """Returns what runs the program on these operations; raises as `RunProgram` does."""
         return self.run_program(program, self)
+
+
+def _offered(source: object) -> dict[str, Any]:
+    """Returns the functions that a module defines, or the methods of an object, by their names."""
+    if not isinstance(source, ModuleType):
+        return {name: getattr(source, name) for name in dir(source)}
+    return {
+        name: value
+        for name, value in vars(source).items()
+        if getattr(value, "__module__", None) == source.__name__
+    }

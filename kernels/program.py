@@ -3,8 +3,8 @@
 A model's pieces describe themselves once, when their weights have been read: each adds its steps to
 the program (`Program` has a method for each kind of `kernels.steps`). Operations then run the
 program (`Ops.run_program`): the native library runs all steps between two that it does not have in
-one call, and `kernels.interpreter` runs step after step. What there is no step for is a named
-`Call` of a Python function.
+one call, and `kernels.pytorch.interpreter` runs step after step. What there is no step for is a
+named `Call` of a Python function.
 """
 
 from __future__ import annotations
@@ -16,13 +16,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kernels.attention_form import AttentionForm
-from kernels.delta_net_form import LENGTH_EPS, DeltaNetForm
-from kernels.gated_in_two import GatedInTwo
-from kernels.group_form import GroupForm
-from kernels.head_norms import HeadNorms
-from kernels.head_products import HeadProducts
-from kernels.linear_weight import Clamp, Gate, GatedWeight, LinearWeight, TableWeight
+from kernels.forms.attention import AttentionForm
+from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.head_norms import HeadNorms
+from kernels.forms.routing import RoutingForm
 from kernels.steps import (
     ACTIVATIONS,
     Activate,
@@ -63,11 +60,14 @@ from kernels.steps import (
     WriteKV,
     WriteLatents,
 )
+from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.head_products import HeadProducts
+from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight, TableWeight
 
 
 @dataclass(slots=True)
 class Angles:
-    """Tables of the angles of positions 0, 1, ..., in the form that `kernels.rotary` takes.
+    """Tables of the angles of positions 0, 1, ..., in the form that `Ops.rotary` takes.
 
     The tables may be replaced by longer ones between two runs of a program.
     """
@@ -179,7 +179,7 @@ class Program:
         return x
 
     def rms_norm(self, x: Buffer, weight: Tensor, eps: float) -> Buffer:
-        """Returns `kernels.rms_norm` of `x`."""
+        """Returns `Ops.rms_norm` of `x`."""
         out = self._like(x)
         self.steps.append(RMSNorm(x, weight, eps, out))
         return out
@@ -192,7 +192,7 @@ class Program:
         self.steps.append(RMSNormPart(x, first, n, len(weight), weight, eps))
 
     def layer_norm(self, x: Buffer, weight: Tensor, bias: Tensor, eps: float) -> Buffer:
-        """Returns `kernels.layer_norm` of `x`."""
+        """Returns `Ops.layer_norm` of `x`."""
         out = self._like(x)
         self.steps.append(LayerNorm(x, weight, bias, eps, out))
         return out
@@ -274,7 +274,7 @@ class Program:
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
-        """Returns `kernels.delta_net` of `projected`, with the states of a layer."""
+        """Returns `Ops.delta_net` of `projected`, with the states of a layer."""
         out = self._like(projected, form.n_out)
         self.steps.append(RunDeltaNet(projected, form, form.kernel_size, LENGTH_EPS, layer, out))
         return out
@@ -308,7 +308,7 @@ class Program:
         return out
 
     def soft_cap(self, x: Buffer, cap: float) -> Buffer:
-        """Returns `kernels.soft_cap` of `x`, in float32."""
+        """Returns `Ops.soft_cap` of `x`, in float32."""
         out = self.buffer(x.width, torch.float32, is_of_sampled=x.is_of_sampled)
         self.steps.append(SoftCap(x, cap, out))
         return out
@@ -320,7 +320,7 @@ class Program:
         self.steps.append(Route(scores, int(normalises), experts, weights))
         return experts, weights
 
-    def route_in_groups(self, logits: Buffer, form: GroupForm) -> tuple[Buffer, Buffer]:
+    def route_in_groups(self, logits: Buffer, form: RoutingForm) -> tuple[Buffer, Buffer]:
         """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
         experts = self.buffer(form.n_chosen, torch.int64)
         weights = self.buffer(form.n_chosen, torch.float32)

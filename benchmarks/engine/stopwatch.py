@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from kernels import Ops
-from kernels.interpreter import Interpreter
-from kernels.linear_weight import LinearWeight
 from kernels.native.layers import NativeProgram
+from kernels.pytorch.interpreter import Interpreter
 from kernels.steps import Expert, Gated, Multiply, RunExperts
+from kernels.weights.linear import LinearWeight
 from services.worker.models import StageModel
 
 KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"

@@ -5,14 +5,14 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.delta_net import delta_net
-from kernels.delta_net_form import LENGTH_EPS, DeltaNetForm
+from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.state_spans import StateSpans
 from kernels.native.call import ELEMENT, declare
-from kernels.state_spans import StateSpans
+from kernels.pytorch.delta_net import delta_net
 
 
 class DeltaNet:
-    """Implements `kernels.delta_net`."""
+    """Implements `Ops.delta_net`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._delta_net = declare(

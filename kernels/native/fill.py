@@ -12,7 +12,6 @@ from typing import Any, get_args, get_origin
 
 from torch import Tensor
 
-from kernels.head_products import HeadProducts
 from kernels.native.call import ELEMENT, NO_GATE
 from kernels.native.groups import GroupPanels, NativeGated, NativeLinear
 from kernels.native.linear import NativeGatedWeight, NativeWeight
@@ -29,6 +28,7 @@ from kernels.native.structs import (
     structure_of,
 )
 from kernels.steps import STEPS, Buffer
+from kernels.weights.head_products import HeadProducts
 
 
 def step_of(step: object, kept: list[object]) -> StepStruct:

@@ -6,19 +6,21 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.clamp_and_mul import clamp_and_mul
-from kernels.gelu import gelu
-from kernels.gelu_and_mul import gelu_and_mul
-from kernels.gelu_tanh import gelu_tanh
-from kernels.linear_weight import Clamp
 from kernels.native.call import ELEMENT, declare
-from kernels.sigmoid_and_mul import sigmoid_and_mul
-from kernels.silu_and_mul import silu_and_mul
+from kernels.pytorch.gates import (
+    clamp_and_mul,
+    gelu,
+    gelu_and_mul,
+    gelu_tanh,
+    sigmoid_and_mul,
+    silu_and_mul,
+)
+from kernels.weights.linear import Clamp
 
 
 class Gates:
-    """Implements `kernels.gelu` and `kernels.gelu_tanh`, `kernels.silu_and_mul` and those like it,
-    and `kernels.sigmoid_and_mul`."""
+    """Implements `Ops.gelu` and `Ops.gelu_tanh`, `Ops.silu_and_mul` and those like it,
+    and `Ops.sigmoid_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "element gate_up out n_tokens size")

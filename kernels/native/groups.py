@@ -17,8 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.groups import MULTIPLE, GroupedMatrix
-from kernels.linear_weight import Gate
 from kernels.native.call import ELEMENT, GATES, NO_GATE, declare
 from kernels.native.library import library
 from kernels.native.linear import (
@@ -28,6 +26,8 @@ from kernels.native.linear import (
     NativeWeight,
 )
 from kernels.native.structs import GroupsStruct
+from kernels.weights.groups import MULTIPLE, GroupedMatrix
+from kernels.weights.linear import Gate
 
 _BYTES_AT_ONCE = 1 << 24  # of numbers that are packed
 # Places in a group of eight inputs, of the numbers in the lower and in the upper halves of bytes.
@@ -130,7 +130,7 @@ class GroupPanels:
 
 @dataclass(frozen=True, slots=True)
 class NativeGroupsWeight:
-    """A matrix in groups; implements `kernels.linear_weight.TableWeight`.
+    """A matrix in groups; implements `kernels.weights.linear.TableWeight`.
 
     `x` may be float32 or bfloat16, and bias and residual are of the same; rows are of `dtype`.
     """

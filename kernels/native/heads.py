@@ -52,7 +52,7 @@ def can_pack_heads(weight: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NativeHeads:
-    """Matrices in panels; implements `kernels.head_products.HeadProducts`."""
+    """Matrices in panels; implements `kernels.weights.head_products.HeadProducts`."""
 
     packed: Tensor  # [n_heads, n_panels, n_steps, panel, inputs]
     shape: tuple[int, int, int]

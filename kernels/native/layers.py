@@ -3,7 +3,7 @@
 The library computes the operations that the interpreter would call, in the same order, so results
 are equal to the bit. A call saves the time that Python takes between operations
 (`docs/performance.md` says how much that is). Steps that the library does not have are run by
-`kernels.interpreter`, on tensors that share the memory of the library's buffers.
+`kernels.pytorch.interpreter`, on tensors that share the memory of the library's buffers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from kernels.frame import Frame
-from kernels.interpreter import Interpreter, function_of, given
-from kernels.linear_weight import PanelTable
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from kernels.native.buffers import Buffers
 from kernels.native.call import declare
 from kernels.native.checks import check, is_native
@@ -26,6 +23,8 @@ from kernels.native.storage import Storage, int64_address
 from kernels.native.structs import AnglesStruct, BatchStruct, Seconds, StepStruct
 from kernels.ops import LayerKV, Ops, ProgramBatch, ProgramRunner, Ranks
 from kernels.program import Angles, Program, RotaryAngles
+from kernels.pytorch.frame import Frame
+from kernels.pytorch.interpreter import Interpreter, function_of, given
 from kernels.steps import (
     STEPS,
     AddPositions,
@@ -37,6 +36,7 @@ from kernels.steps import (
     ScaleByPosition,
     buffers_of,
 )
+from kernels.weights.linear import PanelTable
 
 _NO_LIMIT = 2**63 - 1
 

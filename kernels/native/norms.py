@@ -5,13 +5,12 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.layer_norm import layer_norm
 from kernels.native.call import ELEMENT, declare, dense_rows
-from kernels.rms_norm import rms_norm
+from kernels.pytorch.norms import layer_norm, rms_norm
 
 
 class Norms:
-    """Implements `kernels.rms_norm` and `kernels.layer_norm`."""
+    """Implements `Ops.rms_norm` and `Ops.layer_norm`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rms_norm = declare(

@@ -5,18 +5,16 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.head_norms import HeadNorms
+from kernels.forms.head_norms import HeadNorms
 from kernels.native.call import ELEMENT, declare, dense_heads
-from kernels.rotary import rotary
-from kernels.rotary_write_kv import rotary_write_kv
-from kernels.write_kv import write_kv
+from kernels.pytorch.rotary import rotary, rotary_write_kv, write_kv
 
 # Their element type, the weights of queries and of keys, and epsilon.
 _NO_NORMS = (0, None, None, 0.0)
 
 
 class Rotary:
-    """Implements `kernels.rotary`, `kernels.write_kv` and `kernels.rotary_write_kv`."""
+    """Implements `Ops.rotary`, `Ops.write_kv` and `Ops.rotary_write_kv`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._rotary = declare(

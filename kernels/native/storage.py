@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionSpans
 from kernels.native.structs import LayerKVStruct, StateSpansStruct
 from kernels.ops import LayerKV, ProgramBatch
 from kernels.program import Program
+from kernels.pytorch.attention import AttentionSpans
 from kernels.steps import Attend, RotaryWriteKV, RunDeltaNet, WriteKV, WriteLatents
 
 _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)

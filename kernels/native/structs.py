@@ -29,10 +29,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from kernels.head_products import HeadProducts
-from kernels.linear_weight import LinearWeight, TableWeight
 from kernels.native.call import ELEMENT
 from kernels.steps import Buffer, Matrix
+from kernels.weights.head_products import HeadProducts
+from kernels.weights.linear import LinearWeight, TableWeight
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
@@ -109,7 +109,7 @@ class LayerKVStruct(ctypes.Structure):
 
 
 class StateSpansStruct(ctypes.Structure):
-    """The spans of a batch whose layers keep states; `kernels.state_spans` says what they are."""
+    """The spans of a batch whose layers keep states, as `kernels.forms.state_spans` has them."""
 
     _fields_ = (
         ("first_tokens", _pointer),

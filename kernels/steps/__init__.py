@@ -1,8 +1,8 @@
 """The steps of a program (`kernels.program`): what each computes, with which buffers and tensors.
 
-A step is a dataclass. `kernels.interpreter` has a function for each. `STEPS` are those that the
-native library has too, by their numbers there; its structures are derived from the fields of the
-dataclasses, in their order (`kernels.native.structs`).
+A step is a dataclass. `kernels.pytorch.interpreter` has a function for each. `STEPS` are the steps
+that the native library has too, by their numbers there. The library's structures are derived from
+the fields of the dataclasses, in their order (`kernels.native.structs`).
 """
 
 from kernels.steps.buffer import Buffer, buffers_of

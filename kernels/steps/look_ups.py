@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.linear_weight import TableWeight
 from kernels.steps.buffer import Buffer
+from kernels.weights.linear import TableWeight
 
 
 @dataclass(frozen=True, slots=True)

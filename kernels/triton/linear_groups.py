@@ -22,8 +22,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.groups import WHOLE, GroupedMatrix, GroupForm
-from kernels.linear_weight import Gate
 from kernels.triton.quantised_product import (
     GATES,
     Operand,
@@ -33,6 +31,8 @@ from kernels.triton.quantised_product import (
     no_arrivals,
     tile_of,
 )
+from kernels.weights.groups import WHOLE, GroupedMatrix, GroupForm
+from kernels.weights.linear import Gate
 
 _APART = 16  # inputs between the two numbers of a byte
 _ALIGNMENT = 32  # inputs of a row, whose bytes a thread loads at once
@@ -314,7 +314,7 @@ class PackedGroups:
 
 @dataclass(frozen=True, slots=True)
 class TritonGroupsWeight(QuantisedWeight[PackedGroups]):
-    """A matrix in groups; implements `kernels.linear_weight.TableWeight`."""
+    """A matrix in groups; implements `kernels.weights.linear.TableWeight`."""
 
     dtype: torch.dtype  # of rows
 

@@ -1,6 +1,6 @@
 """Linear layers on a GPU whose weights are int8 with a scale for each output.
 
-The numbers are those of the CPU's int8 (`kernels.quantise.quantised`). Tokens stay what they are: a
+The numbers are those of the CPU's int8 (`kernels.weights.quantise`). Tokens stay what they are: a
 weight becomes their element type in registers, exactly, since it has seven bits and a sign, and is
 multiplied on the matrix units. Sums are float32 and are scaled once, then gated, or bias and
 residual are added, before they are rounded.
@@ -21,8 +21,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.linear_weight import Gate
-from kernels.quantise import quantised
 from kernels.triton.quantised_product import (
     GATES,
     Operand,
@@ -32,6 +30,8 @@ from kernels.triton.quantised_product import (
     no_arrivals,
     tile_of,
 )
+from kernels.weights.linear import Gate
+from kernels.weights.quantise import quantised
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT_BYTES = 16  # of a row, what a thread loads at once

@@ -24,10 +24,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.linear_weight import Gate
-from kernels.triton.gates import gelu, silu
+from kernels.triton.activations import gelu, silu
 from kernels.triton.product_tiles import MAX_DIVIDED, Cut, Product, cut_product
 from kernels.triton.tuning import device_of
+from kernels.weights.linear import Gate
 
 NO_GATE = 0
 GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
@@ -202,7 +202,7 @@ def no_arrivals(device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight(Generic[Matrix]):
-    """A matrix of small numbers; implements `kernels.linear_weight.LinearWeight`."""
+    """A matrix of small numbers; implements `kernels.weights.linear.LinearWeight`."""
 
     matrix: Matrix
 

@@ -180,7 +180,7 @@ class SamplingParams:
     """How a request's tokens are chosen from the logits.
 
     A token depends only on the sequence before it, on these options and on its position, never on
-    the batch, the number of stages or the epoch. `kernels.sample` says in which order the options
+    the batch, the number of stages or the epoch. `Ops.sample` says in which order the options
     apply.
     """
 

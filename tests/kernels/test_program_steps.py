@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, DeltaNetForm, Ops, StateSpans, native_ops
-from kernels.group_form import GroupForm
-from kernels.interpreter import Interpreter
+from kernels.forms.routing import RoutingForm
 from kernels.native.checks import check
 from kernels.ops import LayerKV
-from kernels.packed_heads import pack_heads
-from kernels.packed_linear import pack, pack_gated
+from kernels.packing.heads import pack_heads
+from kernels.packing.linear import pack, pack_gated
 from kernels.program import Program
+from kernels.pytorch.interpreter import Interpreter
 from kernels.steps import Buffer, Expert, Gated, Heads, RMSNormPart, Route
 
 HIDDEN, N_EXPERTS, N_CHOSEN = 16, 8, 2
 HEADS, PLAIN = Heads(n_heads=2, n_kv_heads=1, head_dim=8), AttentionForm()
-IN_GROUPS = GroupForm(
+IN_GROUPS = RoutingForm(
     n_chosen=8, is_softmax=True, normalises=True, factor=1.0, n_groups=4, n_chosen_groups=2
 )
 STATES = DeltaNetForm(

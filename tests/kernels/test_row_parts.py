@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from kernels import TORCH
-from kernels.frame import Frame
-from kernels.interpreter import run_step
-from kernels.packed_heads import PlainHeads
 from kernels.program import Program
-from kernels.row_parts import JoinParts, joined
+from kernels.pytorch.frame import Frame
+from kernels.pytorch.heads import PlainHeads
+from kernels.pytorch.interpreter import run_step
+from kernels.pytorch.row_parts import JoinParts, joined
 from kernels.steps import Buffer, CopyPart, MultiplyHeads, RMSNormPart, TurnHeads
 from tests.worker.programs import batch_of
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference
-from kernels.linear_weight import Gate
-from kernels.quantise import quantised
+from kernels.reference import operations as reference
+from kernels.weights.linear import Gate
+from kernels.weights.quantise import quantised
 from tests.kernels.implementations import CPU, CUDA
 
 pytest.importorskip("triton")

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.interpreter import Interpreter
-from kernels.packed_linear import Quantization, can_compute
+from kernels.packing.linear import can_compute
+from kernels.pytorch.interpreter import Interpreter
+from kernels.weights.linear import Quantization
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan

@@ -1,4 +1,4 @@
-// Gated DeltaNet between its projections; `kernels/delta_net.py` says what is computed.
+// Gated DeltaNet between its projections; `kernels/pytorch/delta_net.py` says what is computed.
 //
 // A key head, with the value heads that share it, and a span are a piece of work: it needs nothing of
 // the others and is one thread's. Within it tokens come one after the other. Each goes over the state

@@ -60,7 +60,7 @@ struct Route {
   }
 };
 
-struct GroupForm {
+struct RoutingForm {
   int64_t n_chosen;
   int64_t is_softmax;
   int64_t normalises;
@@ -69,14 +69,14 @@ struct GroupForm {
   int64_t n_chosen_groups;
   int64_t n_best;
   Array bias;  // perhaps none
-  ORCINUS_FIELDS(GroupForm, n_chosen, is_softmax, normalises, factor, n_groups, n_chosen_groups,
+  ORCINUS_FIELDS(RoutingForm, n_chosen, is_softmax, normalises, factor, n_groups, n_chosen_groups,
                  n_best, bias)
 };
 
 struct RouteInGroups {
   static constexpr auto kKind = &Seconds::other;
   Place logits;
-  GroupForm form;
+  RoutingForm form;
   Place experts;
   Place weights;
   ORCINUS_FIELDS(RouteInGroups, logits, form, experts, weights)

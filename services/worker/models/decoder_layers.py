@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
-from kernels.linear_weight import Gate, GatedWeight
 from kernels.program import Program
 from kernels.steps import Buffer, Heads
+from kernels.weights.linear import Gate, GatedWeight
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels.expert_mlp import ExpertMLP
-from kernels.group_form import GroupForm
-from kernels.packed_linear import LinearWeight
+from kernels.forms.routing import RoutingForm
 from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import LinearWeight
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.mixture import describe_experts
 
@@ -22,7 +22,7 @@ class GroupRouter:
     """Chooses the experts of a token, in the groups that it chooses first."""
 
     weight: LinearWeight  # [n_experts, hidden], float32
-    form: GroupForm
+    form: RoutingForm
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
         """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""

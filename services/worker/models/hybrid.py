@@ -1,6 +1,6 @@
 """What mixes tokens in hybrids: most layers keep a state of each request, others attend to keys.
 
-Beside each other in a model are Gated DeltaNet (`kernels.delta_net`) and attention whose output is
+Beside each other in a model are Gated DeltaNet (`Ops.delta_net`) and attention whose output is
 gated. What a layer is given as its storage is its states or its keys and values.
 """
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm
-from kernels.head_products import HeadProducts
-from kernels.packed_heads import pack_heads
+from kernels.packing.heads import pack_heads
 from kernels.program import Program
 from kernels.steps import Buffer, Heads
+from kernels.weights.head_products import HeadProducts
 from services.worker.models.config import JsonObject, KVSizes, PositiveInt, UnsupportedModel
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Layer, Norm, PreNormLayer

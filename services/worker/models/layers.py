@@ -18,16 +18,10 @@ from typing import Self
 from torch import Tensor
 
 from kernels import Ops
-from kernels.gated_in_two import GatedInTwo
-from kernels.packed_linear import (
-    Gate,
-    GatedWeight,
-    LinearWeight,
-    PlainWeight,
-    TableWeight,
-)
 from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.linear import Gate, GatedWeight, LinearWeight, PlainWeight, TableWeight
 from services.worker.models.tensor_parallel import even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
 

@@ -13,16 +13,12 @@ from typing import Self
 from torch import Tensor
 
 from kernels import Ops
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import (
-    Biased,
-    GatedWeight,
-    LinearWeight,
-    PackedExperts,
-    pack,
-)
+from kernels.packing.experts import Biased, PackedExperts
+from kernels.packing.linear import pack
 from kernels.program import Program
 from kernels.steps import Buffer, Expert, Gated
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import GatedWeight, LinearWeight
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Part, Shard, TensorSource

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from kernels.linear_weight import LinearWeight
 from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.linear import LinearWeight
 from services.worker.models.decoder_layers import Head, Norm
 from services.worker.models.layers import RMSNorm, VocabParallelEmbedding
 from services.worker.models.weights import Part, TensorSource

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan, Ops, StateSpans
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from kernels.ops import LayerKV, ProgramRunner
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups

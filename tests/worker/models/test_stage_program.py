@@ -19,14 +19,16 @@ from transformers import (
 )
 
 from kernels import TORCH, AttentionForm, HeadNorms, Ops, native_ops
-from kernels.greedy import greedy
-from kernels.interpreter import Interpreter
 from kernels.native.layers import NativeProgram
 from kernels.ops import ProgramRunner
-from kernels.packed_linear import OneDnnWeight, PlainWeight, Quantization, pack, pack_gated
+from kernels.packing.linear import pack, pack_gated
 from kernels.program import Program
+from kernels.pytorch.greedy import greedy
+from kernels.pytorch.interpreter import Interpreter
+from kernels.pytorch.linear import OneDnnWeight
 from kernels.steps import AllGather, AllReduce, Call
 from kernels.upload import uploads_for
+from kernels.weights.linear import PlainWeight, Quantization
 from services.worker.models import rope
 from services.worker.models.decoder_layers import (
     Attention,

@@ -15,7 +15,7 @@ from transformers import GlmConfig, Olmo2Config, Phi3Config, PreTrainedConfig
 
 from kernels import TORCH
 from kernels.native.linear import NativeGatedWeight, NativeWeight
-from kernels.packed_linear import OneDnnWeight
+from kernels.pytorch.linear import OneDnnWeight
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import UnsupportedModel, safetensors_files, weights

@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionForm
-from kernels.linear_weight import LinearWeight
-from kernels.packed_linear import pack
+from kernels.packing.linear import pack
 from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.linear import LinearWeight
 from services.worker.models.config import (
     Count,
     JsonObject,

@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.linear_weight import LinearWeight
-from kernels.packed_linear import pack, pack_experts
+from kernels.forms.experts import ExpertForm
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack
 from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import LinearWeight
 from services.worker.models.config import (
     Count,
     JsonObject,

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.linear_weight import Clamp
-from kernels.packed_linear import pack, pack_experts
+from kernels.forms.experts import ExpertForm
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import Clamp
 from services.worker.models.config import (
     Count,
     JsonObject,
