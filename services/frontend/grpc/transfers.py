@@ -11,6 +11,7 @@ the client goes, and a connection with several such answers gets no further call
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -65,6 +66,7 @@ class Transfers:
         max_message_bytes: int,
         receive_limit_s: float,
         send_limit_s: float,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.budget = budget
         self.refusals = refusals
@@ -73,7 +75,9 @@ class Transfers:
         self.n_unread: Counter[str] = Counter()
         """Number of calls whose answers are not read, by the address of their connection."""
         self.turns = Turns(max(2, budget.max_bytes // max_message_bytes), refusals)
-        self.writes = LoopShare(asyncio.get_running_loop(), at_once=WRITES_AT_ONCE, turn_s=WRITE_S)
+        self.writes = LoopShare(
+            asyncio.get_running_loop(), clock, at_once=WRITES_AT_ONCE, turn_s=WRITE_S
+        )
         self.watch = ConnectionWatch(refusals, max_message_bytes=max_message_bytes)
 
     def exchange(
