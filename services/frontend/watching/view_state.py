@@ -1,8 +1,9 @@
-"""What a viewer who comes later must be told before anything new.
+"""The events that a later viewer gets before any news.
 
-Events are kept as they were told, as JSON, and told again in that form: epochs, marks of the last
-minutes, requests that live or have just ended, the last iterations, and the pool. Each kind is
-bounded in number and in bytes, and in time where it is history. Time is the events' own.
+Events are kept as JSON, as they were sent, and are sent again in that form: epochs, marks of the
+last minutes, requests that run or have just ended, the last iterations, and the pool. Each kind is
+bounded in number and in bytes; what is history is bounded in time, too. Times are those of the
+events.
 """
 
 from collections import deque
@@ -13,18 +14,20 @@ from orcinus.v1 import watch_pb2
 NS = 10**9
 
 ITERATIONS_S, MAX_ITERATIONS, MAX_ITERATION_BYTES = 60, 500, 768 * 2**10
-"""Seconds, number and bytes of the iterations that are kept."""
+"""Age in seconds, number and bytes of the iterations that are kept, at most."""
 
 MARKS_S, MAX_MARKS, MAX_MARK_BYTES = 300, 64, 2**15
-"""Seconds, number and bytes of the marks that are kept, and of earlier epochs."""
+"""Age in seconds, number and bytes, at most, of the marks that are kept, and likewise of earlier
+epochs."""
 
 MAX_REQUESTS, MAX_TURNS, MAX_REQUEST_BYTES = 2048, 8, 384 * 2**10
-"""Number of requests that are kept, turns of each, and bytes of all. A request's first turn, which
-has all fields, always stays; one that has ended stays as long as its iterations may."""
+"""Number of requests that are kept, turns of each, and bytes of all, at most. The first turn of a
+request, which has all fields, is always kept. A request that has ended is kept as long as its
+iterations may be."""
 
 
 class History:
-    """Events of the last while, the latest at the end."""
+    """Events of the recent past, the latest at the end."""
 
     def __init__(self, seconds: int, max_events: int, max_bytes: int) -> None:
         self._ns = seconds * NS
@@ -34,7 +37,7 @@ class History:
         self._events: deque[tuple[int, bytes]] = deque()
 
     def add(self, time_ns: int, data: bytes) -> None:
-        """Adds the latest event; drops what is too old or too much."""
+        """Adds the latest event; drops events that are too old or too many."""
         self._events.append((time_ns, data))
         self._n_bytes += len(data)
         while self._events and not self._fits(time_ns):
@@ -52,7 +55,7 @@ class History:
 
 
 class KnownRequests:
-    """The turns of requests: of those that have ended, then of those that live."""
+    """The turns of requests: first of those that have ended, then of those that run."""
 
     def __init__(self) -> None:
         self._live: dict[int, list[bytes]] = {}
@@ -69,7 +72,8 @@ class KnownRequests:
             yield from turns
 
     def add(self, time_ns: int, event: watch_pb2.RequestEvent, data: bytes) -> None:
-        """Adds a turn; drops what is too old or too much, ended requests first."""
+        """Adds a turn; drops what is too old or too much, beginning with requests that have
+        ended."""
         turns = self._live.setdefault(event.number, [])
         turns.append(data)
         self._n_bytes += len(data)
@@ -90,7 +94,7 @@ class KnownRequests:
 
 
 class ViewState:
-    """The state of one watch, which begins empty."""
+    """The events of one watch that later viewers need; at its beginning, none."""
 
     def __init__(self) -> None:
         self._epoch: tuple[int, bytes] | None = None
@@ -101,7 +105,7 @@ class ViewState:
         self._pool: bytes | None = None
 
     def add(self, event: watch_pb2.WatchEvent, data: bytes) -> None:
-        """Notes an event that was told; decisions are not kept."""
+        """Keeps an event that was sent; decisions are not kept."""
         time_ns = event.time_unix_ns
         match event.WhichOneof("event"):
             case "epoch":
@@ -118,7 +122,7 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields what a new viewer is told, each event as JSON; an epoch is the first."""
+        """Yields the events that a new viewer gets, each as JSON; an epoch is the first."""
         yield from self._earlier_epochs
         if self._epoch is not None:
             yield self._epoch[1]
