@@ -1,18 +1,16 @@
-"""The feed of the viewers: the events of one subscription as JSON, made once for all viewers.
+"""The feed of viewers: the events of one subscription as JSON, made once for all of them.
 
-The stream of a viewer begins with an object of the feed's own, and has another one after each
-change:
+A viewer's stream begins, and goes on after a change, with an object of the feed's own:
 
-    {"type": "here"}     a scheduler is watched; what follows replaces all before
-    {"type": "gap"}      events were left out; what follows replaces all before
-    {"type": "away"}     no scheduler is watched; `text` says why
+    {"type": "here"}     a scheduler is watched; what follows replaces what was told before
+    {"type": "gap"}      something was left out; what follows replaces what was told before
+    {"type": "away"}     nobody tells anything; `text` says why
 
-After it come the events that `ViewState` keeps, and then news. Each viewer has a queue. If a viewer
-lets its queue grow too long, the queue is dropped, and the stream goes on after a gap once the
-viewer reads again. The subscription lasts while there are viewers, and a little longer, since pages
-are reloaded. It includes decisions only while a viewer wants them: when the first such viewer
-comes, and after the last has gone, another subscription begins, which is a gap for the other
-viewers. A viewer gets the decisions that are made after it came.
+What follows is first what `ViewState` keeps and then news. Each viewer has a queue; one who lets
+it grow too long loses it, and goes on after a gap once it reads again. There is a subscription
+while there are viewers, and a little longer, since pages are loaded again. It asks for decisions
+only while a viewer wants them: with the first, and after the last, another begins, which is
+a gap for the others. Who comes later is told decisions from then on.
 """
 
 import asyncio
@@ -33,16 +31,16 @@ from services.frontend.watching.subscription import EventReceiver
 from services.frontend.watching.view_state import ViewState
 
 LINGER_S = 2.0
-"""Seconds that the subscription lasts when the last viewer has left."""
+"""Seconds that the subscription stays when the last viewer has left."""
 
 MAX_UNSENT_BYTES = 512 * 2**10
-"""Largest size of the news that wait for a viewer, in bytes: several seconds of a busy pipeline."""
+"""Bytes of news that wait for a viewer at most: several seconds of a busy pipeline."""
 
 MAX_PIECE_BYTES = 64 * 2**10
-"""Largest number of bytes that a viewer gets at once, unless a single event is larger."""
+"""Bytes that a viewer is handed at once, unless one event is larger."""
 
 RETRY_AFTER_S = 10.0
-"""Seconds after which a refused viewer may try again."""
+"""Seconds after which a viewer for whom there was no place may try again."""
 
 STOPPING = "the server is stopping"
 
@@ -53,18 +51,17 @@ def as_json(value: Json) -> bytes:
 
 
 def note(kind: str, **fields: str) -> bytes:
-    """Returns an object of the feed's own as JSON, with the time of this machine."""
+    """Returns an object of the feed's own, with the time of this machine."""
     return as_json({"t": round(time.time(), 6), "type": kind, **fields})
 
 
 class Viewer:
-    """A viewer, and the events that wait for it."""
+    """One who looks on, and the events that wait for it."""
 
     def __init__(self, feed: "ViewFeed", *, wants_decisions: bool) -> None:
         self.wants_decisions = wants_decisions
         self.is_here = False
-        """Whether the last object of the feed that the viewer got said that a scheduler is
-        watched."""
+        """Whether it was told last that a scheduler is watched."""
         self._feed = feed
         self._queue: deque[bytes] = deque()
         self._n_unsent = 0  # bytes of news
@@ -73,12 +70,12 @@ class Viewer:
         self._arrival = asyncio.Event()
 
     def greet(self, events: Iterable[bytes]) -> None:
-        """Adds the events that a new viewer gets first."""
+        """Adds what a new viewer is told."""
         self._queue.extend(events)
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds news of `n_bytes` bytes together."""
+        """Adds news, which have so many bytes."""
         if self._is_behind:
             return
         self._n_unsent += n_bytes
@@ -95,7 +92,7 @@ class Viewer:
         self._arrival.set()
 
     async def next(self) -> Sequence[bytes]:
-        """Waits for events and returns them, at least one.
+        """Returns the next events, at least one, once there is one.
 
         Raises:
             Unavailable: this process is stopping.
@@ -122,7 +119,7 @@ class Viewer:
 
 
 class EventSource(Protocol):
-    """A subscription to the events of the scheduler."""
+    """A subscription to what happens."""
 
     def run(
         self, watcher: EventReceiver, *, has_decisions: bool
@@ -130,7 +127,7 @@ class EventSource(Protocol):
 
 
 class ViewFeed:
-    """All viewers of a frontend, and the events for them."""
+    """All viewers of a frontend, and what they are told."""
 
     def __init__(
         self, subscription: EventSource, *, max_viewers: int, refusals: Refusals | None = None
@@ -139,11 +136,11 @@ class ViewFeed:
         self._max_viewers = max_viewers
         self._refusals = Refusals() if refusals is None else refusals
         self._viewers: set[Viewer] = set()
-        self._state: ViewState | None = None  # set while a scheduler is watched
-        self._away = ""  # why no scheduler is watched, once that is known
+        self._state: ViewState | None = None  # while a scheduler is watched
+        self._away = ""  # why there is none, once that is known
         self._is_stopping = False
-        self._has_decisions = False  # whether the subscription includes decisions
-        self._is_stale = False  # whether viewers want another subscription
+        self._has_decisions = False  # the subscription asks for them
+        self._is_stale = False  # it does not ask for what viewers want
         self._changed = asyncio.Event()
 
     @property
@@ -156,7 +153,7 @@ class ViewFeed:
         """Adds a viewer, for as long as the context is open.
 
         Raises:
-            PoolFull: there are too many viewers.
+            PoolFull: there are too many.
             Unavailable: this process is stopping.
         """
         if self._is_stopping:
@@ -167,7 +164,7 @@ class ViewFeed:
         viewer = Viewer(self, wants_decisions=wants_decisions)
         self._viewers.add(viewer)
         if wants_decisions and not self._has_decisions:
-            self._is_stale = True  # it hears of the next watch when that begins
+            self._is_stale = True  # it is told of the watch that is about to begin
         elif self._state is not None:
             viewer.is_here = True
             viewer.greet((note("here"), *self._state.told()))
@@ -183,7 +180,7 @@ class ViewFeed:
             self._note_change()
 
     def close(self) -> None:
-        """Ends the streams of all viewers and refuses new ones."""
+        """Ends the streams of all viewers and takes no more."""
         self._is_stopping = True
         for viewer in self._viewers:
             viewer.end()
@@ -203,7 +200,7 @@ class ViewFeed:
                 self._away = ""
 
     def anew(self, viewer: Viewer) -> Iterator[bytes]:
-        """Yields the events that a viewer gets after a gap."""
+        """Yields what a viewer is told after a gap."""
         yield note("gap")
         viewer.is_here = self._state is not None
         if self._state is not None:
@@ -221,13 +218,13 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Passes events to the viewers."""
+        """Passes events on."""
         assert self._state is not None, "events come after a watch has begun"
         news: list[bytes] = []
         all_news: list[bytes] = []
         for event in events:
             if event.WhichOneof("event") is None:
-                continue  # an event of a later version
+                continue  # of a later version
             data = as_json(to_json(event))
             self._state.add(event, data)
             all_news.append(data)
@@ -236,14 +233,14 @@ class ViewFeed:
         n_bytes, n_all_bytes = sum(map(len, news)), sum(map(len, all_news))
         for viewer in self._viewers:
             if not viewer.is_here:
-                continue  # it waits for the next watch to begin
+                continue  # it waits for the watch that is about to begin
             if viewer.wants_decisions:
                 viewer.put(all_news, n_all_bytes)
             elif news:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
-        """Tells the viewers that no scheduler is watched, unless they know."""
+        """Tells viewers that nobody is watched, unless they know."""
         self._state = None
         if self._away:
             return
@@ -258,8 +255,7 @@ class ViewFeed:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until the subscription should end: there are no viewers, or they want another
-        one."""
+        """Waits until the subscription should end: nobody wants it, or another one is wanted."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

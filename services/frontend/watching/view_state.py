@@ -1,9 +1,8 @@
-"""The events that a later viewer gets before any news.
+"""What a viewer who comes later must be told before anything new.
 
-Events are kept as JSON, as they were sent, and are sent again in that form: epochs, marks of the
-last minutes, requests that run or have just ended, the last iterations, and the pool. Each kind is
-bounded in number and in bytes; what is history is bounded in time, too. Times are those of the
-events.
+Events are kept as they were told, as JSON, and told again in that form: epochs, marks of the last
+minutes, requests that live or have just ended, the last iterations, and the pool. Each kind is
+bounded in number and in bytes, and in time where it is history. Time is the events' own.
 """
 
 from collections import deque
@@ -14,20 +13,18 @@ from orcinus.v1 import watch_pb2
 NS = 10**9
 
 ITERATIONS_S, MAX_ITERATIONS, MAX_ITERATION_BYTES = 60, 500, 768 * 2**10
-"""Age in seconds, number and bytes of the iterations that are kept, at most."""
+"""Seconds, number and bytes of the iterations that are kept."""
 
 MARKS_S, MAX_MARKS, MAX_MARK_BYTES = 300, 64, 2**15
-"""Age in seconds, number and bytes, at most, of the marks that are kept, and likewise of earlier
-epochs."""
+"""Seconds, number and bytes of the marks that are kept, and of earlier epochs."""
 
 MAX_REQUESTS, MAX_TURNS, MAX_REQUEST_BYTES = 2048, 8, 384 * 2**10
-"""Number of requests that are kept, turns of each, and bytes of all, at most. The first turn of a
-request, which has all fields, is always kept. A request that has ended is kept as long as its
-iterations may be."""
+"""Number of requests that are kept, turns of each, and bytes of all. A request's first turn, which
+has all fields, always stays; one that has ended stays as long as its iterations may."""
 
 
 class History:
-    """Events of the recent past, the latest at the end."""
+    """Events of the last while, the latest at the end."""
 
     def __init__(self, seconds: int, max_events: int, max_bytes: int) -> None:
         self._ns = seconds * NS
@@ -37,7 +34,7 @@ class History:
         self._events: deque[tuple[int, bytes]] = deque()
 
     def add(self, time_ns: int, data: bytes) -> None:
-        """Adds the latest event; drops events that are too old or too many."""
+        """Adds the latest event; drops what is too old or too much."""
         self._events.append((time_ns, data))
         self._n_bytes += len(data)
         while self._events and not self._fits(time_ns):
@@ -55,7 +52,7 @@ class History:
 
 
 class KnownRequests:
-    """The turns of requests: first of those that have ended, then of those that run."""
+    """The turns of requests: of those that have ended, then of those that live."""
 
     def __init__(self) -> None:
         self._live: dict[int, list[bytes]] = {}
@@ -72,8 +69,7 @@ class KnownRequests:
             yield from turns
 
     def add(self, time_ns: int, event: watch_pb2.RequestEvent, data: bytes) -> None:
-        """Adds a turn; drops what is too old or too much, beginning with requests that have
-        ended."""
+        """Adds a turn; drops what is too old or too much, ended requests first."""
         turns = self._live.setdefault(event.number, [])
         turns.append(data)
         self._n_bytes += len(data)
@@ -94,7 +90,7 @@ class KnownRequests:
 
 
 class ViewState:
-    """The events of one watch that later viewers need; at its beginning, none."""
+    """The state of one watch, which begins empty."""
 
     def __init__(self) -> None:
         self._epoch: tuple[int, bytes] | None = None
@@ -105,7 +101,7 @@ class ViewState:
         self._pool: bytes | None = None
 
     def add(self, event: watch_pb2.WatchEvent, data: bytes) -> None:
-        """Keeps an event that was sent; decisions are not kept."""
+        """Notes an event that was told; decisions are not kept."""
         time_ns = event.time_unix_ns
         match event.WhichOneof("event"):
             case "epoch":
@@ -122,7 +118,7 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields the events that a new viewer gets, each as JSON; an epoch is the first."""
+        """Yields what a new viewer is told, each event as JSON; an epoch is the first."""
         yield from self._earlier_epochs
         if self._epoch is not None:
             yield self._epoch[1]
