@@ -35,8 +35,8 @@ from services.frontend.request.generation_request import (
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 
 MAX_SCHEMA_CHARACTERS = 2**18
-"""Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but
-brackets takes 0.04 s to read."""
+"""Largest number of characters in the JSON schemas of a conversation's tools together. Reading so
+much JSON takes 0.04 s if it consists of brackets alone."""
 
 _APART = ("format", "sampling", "stop")
 """Fields of `GenerationOptions` in the message that are translated one by one."""
