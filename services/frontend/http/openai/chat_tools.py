@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-import pydantic_core
 from pydantic import AfterValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import ExactModel
-from services.frontend.http.protocol.conversation_tools import tool_of
+from services.frontend.http.protocol.conversation_tools import check_allowed, json_text, tool_of
 from services.frontend.request.conversation import MAX_TOOLS, Tool, ToolChoice
 
 
@@ -44,9 +43,7 @@ class ToolBody(ExactModel):
 
     def to_tool(self) -> Tool:
         """Returns the tool in the words that all protocols share."""
-        schema = self.function.parameters
-        parameters = "" if schema is None else pydantic_core.to_json(schema).decode()
-        return tool_of(self.function, parameters=parameters)
+        return tool_of(self.function, parameters=json_text(self.function.parameters))
 
 
 class NamedFunction(ExactModel):
@@ -124,10 +121,7 @@ class ToolFields(ExactModel):
                 )
             case AllowedChoice(allowed_tools=allowed):
                 names = {tool.function.name for tool in allowed.tools}
-                if unknown := names - {tool.name for tool in tools}:
-                    raise errors.InvalidRequest(
-                        "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
-                    )
+                check_allowed(names, (tool.name for tool in tools))
                 tools = tuple(tool for tool in tools if tool.name in names)
                 choice = ToolChoice(mode=allowed.mode, allows_parallel=allows_parallel)
             case mode:

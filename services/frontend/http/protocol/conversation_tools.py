@@ -5,12 +5,13 @@ not run here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Protocol
 
 import pydantic_core
 from pydantic import BaseModel, Field
 
+from services.common import errors
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.request.conversation import Tool
 
@@ -56,3 +57,11 @@ def shown_tools(tools: Sequence[BaseModel] | None) -> dict[int, ClientTool]:
 def json_text(value: Mapping[str, Any] | None) -> str:
     """Returns an object as JSON text; an empty text for None."""
     return "" if value is None else pydantic_core.to_json(value).decode()
+
+
+def check_allowed(names: set[str], tools: Iterable[str]) -> None:
+    """Raises InvalidRequest if a tool that the client allows is none of its tools."""
+    if unknown := names.difference(tools):
+        raise errors.InvalidRequest(
+            "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
+        )

@@ -20,6 +20,7 @@ from services.frontend.http.protocol.conversation_body import GeneratingBody, Me
 from services.frontend.http.protocol.conversation_tools import (
     ClientTool,
     ToolName,
+    check_allowed,
     json_text,
     shown_tools,
     tool_of,
@@ -284,10 +285,7 @@ class ResponsesBody(GeneratingBody):
             case ResponsesChoice(name=name):
                 return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
             case ResponsesAllowed(mode=mode, names=names):
-                if unknown := names - {tool.name for tool in self._functions}:
-                    raise errors.InvalidRequest(
-                        "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
-                    )
+                check_allowed(names, (function.name for function in self._functions))
                 return ToolChoice(mode=mode, allows_parallel=allows_parallel)
             case "none" | "required" as mode:
                 return ToolChoice(mode=mode, allows_parallel=allows_parallel)
