@@ -1,5 +1,7 @@
-"""Rotary position embedding (Su et al., 2021), halves paired as in Hugging Face checkpoints, and the
-storing of keys and values."""
+"""Rotary position embedding (Su et al., 2021), and the storing of keys and values.
+
+Halves of a head are paired as in Hugging Face checkpoints.
+"""
 
 from __future__ import annotations
 

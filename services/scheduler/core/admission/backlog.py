@@ -3,7 +3,7 @@
 In the order of arrival that is all work. In the fair order it is the work of more important
 classes, and in the request's own class no more than the shares of other clients by their weights
 while the request's client is served what it has waiting. Which request comes when is decided by the
-order and not here; ageing and the counters of clients are left out. """
+order and not here; ageing and the counters of clients are left out."""
 
 from dataclasses import dataclass
 
