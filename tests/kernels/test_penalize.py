@@ -10,7 +10,7 @@ from importlib import import_module
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -141,7 +141,6 @@ class TestEveryVersion:
         presence=st.floats(-2, 2, width=32),
         seed=st.integers(0, 99),
     )
-    @settings(max_examples=25, deadline=None)
     def test_presence_and_frequency_are_openais(
         self,
         penalizer: Penalizer,
