@@ -1,6 +1,7 @@
 """`orcinus chat`: a conversation on a terminal.
 
-Answers come as they are written; Ctrl-C ends one, and what came of it stays in the conversation.
+Answers are shown as they are generated. Ctrl-C ends an answer, whose text so far stays in the
+conversation.
 """
 
 import argparse
@@ -27,14 +28,14 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPiece:
     """A piece of an answer, or of the reasoning before it, which the conversation does not keep."""
 
     text: str
     is_reasoning: bool = False
 
 
-class Conversation:
+class TerminalChat:
     """A conversation with a model: its messages so far, and the next answer as it streams."""
 
     def __init__(self, target: Target, *, system: str | None, options: dict[str, Any]) -> None:
@@ -47,15 +48,17 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was said."""
+        """Forgets all messages but the system's."""
         self.messages = list(self._beginning)
 
-    def say(self, text: str) -> Generator[Piece]:
-        """Yields the pieces of the answer to a text. An answer that is not read to its end stays as
-        far as it was read; one that fails takes the text with it.
+    def say(self, text: str) -> Generator[AnswerPiece]:
+        """Yields the pieces of the answer to a text.
+
+        Of an answer that is not read to its end, the conversation keeps the part that was read. If
+        an answer fails, the conversation forgets the text, too.
 
         Raises:
-            ApiError: the server refuses, or is lost.
+            ApiError: the server refuses the request, or the connection is lost.
         """
         self.messages.append({"role": "user", "content": text})
         answer = ""
@@ -70,7 +73,7 @@ class Conversation:
             if self.messages and self.messages[-1]["role"] == "user" and answer:
                 self.messages.append({"role": "assistant", "content": answer})
 
-    def _pieces(self) -> Generator[Piece]:
+    def _pieces(self) -> Generator[AnswerPiece]:
         body = {
             "model": self._target.model,
             "messages": self.messages,
@@ -84,9 +87,9 @@ class Conversation:
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta") or {}
                     if thought := delta.get("reasoning_content"):
-                        yield Piece(thought, is_reasoning=True)
+                        yield AnswerPiece(thought, is_reasoning=True)
                     if text := delta.get("content"):
-                        yield Piece(text)
+                        yield AnswerPiece(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,13 +111,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with opened(options, rest) as target:
             fields = {name: value for name, value in given.items() if value is not None}
-            _talk(Conversation(target, system=options.system, options=fields), target)
+            _talk(TerminalChat(target, system=options.system, options=fields), target)
     except (ApiError, DoesNotServe, ValueError) as error:
         return give_up(error, ready_fd=None)
     return 0
 
 
-def _talk(conversation: Conversation, target: Target) -> None:
+def _talk(conversation: TerminalChat, target: Target) -> None:
     # Ctrl-C ends an answer, also where a script that was started in the background began this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     readline.set_history_length(MAX_HISTORY)
@@ -138,7 +141,7 @@ def _talk(conversation: Conversation, target: Target) -> None:
 
 
 def _read() -> str | None:
-    """Returns the next line; None at the end."""
+    """Returns the next line of input; None at the end."""
     while True:
         try:
             return input(PROMPT if sys.stdin.isatty() else "")
@@ -148,7 +151,7 @@ def _read() -> str | None:
             _write("\n/quit, or Ctrl-D, ends the conversation.\n")
 
 
-def _answer(conversation: Conversation, text: str) -> None:
+def _answer(conversation: TerminalChat, text: str) -> None:
     pieces = conversation.say(text)
     try:
         for piece in pieces:
