@@ -1,1 +1,2 @@
-"""What viewers are told of the scheduler: one subscription to its events, however many look on."""
+"""The view of the scheduler that a frontend streams to its viewers, from one subscription to
+events."""

@@ -1,4 +1,4 @@
-"""A subscription to the events of the scheduler that leads, whichever that is.
+"""A subscription to the events of the scheduler that leads.
 
 The leader is found as for requests (`scheduler_stream`), on a channel of its own. When the stream
 breaks, another begins after a pause.
@@ -28,20 +28,20 @@ REASONS = {
     grpc.StatusCode.PERMISSION_DENIED: "the scheduler does not let this frontend watch",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the scheduler lets no more watch, or was not kept up with",
 }
-"""What viewers are told of a stream that broke; gRPC's own words have addresses."""
+"""Why a stream broke, in words for viewers; gRPC's own words contain addresses."""
 
 
-class Watcher(Protocol):
-    """A receiver of what a subscription brings."""
+class EventReceiver(Protocol):
+    """A receiver of the events of a subscription."""
 
     def opened(self) -> None:
-        """A watch begins: what it tells replaces what others told."""
+        """A watch begins; its events replace the events of earlier watches."""
 
     def received(self, events: Sequence[watch_pb2.WatchEvent], /) -> None:
-        """Events have come."""
+        """Takes events."""
 
     def lost(self, reason: str, /) -> None:
-        """The watch has ended, or there was none; `reason` is for people."""
+        """The watch has ended, or could not begin; `reason` is for people."""
 
 
 class Subscription:
@@ -55,22 +55,25 @@ class Subscription:
         self._backoff = backoff or Backoff()
         self._is_open = False
 
-    async def run(self, watcher: Watcher, *, has_decisions: bool) -> NoReturn:
-        """Tells the watcher what happens until cancelled; with `has_decisions` also what the
-        scheduling core is told."""
+    async def run(self, to: EventReceiver, *, has_decisions: bool) -> NoReturn:
+        """Passes events on until cancelled; with `has_decisions` also the decisions of the
+        scheduling core."""
         n_failures = 0
         while True:
             self._is_open = False
-            error = await self._watch(watcher, has_decisions=has_decisions)
+            error = await self._watch(to, has_decisions=has_decisions)
             n_failures = 1 if self._is_open else n_failures + 1
             if n_failures == 1:
                 details = "it ended the stream" if error is None else error.details()
                 log.info("no events of the scheduler at %s: %s", self._address, details)
-            watcher.lost(NO_LEADER if error is None else REASONS.get(error.code(), NO_LEADER))
+            to.lost(NO_LEADER if error is None else REASONS.get(error.code(), NO_LEADER))
             await asyncio.sleep(self._backoff.pause_s(n_failures))
 
-    async def _watch(self, watcher: Watcher, *, has_decisions: bool) -> grpc.aio.AioRpcError | None:
-        """Receives until the stream breaks, and returns the error, if it was one."""
+    async def _watch(
+        self, to: EventReceiver, *, has_decisions: bool
+    ) -> grpc.aio.AioRpcError | None:
+        """Receives events until the stream breaks; returns the error, or None if the stream
+        ended."""
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
             await wait_leader(channel)
             call: Any = channel.unary_stream(
@@ -81,9 +84,9 @@ class Subscription:
             try:
                 await call.wait_for_connection()
                 self._is_open = True
-                watcher.opened()
+                to.opened()
                 while (response := await call.read()) is not grpc.aio.EOF:
-                    watcher.received(response.events)
+                    to.received(response.events)
             except grpc.aio.AioRpcError as error:
                 return error
             finally:
