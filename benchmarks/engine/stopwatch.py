@@ -1,4 +1,4 @@
-"""A stopwatch in a model: the time of its operations and its linear layers, by their kinds."""
+"""A stopwatch in a model: the time of its operations and of its linear layers, by kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ SHARED = ("linear", "attention", "other", "sampling")  # among which an iteratio
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Adds up the time in calls of each kind; a call within another one counts as the outer's."""
+    """Adds up the time in calls of each kind; a call inside another counts as part of the outer
+    one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     is_inside: bool = False
@@ -71,33 +72,33 @@ class TimedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The share of all tokens that go through a weight: those that choose its expert."""
+    """Fraction of all tokens that go through a weight: the tokens that choose its expert."""
 
     n_experts: int = 1
     n_chosen: int = 1
     expert: int = 0
 
     def of(self, expert: int) -> Choice:
-        """Returns the share of one of the experts, if there are several."""
+        """Returns the fraction of tokens of one expert; 1 for a weight outside experts."""
         return self if self.n_experts == 1 else dataclasses.replace(self, expert=expert)
 
     def n_tokens(self, n: int) -> int:
-        """Returns the tokens of `n` that choose it, where all experts are chosen alike."""
+        """Returns the tokens of `n` that choose the expert, if all experts are chosen equally
+        often."""
         n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
         return n_of_each + (self.expert < n_left)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A weight, and which tokens it is multiplied with."""
+    """A weight, and the tokens by which it is multiplied."""
 
     weight: Any
     choice: Choice
 
 
 def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
-    """Times everything that the model computes with; returns the uses of its weights in their
-    order."""
+    """Times everything that the model computes with; returns the uses of its weights in order."""
     uses: list[Use] = []
     model.ops = timed_ops(model.ops, watch)
 
@@ -124,7 +125,7 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
 
 
 def seconds_at_once(model: StageModel) -> dict[str, float]:
-    """Returns the seconds that layers which run at once have taken until now, by kind."""
+    """Returns the seconds of concurrent layers until now, by kind."""
     layer_stack = getattr(model, "_layer_stack", None)
     if not isinstance(layer_stack, AllAtOnce):
         return {}
