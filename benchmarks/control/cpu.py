@@ -191,7 +191,7 @@ async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
-    """Measures `n` streams side by side while all of them go on; returns the best round."""
+    """Measures `n_streams` streams side by side while all of them go on; returns the best round."""
     compute_s = max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
     n_tokens = round(n_streams * options.window_s / compute_s)
     streams = [requests_of(options, index, n_tokens // n_streams) for index in range(n_streams)]

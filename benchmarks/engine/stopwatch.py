@@ -79,7 +79,7 @@ class Choice:
     expert: int = 0
 
     def of(self, expert: int) -> Choice:
-        """Returns the fraction of tokens of one expert; 1 for a weight outside experts."""
+        """Returns the choice of one of the experts; of a weight outside experts, this choice."""
         return self if self.n_experts == 1 else dataclasses.replace(self, expert=expert)
 
     def n_tokens(self, n: int) -> int:
