@@ -17,7 +17,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from benchmarks.control.in_band import InBandMember, InBandRelay
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.controller.plan_relay import PlanRelay

@@ -35,7 +35,7 @@ from benchmarks.control.null_rank import ACTIVATIONS, COMPUTE_MS, IN_BAND
 from services.local.child import Child
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool

@@ -18,11 +18,12 @@ import time
 from array import array
 from collections import deque
 
-from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed, Order
+from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy

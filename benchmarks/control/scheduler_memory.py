@@ -20,12 +20,12 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.metrics import new_registry
 from services.scheduler.connection import UPDATE_BYTES, Connection
-from services.scheduler.core.batch import SpanLogprobs
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.batch import SpanLogprobs, Update
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.service import SchedulerService

@@ -28,7 +28,7 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.engine.stopwatch import SHARED, Stopwatch, Use, instrument, seconds_at_once
-from kernels.packed_linear import PlainWeight
+from kernels.weights.linear import PlainWeight
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan

@@ -17,7 +17,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kernels.native.linear import NativeWeight, can_pack
-from kernels.packed_linear import LinearWeight, OneDnnWeight, PlainWeight, pack
+from kernels.packing.linear import pack
+from kernels.pytorch.linear import OneDnnWeight
+from kernels.weights.linear import LinearWeight, PlainWeight
 
 SHAPES = [(768, 1280), (768, 768), (768, 4096), (2048, 768), (768, 32000)]  # n_in, n_out
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

@@ -23,7 +23,8 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from benchmarks.machine import ROOT
-from kernels.packed_linear import LinearWeight, Quantization, pack
+from kernels.packing.linear import pack
+from kernels.weights.linear import LinearWeight, Quantization
 from models.train_demo.chat import BOS, EOS
 from models.train_demo.corpus import Document, collect
 from models.train_demo.model import MAX_CONTEXT

@@ -1,7 +1,6 @@
 """`orcinus chat`: a conversation on a terminal.
 
-Answers are shown as they are generated. Ctrl-C ends an answer, whose text so far stays in the
-conversation.
+Answers come as they are written; Ctrl-C ends one, and what came of it stays in the conversation.
 """
 
 import argparse
@@ -28,14 +27,14 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerPiece:
+class AnswerPart:
     """A piece of an answer, or of the reasoning before it, which the conversation does not keep."""
 
     text: str
     is_reasoning: bool = False
 
 
-class TerminalChat:
+class ChatSession:
     """A conversation with a model: its messages so far, and the next answer as it streams."""
 
     def __init__(self, target: Target, *, system: str | None, options: dict[str, Any]) -> None:
@@ -48,17 +47,15 @@ class TerminalChat:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets all messages but the system's."""
+        """Forgets what was said."""
         self.messages = list(self._beginning)
 
-    def say(self, text: str) -> Generator[AnswerPiece]:
-        """Yields the pieces of the answer to a text.
-
-        Of an answer that is not read to its end, the conversation keeps the part that was read. If
-        an answer fails, the conversation forgets the text, too.
+    def say(self, text: str) -> Generator[AnswerPart]:
+        """Yields the pieces of the answer to a text. An answer that is not read to its end stays as
+        far as it was read; one that fails takes the text with it.
 
         Raises:
-            ApiError: the server refuses the request, or the connection is lost.
+            ApiError: the server refuses, or is lost.
         """
         self.messages.append({"role": "user", "content": text})
         answer = ""
@@ -73,7 +70,7 @@ class TerminalChat:
             if self.messages and self.messages[-1]["role"] == "user" and answer:
                 self.messages.append({"role": "assistant", "content": answer})
 
-    def _pieces(self) -> Generator[AnswerPiece]:
+    def _pieces(self) -> Generator[AnswerPart]:
         body = {
             "model": self._target.model,
             "messages": self.messages,
@@ -87,9 +84,9 @@ class TerminalChat:
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta") or {}
                     if thought := delta.get("reasoning_content"):
-                        yield AnswerPiece(thought, is_reasoning=True)
+                        yield AnswerPart(thought, is_reasoning=True)
                     if text := delta.get("content"):
-                        yield AnswerPiece(text)
+                        yield AnswerPart(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -111,13 +108,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with opened(options, rest) as target:
             fields = {name: value for name, value in given.items() if value is not None}
-            _talk(TerminalChat(target, system=options.system, options=fields), target)
+            _talk(ChatSession(target, system=options.system, options=fields), target)
     except (ApiError, DoesNotServe, ValueError) as error:
         return give_up(error, ready_fd=None)
     return 0
 
 
-def _talk(conversation: TerminalChat, target: Target) -> None:
+def _talk(conversation: ChatSession, target: Target) -> None:
     # Ctrl-C ends an answer, also where a script that was started in the background began this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     readline.set_history_length(MAX_HISTORY)
@@ -141,7 +138,7 @@ def _talk(conversation: TerminalChat, target: Target) -> None:
 
 
 def _read() -> str | None:
-    """Returns the next line of input; None at the end."""
+    """Returns the next line; None at the end."""
     while True:
         try:
             return input(PROMPT if sys.stdin.isatty() else "")
@@ -151,7 +148,7 @@ def _read() -> str | None:
             _write("\n/quit, or Ctrl-D, ends the conversation.\n")
 
 
-def _answer(conversation: TerminalChat, text: str) -> None:
+def _answer(conversation: ChatSession, text: str) -> None:
     pieces = conversation.say(text)
     try:
         for piece in pieces:

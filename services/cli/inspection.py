@@ -17,17 +17,11 @@ import torch
 from torch import Tensor
 
 from kernels import Ops, ops_for
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import (
-    Gate,
-    GatedWeight,
-    LinearWeight,
-    Quantization,
-    TableWeight,
-    can_compute,
-)
-from kernels.quantise import GROUP_SIZES
+from kernels.forms.experts import ExpertForm
+from kernels.packing.linear import can_compute
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import Gate, GatedWeight, LinearWeight, Quantization, TableWeight
+from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.gguf.header import tokenizer_file
 from services.frontend.text.chat_template import ChatTemplate

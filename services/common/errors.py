@@ -14,12 +14,20 @@
     ├── StaleEpoch          a message of an epoch that is over
     └── RequestCancelled    the client no longer wants it
 
-Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC, `openai_errors.py`
-for HTTP. A bug is not in this tree: it ends the process.
+Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC,
+`http/protocol/errors.py` for HTTP. A bug is not in this tree: it ends the process.
 """
 
 MAX_MESSAGE_LENGTH = 1000
 """Maximum number of characters of an error, including any text of the client that it repeats."""
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client that was refused for too much at once may try again, unless the
+refusal knows better: the time of a few short answers."""
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client that was refused for too much at once may try again, unless the
+refusal knows better: the time of a few short answers."""
 
 MAX_QUOTE_LENGTH = 80
 """Maximum number of characters of a client's own text that an error repeats."""
@@ -84,7 +92,7 @@ class PermissionDenied(OrcinusError):
 class PoolFull(OrcinusError):
     """The request pool, or the part of it that one client may use, is full."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

@@ -180,7 +180,7 @@ class SamplingParams:
     """How a request's tokens are chosen from the logits.
 
     A token depends only on the sequence before it, on these options and on its position, never on
-    the batch, the number of stages or the epoch. `kernels.sample` says in which order the options
+    the batch, the number of stages or the epoch. `Ops.sample` says in which order the options
     apply.
     """
 
@@ -194,38 +194,42 @@ class SamplingParams:
     """Keeps only the k most likely tokens; 0 and -1 keep all."""
 
     top_p: float = number(1.0, low=0, high=1, excludes_low=True, column="float64")
-    """Keeps the smallest set of most likely tokens whose probabilities add up to it."""
+    """Keeps the smallest set of most likely tokens whose probabilities add up to this number."""
 
     min_p: float = number(0.0, low=0, high=1, column="float32")
-    """Drops tokens that are less likely than this fraction of the most likely one."""
+    """Drops tokens that are less likely than this fraction of the most likely token."""
 
     presence_penalty: float = number(0.0, low=-2, high=2, column="float32")
     """Number that is subtracted once from the logit of every token that has been generated."""
 
     frequency_penalty: float = number(0.0, low=-2, high=2, column="float32")
-    """Number that is subtracted from a token's logit for each time that the token has been
-    generated."""
+    """Is subtracted from the logit of a token once for each time that the token was generated."""
 
     repetition_penalty: float = number(1.0, low=0.125, high=8, column="float32")
-    """Divisor of positive logits, and factor of negative ones, of tokens in the prompt or the
-    output."""
+    """Divides the logits above 0 of all tokens in the prompt or generated, and multiplies the
+    logits below. It comes before the other penalties, and all penalties before the temperature."""
 
     seed: int = whole_number(
         lambda: secrets.randbits(SEED_BITS), low=INT64_MIN, high=INT64_MAX, column="int64"
     )
-    """Seed of the counter-based random numbers; drawn at random by default."""
+    """Seed of the random numbers. The same request with the same seed gives the same tokens from
+    servers of one version that compute on CPUs with the native kernels; on GPUs tokens may differ
+    (`docs/determinism.md`). When it is not set, it is chosen at random. The i-th answer to a
+    request uses seed + i, modulo 2^64."""
 
     stop_token_ids: tuple[int, ...] = tokens(max_length=MAX_STOP_TOKENS)
-    """Tokens that end the output: the client's and the model's own."""
+    """Tokens that end the output, besides the model's own end-of-sequence tokens, which the
+    frontend adds unless the client ignores them."""
 
     grammar: str = text(max_length=MAX_GRAMMAR_LENGTH)
-    """Grammar that the output follows (`services.grammar`); an empty text allows every output."""
+    """Grammar that the output follows, as llguidance reads it: its dialect of Lark, or JSON
+    (`services.grammar`). An empty text allows all outputs."""
 
     logit_bias: tuple[tuple[int, float], ...] = biases(max_length=MAX_BIASES, low=-100, high=100)
-    """Pairs of a token and the number that is added to its logit, after penalties."""
+    """Numbers that are added to the logits of single tokens, after the penalties."""
 
     allowed_token_ids: tuple[int, ...] = tokens(max_length=MAX_ALLOWED_TOKENS)
-    """The only tokens that may be sampled; an empty list allows all."""
+    """Tokens that alone may be sampled; all tokens may where there are none."""
 
     bad_token_ids: tuple[int, ...] = tokens(max_length=MAX_BAD_TOKENS)
     """Tokens that are never sampled."""

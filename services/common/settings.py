@@ -105,27 +105,28 @@ class ServerSettings(ServiceSettings):
     """Settings of every service that listens."""
 
     health_address: str | None = None
-    """Address for probes of the health, host:port, always without TLS; the service's own port
-    answers, too."""
+    """Address, host:port, that answers gRPC health checks without TLS, for probes that cannot do
+    TLS. The service's own port answers health checks too. When not set, only that port does."""
 
     metrics_address: str | None = None
-    """Address for Prometheus' `/metrics`, host:port, always without TLS; nothing listens when not
-    set."""
+    """Address, host:port, that answers `GET /metrics` for Prometheus, always without TLS. When not
+    set, the service has no metrics."""
 
     tls_dir: Path | None = None
-    """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, as a Secret
-    mounts them; read again when they change. Without it nothing is encrypted."""
+    """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, laid out as a
+    mounted Secret of the kind `kubernetes.io/tls`. Files are read again when they change. When not
+    set, nothing between services is encrypted or authenticated."""
 
     ready_fd: int | None = None
-    """File descriptor on which a local launcher waits for progress and addresses; binds this
-    process's life to the launcher's."""
+    """File descriptor on which a local launcher waits for progress and addresses; the process ends
+    with its launcher. Only `services.local` sets it."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least severe messages to log."""
+    """Least severe messages that are logged."""
 
     log_format: LogFormat = "text"
-    """Format of messages: `text` for people, `json` for machines, with the ids of trace and
-    span."""
+    """Form of log messages: `text` for people, `json` for machines. JSON messages carry the trace
+    and the span that they belong to."""
 
 
 def _explain(error: ValidationError) -> str:

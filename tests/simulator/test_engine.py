@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy

@@ -11,13 +11,14 @@ hold its memory while it waits for its batch.
 
 from collections.abc import Mapping, Sequence
 
-from services.scheduler.core.batch import SpanLogprobs
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS
+from services.scheduler.core.batch import NO_LOGPROBS, SpanLogprobs, Update
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.reservation import Reservation
-from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 
 
 class Group:
@@ -44,7 +45,7 @@ class RequestLevelPolicy:
     """First come, first served, in whole batches; `n_groups` of them at a time."""
 
     max_span_tokens = None
-    prompt_groups = None
+    prompt_groups = NO_PROMPT_GROUPS
 
     def __init__(
         self, *, max_batch_size: int, microbatch_size: int | None = None, n_groups: int = 1

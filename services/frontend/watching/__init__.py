@@ -1,2 +1,1 @@
-"""The view of the scheduler that a frontend streams to its viewers, from one subscription to
-events."""
+"""The events of the scheduler for viewers: one subscription, however many viewers there are."""

@@ -28,20 +28,21 @@ REASONS = {
     grpc.StatusCode.PERMISSION_DENIED: "the scheduler does not let this frontend watch",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the scheduler lets no more watch, or was not kept up with",
 }
-"""Why a stream broke, in words for viewers; gRPC's own words contain addresses."""
+"""Explanations for viewers why a stream broke. The words of gRPC itself are not shown, since they
+contain addresses."""
 
 
 class EventReceiver(Protocol):
     """A receiver of the events of a subscription."""
 
     def opened(self) -> None:
-        """A watch begins; its events replace the events of earlier watches."""
+        """Notes that a watch begins: its events replace all before."""
 
     def received(self, events: Sequence[watch_pb2.WatchEvent], /) -> None:
         """Takes events."""
 
     def lost(self, reason: str, /) -> None:
-        """The watch has ended, or could not begin; `reason` is for people."""
+        """Notes that the watch has ended, or could not begin; `reason` is for people."""
 
 
 class Subscription:
@@ -55,25 +56,25 @@ class Subscription:
         self._backoff = backoff or Backoff()
         self._is_open = False
 
-    async def run(self, to: EventReceiver, *, has_decisions: bool) -> NoReturn:
-        """Passes events on until cancelled; with `has_decisions` also the decisions of the
-        scheduling core."""
+    async def run(self, watcher: EventReceiver, *, has_decisions: bool) -> NoReturn:
+        """Passes events to the watcher until cancelled; with `has_decisions`, including those about
+        decisions of the scheduling core."""
         n_failures = 0
         while True:
             self._is_open = False
-            error = await self._watch(to, has_decisions=has_decisions)
+            error = await self._watch(watcher, has_decisions=has_decisions)
             n_failures = 1 if self._is_open else n_failures + 1
             if n_failures == 1:
                 details = "it ended the stream" if error is None else error.details()
                 log.info("no events of the scheduler at %s: %s", self._address, details)
-            to.lost(NO_LEADER if error is None else REASONS.get(error.code(), NO_LEADER))
+            watcher.lost(NO_LEADER if error is None else REASONS.get(error.code(), NO_LEADER))
             await asyncio.sleep(self._backoff.pause_s(n_failures))
 
     async def _watch(
-        self, to: EventReceiver, *, has_decisions: bool
+        self, watcher: EventReceiver, *, has_decisions: bool
     ) -> grpc.aio.AioRpcError | None:
-        """Receives events until the stream breaks; returns the error, or None if the stream
-        ended."""
+        """Receives events until the stream breaks, and returns the error; None if the scheduler
+        ended the stream."""
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
             await wait_leader(channel)
             call: Any = channel.unary_stream(
@@ -84,9 +85,9 @@ class Subscription:
             try:
                 await call.wait_for_connection()
                 self._is_open = True
-                to.opened()
+                watcher.opened()
                 while (response := await call.read()) is not grpc.aio.EOF:
-                    to.received(response.events)
+                    watcher.received(response.events)
             except grpc.aio.AioRpcError as error:
                 return error
             finally:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Collection, Sequence
 
 from orcinus.v1 import watch_pb2, worker_pb2
 
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.audience import Audience

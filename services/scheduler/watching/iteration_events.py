@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from orcinus.v1 import watch_pb2, worker_pb2
 
-from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.batch import Batch, Span, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.watching.audience import Audience
 from services.scheduler.watching.stage_starts import StageStarts, StageTime
 from services.scheduler.watching.told_requests import ToldRequest, ToldRequests

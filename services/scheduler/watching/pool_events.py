@@ -8,7 +8,7 @@ from itertools import islice
 
 from orcinus.v1 import watch_pb2
 
-from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.watching.audience import Audience

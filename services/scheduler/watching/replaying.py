@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from orcinus.v1 import watch_pb2
 
 from services.common.errors import OrcinusError
-from services.scheduler.core.accounts import Account, AccountLimits
-from services.scheduler.core.drafts import Speculation
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.watching.core_facts import CoreFacts, core_of, order_of
 from services.scheduler.watching.selections import selection_of
 
@@ -141,7 +141,7 @@ class Replay:
             raise NotReplayable(f"its core is not one of this version: {error}") from error
 
     def _select(self, core: Scheduler, recorded: watch_pb2.SelectionDecision) -> None:
-        core.take_put_down()
+        core.take_preempted()
         replayed = selection_of(core.select(), self._numbers.__getitem__)
         if replayed == recorded:
             self.n_batches += recorded.iteration > 0

@@ -51,7 +51,7 @@ class RequestTeller:
         """Tells that a request lost its pipeline."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
 
-    def put_down(self, request: Request) -> None:
+    def preempted(self, request: Request) -> None:
         """Tells that a request gave up its memory."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_PUT_DOWN)
 
@@ -104,7 +104,7 @@ def turn_of(request: Request) -> watch_pb2.RequestTurn:
     """Returns the present turn of a request in the pool."""
     if request.state is not RequestState.INITIATION:
         return watch_pb2.REQUEST_TURN_ADMITTED
-    if request.n_put_downs:
+    if request.n_preemptions:
         return watch_pb2.REQUEST_TURN_PUT_DOWN
     if request.n_losses or request.generated_token_ids:
         return watch_pb2.REQUEST_TURN_SUSPENDED

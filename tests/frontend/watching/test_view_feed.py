@@ -34,7 +34,7 @@ class Played:
         """For each subscription so far, whether it asked for decisions."""
         self.is_running = False
 
-    async def run(self, to: EventReceiver, *, has_decisions: bool) -> NoReturn:
+    async def run(self, watcher: EventReceiver, *, has_decisions: bool) -> NoReturn:
         self.asked.append(has_decisions)
         self.is_running = True
         try:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest, PoolFull
-from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import OPTION_BYTES, SMALL_OPTIONS_BYTES, RequestPool
 from services.scheduler.settings import SchedulerSettings
@@ -115,17 +115,17 @@ def test_those_expire_that_wait_when_their_time_is_up() -> None:
     assert pool.expired(2.9) == []
     assert pool.expired(4.0) == [requests[2]]
     pool.remove(requests[2])
-    assert pool.put_back() == [requests[3]]
+    assert pool.preempt_all() == [requests[3]]
     assert pool.expired(5.0) == [requests[3], requests[0]]
 
 
-def test_who_was_put_down_expires_once() -> None:
+def test_who_was_preempted_expires_once() -> None:
     pool = RequestPool(max_requests=100)
     request = with_deadline("often", 5.0)
     pool.add(request)
     for _ in range(3):
         pool.mark_running([request], can_run=lambda _: False)
-        pool.put_back()
+        pool.preempt_all()
     assert pool.expired(5.0) == [request]
 
 
@@ -137,5 +137,5 @@ def test_deadlines_of_requests_that_ended_take_no_memory() -> None:
         request = with_deadline(str(number), 1e6 + number)
         pool.add(request)
         pool.remove(request)
-    assert len(pool._deadlines) < 100
+    assert len(pool.waiting._deadlines) < 100
     assert pool.expired(1e9) == [stays]

@@ -7,12 +7,12 @@ from typing import Any
 
 from orcinus.v1 import scheduler_pb2, watch_pb2, worker_pb2
 
-from services.scheduler.core.accounts import Account
-from services.scheduler.core.batch import Batch
-from services.scheduler.core.drafts import Speculation
+from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.clients.accounts import Account
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.leader import build_order, build_scheduler
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings
@@ -108,8 +108,8 @@ class Play:
         batch = self.scheduler.select()
         if batch is None:
             return None
-        for request in self.scheduler.take_put_down():
-            self.watching.requests.put_down(request)
+        for request in self.scheduler.take_preempted():
+            self.watching.requests.preempted(request)
         for span in batch.spans:
             if span.is_admission:
                 self.watching.requests.admitted(span.request)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from orcinus.v1 import watch_pb2
 
 from services.common.watch_json import HEADER, to_json
-from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.replay import NotARecording, replay
@@ -291,6 +291,6 @@ def test_a_core_of_facts_has_as_many_rows() -> None:
     core = build(max_batch_size=4, n_blocks=9, block_size=4, pipeline_depth=1, max_rows=3)
     facts = facts_of(core, is_first=True)
     assert facts is not None
-    assert core_of(facts, RequestPool(max_requests=8)).kv_manager.max_rows == 3
+    assert core_of(facts, RequestPool(max_requests=8)).kv_manager.rows.max_rows == 3
     older = facts.model_dump(exclude={"max_rows"})
     assert CoreFacts.model_validate(older).max_rows is None

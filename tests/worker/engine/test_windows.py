@@ -1,7 +1,6 @@
 """Windows shorter than sequences: tokens are to the bit those of a model that keeps everything, and
 `transformers`' own, while a request holds only what it still reads."""
 
-import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
@@ -21,22 +20,22 @@ from transformers import (
 )
 
 from kernels.upload import StagedUploads
-from services.scheduler.core.drafts import Drafter, Speculation
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.kv_groups import KVGroups
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.pipeline.engine_master import plan_of
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.plan import plan_of
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import StageModel
 from services.worker.models.kv_groups import KVGroups as LayerGroups
-from services.worker.models.layer_stack import AllAtOnce
 from services.worker.rank import wire
 from tests.checkpoints import SMALL, Oracle, write_family_checkpoint
 from tests.fakes import describe_stage
@@ -194,9 +193,9 @@ def serve(
 def keeping(model: StageModel) -> StageModel:
     """Returns the model with one group, in which nothing is given back."""
     model.kv_groups = LayerGroups((None,), (0,) * model.config.n_layers)
-    layers = model._layer_stack  # type: ignore[attr-defined]
-    by_layer = layers.by_layer if isinstance(layers, AllAtOnce) else layers
-    model._layer_stack = dataclasses.replace(by_layer, groups=())  # type: ignore[attr-defined]
+    program = model.runner.program
+    program.groups = ()
+    model.runner = model.ops.runner(program)
     return model
 
 

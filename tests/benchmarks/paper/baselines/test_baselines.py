@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.paper.baselines.__main__ import BaselineLauncher, BaselineSettings
 from benchmarks.paper.baselines.request_level import RequestLevelPolicy, RequestLevelScheduler
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import FinishReason
 from services.scheduler.core.request_pool import RequestPool
 from tests.scheduler.core.workload import Arrival, Driver, arrivals
