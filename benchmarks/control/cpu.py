@@ -58,11 +58,11 @@ class Plane:
     http: str
     grpc: str
     metrics: str
-    """Address of the scheduler's."""
+    """Address of the scheduler's gRPC service."""
     processes: dict[str, psutil.Process]
 
     def used(self) -> dict[str, "Used"]:
-        """Returns the processor time of each process so far, and of this one."""
+        """Returns the processor time so far of each process of the plane, and of this one."""
         processes = {**self.processes, "client": psutil.Process()}
         return {name: Used.by(process) for name, process in processes.items()}
 
@@ -166,7 +166,7 @@ async def client_of(plane: Plane, options: argparse.Namespace) -> AsyncIterator[
 
 
 async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the mixed trace, what requests cost included; returns the best round."""
+    """Measures the mixed trace, with the cost of requests included; returns the best round."""
     requests = workload.from_options(options, rate=options.rate, vocab_size=VOCAB_SIZE)
     n_tokens = sum(request.n_output for request in requests)
     rounds: list[dict[str, Used]] = []
@@ -191,7 +191,7 @@ async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
-    """Measures so many streams side by side, while all of them go on; returns the best round."""
+    """Measures `n_streams` streams side by side while all of them go on; returns the best round."""
     compute_s = max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
     n_tokens = round(n_streams * options.window_s / compute_s)
     streams = [requests_of(options, index, n_tokens // n_streams) for index in range(n_streams)]
@@ -220,7 +220,7 @@ async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[s
 def requests_of(
     options: argparse.Namespace, index: int, n_tokens: int
 ) -> list[workload.PlannedRequest]:
-    """Returns the requests of one stream, which follow each other, with so many tokens in all."""
+    """Returns the requests of one stream, one after the other, with `n_tokens` tokens in all."""
     generator = np.random.default_rng([options.seed, index])
     low, high = options.answer_tokens
     requests = []
@@ -235,7 +235,7 @@ def requests_of(
 
 
 async def send_in_turn(client: load.Client, requests: list[workload.PlannedRequest]) -> None:
-    """Sends each request when the one before has its answer."""
+    """Sends each request when the request before is answered."""
     calls = [client.prepare(request) for request in requests]
     for call in calls:
         await call.send()
@@ -255,7 +255,7 @@ class Sample:
 
 
 class Samples:
-    """Samples of a plane while something runs, `SAMPLE_S` apart."""
+    """Samples of a plane, `SAMPLE_S` apart, while a load runs."""
 
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
@@ -321,7 +321,7 @@ def report(
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Measures what is asked for, and writes a record of it if there is to be one."""
+    """Measures what the options ask for, and writes a record if `--json` asks for one."""
     if options.streams:
         tables = [await measure_streams(options, n_streams) for n_streams in options.streams]
     else:

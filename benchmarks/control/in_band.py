@@ -23,7 +23,7 @@ PLAN_TAG = MAX_TAG - 1
 
 
 class InBandRelay(PlanRelay):
-    """Sends plans to the first rank of the first stage, and to nobody else."""
+    """Sends plans to the first rank of the first stage only."""
 
     async def forward(self, plan: bytes) -> None:
         self._ranks[0].send(MessageKind.PLAN, plan)

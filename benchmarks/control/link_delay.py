@@ -35,11 +35,11 @@ PROMPT = "If the file does not exist,"
 SCHEDULER_PORT = 50052
 PORT_TIMEOUT_S = 30
 LONGEST_PAUSE_S = 1.0
-"""Longest pause between two iterations, in seconds; after a longer one there was nothing to run."""
+"""Longest pause between two iterations, in seconds, that does not count as a time without work."""
 
 
 def set_scheduler(cluster: Cluster, depth: int) -> None:
-    """Has the scheduler keep so many batches in flight, and waits until it serves."""
+    """Limits the scheduler to `depth` batches in flight, and waits until it serves."""
     cluster.in_namespace(
         "set",
         "env",
@@ -60,7 +60,7 @@ def set_threads(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def forwarded(cluster: Cluster) -> Iterator[str]:
-    """A local address that leads to the leading scheduler."""
+    """Yields a local address that leads to the leading scheduler."""
     command = ["kubectl", "-n", NAMESPACE, "port-forward", f"pod/{cluster.leader()}"]
     with subprocess.Popen(
         [*command, f":{SCHEDULER_PORT}"], stdout=subprocess.PIPE, text=True
@@ -74,7 +74,7 @@ def forwarded(cluster: Cluster) -> Iterator[str]:
 
 
 def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.IterationEvent]:
-    """The iterations of `seconds` under load."""
+    """Returns the iterations of `seconds` under load."""
     records: list[watch_pb2.IterationEvent] = []
     load = cluster.load(
         host=FRONTEND,
@@ -106,7 +106,8 @@ def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.Itera
 
 
 def periods_ms(records: Sequence[watch_pb2.IterationEvent], depth: int) -> list[float]:
-    """Milliseconds per iteration, over `depth` of them at a time: a batch's way around."""
+    """Returns milliseconds per iteration, averaged over `depth` iterations: the way around of a
+    batch."""
     records = sorted(records, key=lambda each: each.iteration)
     found = []
     for begin in range(len(records) - depth):

@@ -36,12 +36,12 @@ from services.worker.settings import RankSettings
 
 HIDDEN_SIZE = 1024
 FIRST_TOKEN_ID, N_TOKENS = 256, 512
-"""The tokens that are sampled; those of models/demo are pieces of words."""
+"""The tokens that are sampled in turn; for models/demo they are pieces of words."""
 ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
 
 
 class NullRunner:
-    """Takes any plan, sleeps, and samples one token after the other, whose texts differ."""
+    """A runner that accepts any plan, sleeps, and samples tokens in turn, whose texts differ."""
 
     def __init__(self, compute_s: float) -> None:
         self._compute_s = compute_s
@@ -75,7 +75,7 @@ class NullRunner:
 
 
 class NullPeers:
-    """Sends nothing, receives nothing."""
+    """A data plane that neither sends nor receives."""
 
     tensor_parallel: TensorParallel = SINGLE
 
@@ -99,7 +99,7 @@ class NullPeers:
 
 
 def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
-    """Returns a rank with a null runner, which is not watched."""
+    """Returns a rank with a null runner and without a watchdog."""
     runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
 
     def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
@@ -124,9 +124,10 @@ def rank_without_model(
     description: worker_pb2.DescribeResponse,
     membership: Membership,
 ) -> Rank:
-    """Returns a rank that joins pipelines as others do, with one layer that nobody computes.
+    """Returns a rank that joins pipelines as others do, with one layer that is never computed.
 
-    `description` says what model is played; its place in the pipeline is that of the settings.
+    `description` describes the model that the rank pretends to have; its place in the pipeline is
+    that of the settings.
     """
     torch.set_num_threads(1)
     rendezvous = None

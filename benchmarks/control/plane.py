@@ -52,7 +52,7 @@ SILENCE_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Case:
-    """A way of running iterations."""
+    """One way of running iterations."""
 
     n_stages: int
     tp_size: int = 1
@@ -77,7 +77,7 @@ class Case:
 
 @contextlib.asynccontextmanager
 async def null_stages(case: Case) -> AsyncIterator[Pipeline]:
-    """Controllers and null ranks in processes of their own."""
+    """Yields controllers and null ranks in processes of their own."""
     children: list[Child] = []
     os.environ.update(case.environment)  # the children inherit it
     try:
@@ -110,12 +110,12 @@ def scheduler_for(case: Case, batch_size: int) -> Scheduler:
 
 @dataclass(frozen=True)
 class Times:
-    """Milliseconds of iterations in the steady state."""
+    """Times of iterations in the steady state, in milliseconds."""
 
     periods: list[float]
-    """Milliseconds from each iteration that returned to the next."""
+    """Times from each iteration that returned to the next."""
     computes: dict[int, list[float]]
-    """Milliseconds that each stage computed, by its index."""
+    """Times that each stage computed, by the stage's index."""
 
     @property
     def period(self) -> float:
@@ -127,7 +127,7 @@ class Times:
 
 
 async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
-    """Runs so many iterations and returns their times."""
+    """Runs a number of iterations and returns their times."""
     computes: dict[int, list[float]] = {index: [] for index in range(case.n_stages)}
     async with null_stages(case) as pipeline:
         news = asyncio.Event()
@@ -174,7 +174,7 @@ async def budget_table(arguments: argparse.Namespace) -> None:
 
 
 async def overlap_table(arguments: argparse.Namespace) -> None:
-    """Prints what control adds to iterations that compute."""
+    """Prints how much control adds to iterations that compute."""
     print(
         f"\nms per iteration, mean, batch {arguments.batch_size}; "
         f"compute {arguments.compute_ms} ms per stage"
@@ -192,7 +192,7 @@ async def overlap_table(arguments: argparse.Namespace) -> None:
 
 
 async def comparison_table(arguments: argparse.Namespace) -> None:
-    """Control ahead and in band, side by side."""
+    """Prints control ahead of the data and control in band side by side."""
     print(
         f"\nms per iteration, median of {arguments.rounds} rounds in turn; "
         f"compute {arguments.compute_ms} ms per stage"
@@ -208,7 +208,7 @@ async def comparison_table(arguments: argparse.Namespace) -> None:
 async def compare(
     arguments: argparse.Namespace, *, n_stages: int, tp_size: int, depth: int
 ) -> None:
-    """Prints one row: both ways in turn, as often as asked."""
+    """Prints one row: both ways in turn, for a number of rounds."""
     means: dict[bool, list[float]] = {False: [], True: []}
     rounds = [is_in_band for _ in range(arguments.rounds) for is_in_band in (False, True)]
     for is_in_band in tqdm(rounds, desc=f"{n_stages} stages, tp {tp_size}", leave=False):

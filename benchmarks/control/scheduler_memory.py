@@ -1,9 +1,10 @@
-"""The memory that a scheduler takes for what frontends send it, and for what they do not read.
+"""The memory of a scheduler for requests that frontends send, and for updates that they do not
+read.
 
     python -m benchmarks.control.scheduler_memory
 
-A process of its own, for each line, takes submissions as a scheduler does, in the wire's form, and
-nothing runs. The factors in `services/scheduler/settings.py` come from here.
+For each line, a process of its own takes submissions in the wire's form as a scheduler does, and no
+iteration runs. The factors in `services/scheduler/settings.py` come from here.
 """
 
 import argparse
@@ -99,8 +100,7 @@ def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
 
 
 def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
-    """Lets updates with `n_bytes` of log-probabilities wait; returns the memory before and
-    after."""
+    """Queues updates with `n_bytes` of log-probabilities; returns the memory before and after."""
     connection = Connection()
     requests = [Request(RequestId(f"{REQUEST_ID}{index}"), [1], 10**6) for index in range(64)]
     before = resident_bytes()
@@ -112,7 +112,7 @@ def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
 
 
 def start() -> tuple[int, int]:
-    """Imports what a scheduler in Kubernetes imports."""
+    """Imports all modules that a scheduler in Kubernetes imports."""
     import_module("services.scheduler.__main__")
     import_module("services.scheduler.cluster.kubernetes_client")
     return 0, resident_bytes()

@@ -43,7 +43,7 @@ BUDGETS = {"no endpoint": 0.99, "5 %": 0.97}
 
 
 def variants(collector: str) -> dict[str, dict[str, str]]:
-    """The environment of each way."""
+    """The environment variables of each way."""
     endpoint = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}",
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
@@ -57,7 +57,7 @@ def variants(collector: str) -> dict[str, dict[str, str]]:
 
 
 def collect() -> None:
-    """A collector that throws everything away: a process of its own, until its input ends."""
+    """A process that collects spans and throws them away until its input ends."""
     n_bytes = 0
 
     def export(data: bytes, _: grpc.ServicerContext) -> bytes:
@@ -78,7 +78,7 @@ def collect() -> None:
 
 @dataclass
 class System:
-    """A running system, and what it was measured to do."""
+    """A running system, and its measurements."""
 
     address: str
     processes: list[psutil.Process]
@@ -86,7 +86,7 @@ class System:
     cpu_s: list[float] = field(default_factory=list)
 
     def cpu_time_s(self) -> float:
-        """Processor time of its processes so far."""
+        """Processor time of the system's processes so far."""
         times = [process.cpu_times() for process in self.processes]
         return float(sum(each.user + each.system for each in times))
 
@@ -95,7 +95,7 @@ class System:
 async def running(
     arguments: argparse.Namespace, environment: Mapping[str, str]
 ) -> AsyncIterator[System]:
-    """A system whose processes have these variables and no others of OpenTelemetry's."""
+    """Yields a system whose processes have these OpenTelemetry variables and no others."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]
     os.environ.update(environment)

@@ -58,7 +58,7 @@ CASES = [
 
 
 class Batch:
-    """A case on a fresh runner, its context filled, ready to be run any number of times."""
+    """A case on a fresh runner whose context is filled, to be run any number of times."""
 
     def __init__(self, model: StageModel, case: Case, context: int, n_iterations: int) -> None:
         self.case = case
@@ -126,7 +126,7 @@ class Batch:
 
 
 def bandwidth() -> float:
-    """Returns the bytes per second of reading memory, the better of a sum and of a product with one
+    """Returns the bytes per second of reading memory: the better of a sum and of a product with one
     token."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4)
     size = 1 << 12
@@ -142,7 +142,7 @@ def bandwidth() -> float:
 
 
 def best_of(work: Callable[[], object], n: int = 5) -> float:
-    """Returns the seconds of the fastest of some runs."""
+    """Returns the seconds of the fastest of several runs."""
     return min(seconds_of(work) for _ in range(n))
 
 
@@ -154,7 +154,7 @@ def seconds_of(work: Callable[..., object], *arguments: object) -> float:
 
 
 def calls_of(model: StageModel, uses: Sequence[Use], case: Case) -> list[tuple[Any, int]]:
-    """Returns each weight that a case needs, and the tokens that it is multiplied with."""
+    """Returns each weight of a case, and the number of tokens by which it is multiplied."""
     n_tokens = case.n_decodes + case.n_prompt_tokens
     n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
     *layers, last = uses

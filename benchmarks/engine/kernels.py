@@ -58,7 +58,8 @@ BATCHES: dict[str, Sequence[Span]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """An operation on one shape: what to call for a layer, and what it must at least do."""
+    """An operation on one shape: a function per layer, and the bytes and operations of its
+    minimum."""
 
     name: str
     call: Callable[[Ops, int], object]  # for a layer
@@ -67,7 +68,7 @@ class Case:
 
 
 class Storage:
-    """Keys and values of every layer, and blocks for a batch, which are not in order."""
+    """Keys and values of every layer, and the blocks of a batch, in random order."""
 
     def __init__(self, n_blocks: int, dtype: torch.dtype) -> None:
         shape = (n_blocks, BLOCK_SIZE, N_KV_HEADS, HEAD_DIM)
@@ -77,7 +78,7 @@ class Storage:
         self.free = np.random.default_rng(0).permutation(n_blocks)
 
     def table(self, n_tokens: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """Blocks for sequences of so many tokens, [n_sequences, most blocks]."""
+        """Returns blocks for sequences of given lengths, [n_sequences, most blocks]."""
         n_blocks = [-(-n // BLOCK_SIZE) for n in n_tokens]
         table = np.zeros((len(n_blocks), max(n_blocks)), np.int64)
         used = 0
@@ -88,13 +89,14 @@ class Storage:
 
 
 def attention_operations(spans: Sequence[Span]) -> int:
-    """Two products, each a multiplication and an addition for every element of every pair."""
+    """Returns the operations of two products: a multiplication and an addition per element of each
+    pair."""
     n_pairs = sum(n * start + n * (n + 1) // 2 for start, n in spans)
     return 4 * N_HEADS * HEAD_DIM * n_pairs
 
 
 def attention_bytes(spans: Sequence[Span], dtype: torch.dtype) -> int:
-    """Keys and values once, queries and results once."""
+    """Returns the bytes of keys and values, queries and results, each once."""
     n_elements = sum(
         2 * (start + n) * N_KV_HEADS * HEAD_DIM + 2 * n * N_HEADS * HEAD_DIM for start, n in spans
     )
@@ -102,7 +104,7 @@ def attention_bytes(spans: Sequence[Span], dtype: torch.dtype) -> int:
 
 
 def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: torch.dtype) -> Case:
-    """Returns a case of one batch; the plan, made once for all layers, is not counted."""
+    """Returns a case of one batch; making the plan, once for all layers, is not timed."""
     table = storage.table([start + n for start, n in spans])
     starts, counts = np.array(spans, np.int64).T.copy()
     q = torch.randn(int(counts.sum()), N_HEADS, HEAD_DIM).to(dtype)
@@ -132,7 +134,7 @@ def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: to
 
 
 def token_cases(n: int, storage: Storage, dtype: torch.dtype) -> Iterator[Case]:
-    """Yields the operations on each of `n` tokens by itself."""
+    """Yields the operations on each of `n` tokens alone."""
     size = dtype.itemsize
     heads = N_HEADS + 2 * N_KV_HEADS
 
@@ -187,7 +189,7 @@ def seconds_per_layer(call: Callable[[int], object]) -> float:
 
 
 def measure(case: Case, versions: Sequence[Ops], budget_s: float) -> list[float]:
-    """Median seconds of a layer for each of the versions, which take turns."""
+    """Returns the median seconds of a layer for each version; the versions take turns."""
     calls = [partial(case.call, ops) for ops in versions]
     round_s = sum(map(seconds_per_layer, calls)) * N_LAYERS  # the first, which warms up
     n_rounds = max(5, int(budget_s / round_s))
@@ -208,7 +210,8 @@ def report(case: Case, native_s: float, torch_s: float) -> None:
 
 
 def workload_batches() -> Iterator[Sequence[Span]]:
-    """The batches of 64 requests that start together, a prompt being cut where a batch is full."""
+    """Returns the batches of 64 requests that start together; a prompt is cut where a batch is
+    full."""
     lengths = mixed_lengths(64, seed=0)
     stored = [0] * len(lengths)
     while True:
@@ -231,7 +234,7 @@ def workload_batches() -> Iterator[Sequence[Span]]:
 
 
 def whole_workload(storage: Storage, dtype: torch.dtype, versions: Sequence[Ops]) -> None:
-    """Seconds and rate of the attention of the whole workload, plans included."""
+    """Returns the seconds and the rate of the attention of the whole workload, plans included."""
     batches = list(workload_batches())
     n_operations = N_LAYERS * sum(map(attention_operations, batches))
     totals = [0.0] * len(versions)

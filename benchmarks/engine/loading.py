@@ -114,7 +114,7 @@ def layer_shapes(index: int) -> dict[str, tuple[int, ...]]:
 
 
 def read_rate(directory: Path) -> float:
-    """GB/s of reading all files from beginning to end."""
+    """Returns the GB/s of reading all files from beginning to end."""
     n_bytes = 0
     start = time.perf_counter()
     for path in directory.glob("*.safetensors"):
@@ -125,7 +125,7 @@ def read_rate(directory: Path) -> float:
 
 
 def load(directory: Path, case: tuple[int, int, int, int]) -> tuple[float, float, float, float]:
-    """Bytes of the empty interpreter, at the peak, of the weights; and seconds."""
+    """The bytes of the empty interpreter, at the peak, and of the weights; and the seconds."""
     command = [sys.executable, "-c", CHILD, str(directory), *(str(number) for number in case)]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     empty, peak, loaded, seconds = (float(number) for number in output.split())

@@ -31,11 +31,11 @@ from benchmarks.peers.catalogue import DEFAULT_VENVS, PEERS
 
 TIMEOUT_S = 600.0
 AT_ONCE = 4
-"""Windows that are asked for at the same time."""
+"""Number of windows that are in flight at a time."""
 
 
 def call(system: System, path: str, body: dict[str, Any]) -> Any:
-    """Posts a body of JSON and returns the answer's."""
+    """Posts a body of JSON and returns the answer."""
     request = Request(
         system.http + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -44,7 +44,7 @@ def call(system: System, path: str, body: dict[str, Any]) -> Any:
 
 
 def tokens_of(system: System, text: str) -> list[int]:
-    """Returns the tokens of a text's paragraphs: all together are longer than any context."""
+    """Returns the tokens of each paragraph of a text; a whole text is longer than any context."""
     found: list[int] = []
     for paragraph in re.split(r"(?<=\n\n)", text):
         body = {"model": system.model, "prompt": paragraph, "add_special_tokens": False}
@@ -53,9 +53,9 @@ def tokens_of(system: System, text: str) -> list[int]:
 
 
 def windows_of(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Returns whole windows of `size` tokens, one after the other; what is left over is left out.
+    """Returns windows of exactly `size` tokens, one after the other, without the rest.
 
-    Raises ValueError if there is none.
+    Raises ValueError if there is no whole window.
     """
     windows = [tokens[i : i + size] for i in range(0, len(tokens) - size + 1, size)]
     if not windows:
@@ -64,7 +64,7 @@ def windows_of(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def our_logprob(system: System, window: Sequence[int]) -> float:
-    """Returns the log-probability that the service gives to a window but its first token."""
+    """Returns the service's log-probability of a window without its first token."""
     body = {"prompt": window, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0}
     (choice,) = call(system, "/v1/completions", {"model": system.model, **body})["choices"]
     found = choice["prompt_logprobs"][1:]
@@ -76,7 +76,7 @@ def our_logprob(system: System, window: Sequence[int]) -> float:
 async def ours(
     model: Path, text: str, size: int, *, options: Sequence[str]
 ) -> tuple[list[Sequence[int]], float]:
-    """Returns the text's windows and their log-probability, by a service of its own."""
+    """Returns the text's windows and their log-probability, from a service started for it."""
     async with running([f"--model={model}", *options]) as system:
 
         def scored() -> tuple[list[Sequence[int]], float]:
@@ -89,7 +89,7 @@ async def ours(
 
 
 def theirs(model: Path, windows: Sequence[Sequence[int]], *, venvs: Path, threads: int) -> float:
-    """Returns the log-probability that llama.cpp gives to the windows."""
+    """Returns llama.cpp's log-probability of the windows."""
     command = [
         str(PEERS["llama_cpp"].python(venvs)),
         *("-m", "benchmarks.peers.llama_cpp_score", f"--model={model}"),

@@ -61,8 +61,8 @@ class Loss:
 
 
 def windows_of(documents: Sequence[Document]) -> list[list[int]]:
-    """Returns the documents' tokens in windows; a window shares its first token with the last of
-    the one before."""
+    """Returns the documents' tokens in windows; the first token of a window is the last of the one
+    before."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     windows = []
     for document in documents:
@@ -88,7 +88,7 @@ def load(dtype: str, quantization: Quantization) -> StageModel:
 
 
 def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> Loss:
-    """Returns the loss of a model that runs each window as a request's prompt, by itself."""
+    """Returns the loss of a model that runs each window as the prompt of a request."""
     n_groups = len(model.kv_groups.windows)
     runner = ModelRunner(model, n_kv_blocks=N_BLOCKS * n_groups, block_size=BLOCK_SIZE)
     nats = 0.0

@@ -24,7 +24,8 @@ SHARED = ("linear", "attention", "other", "sampling")  # among which an iteratio
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Adds up the time in calls of each kind; a call within another one counts as the outer's."""
+    """Adds up the time in calls of each kind; a call inside another counts as part of the outer
+    one."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     is_inside: bool = False
@@ -72,29 +73,29 @@ class TimedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The share of all tokens that go through a weight: those that choose its expert."""
+    """Fraction of all tokens that go through a weight: the tokens that choose its expert."""
 
     n_experts: int = 1
     n_chosen: int = 1
     expert: int = 0
 
     def n_tokens(self, n: int) -> int:
-        """Returns the tokens of `n` that choose it, where all experts are chosen alike."""
+        """Returns the tokens of `n` that choose the expert, if all experts are chosen equally
+        often."""
         n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
         return n_of_each + (self.expert < n_left)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A weight, and which tokens it is multiplied with."""
+    """A weight, and the tokens by which it is multiplied."""
 
     weight: Any
     choice: Choice
 
 
 def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
-    """Times everything that the model computes with; returns the uses of its weights in their
-    order."""
+    """Times everything that the model computes with; returns the uses of its weights in order."""
     program = model.runner.program
     model.ops = timed_ops(model.ops, watch)
     uses = [use for step in program.steps for use in _uses(step)]

@@ -50,8 +50,8 @@ RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 async def compare(options: argparse.Namespace) -> list[RunRecord]:
-    """Runs all cases that the options ask for and returns their runs; prints each case's table as
-    soon as it is there."""
+    """Runs all cases that the options ask for and returns their runs; prints the table of each
+    case."""
     task = asyncio.current_task()
     assert task is not None
     # Peers are stopped most of the time: nothing but us would ever end them.
@@ -86,8 +86,8 @@ async def compare(options: argparse.Namespace) -> list[RunRecord]:
 
 
 async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequest]) -> None:
-    """Has each engine answer the workload once, and prints how far its greedy tokens are those of
-    the first."""
+    """Has each engine answer the workload once; prints how far its greedy tokens equal the first
+    engine's."""
     compared = requests[:N_COMPARED]
     expected = await engines[0].tokens(compared)
     for engine in tqdm(engines, desc="warming up", leave=False):
@@ -100,8 +100,8 @@ async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequ
 async def our_capacity(
     ours: Ours, offline: Sequence[PlannedRequest], results: Sequence[RunRecord]
 ) -> float:
-    """Returns the requests a second that ours does offline: as measured in this comparison, else in
-    one run."""
+    """Returns the requests a second of ours offline: as measured in this comparison, else in one
+    run."""
     together = [run for run in results if run.meta["case"] == OFFLINE]
     runs = [
         run.summary() for run in contest.undisturbed(together) if run.meta["engine"] == ours.name
@@ -112,7 +112,7 @@ async def our_capacity(
 
 
 def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Returns the share of tokens that come before the first difference of their request."""
+    """Returns the fraction of tokens before the first difference of their request."""
     n_same = sum(
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
         for x, y in zip(mine, theirs, strict=True)
@@ -121,7 +121,7 @@ def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
 
 
 def rate_of(text: str, capacity: float | None) -> float | None:
-    """Returns the requests a second; None if all come at once."""
+    """Returns the requests a second; None if all requests come at once."""
     if text == OFFLINE:
         return None
     if text.endswith("x"):
@@ -131,7 +131,7 @@ def rate_of(text: str, capacity: float | None) -> float | None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Returns the options of the command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers.compare",
         description=__doc__,
@@ -184,8 +184,7 @@ def names_of_peers(text: str) -> list[str]:
 
 
 def file_for(results: Sequence[RunRecord]) -> Path:
-    """Returns the default file of results: one for each comparison, named so that they sort by
-    time."""
+    """Returns the default file of results, whose name begins with the time."""
     meta: dict[str, Any] = results[0].meta
     start = meta["start"].replace(":", "").removesuffix("+0000")
     return RESULTS / f"compare-{meta['model']}-{meta['dtype']}-{start}.json"

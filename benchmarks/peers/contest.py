@@ -1,9 +1,10 @@
-"""Engines under the same load in turn, and what follows from it: ratios, pair by pair.
+"""Engines under one load in turn, and the ratios of their figures, pair by pair.
 
-A machine is never twice the same: it heats up, its memory fragments, others use it. So engines take
-turns, in the opposite order in every second round, and each is compared with what another did in
-the *same* round; the median of these ratios is the answer. A run during which others used the
-processor is repeated, a few times, and marked if that does not help; its round does not count.
+A machine is never twice the same: it heats up, its memory fragments, other processes use it. So
+engines take turns, in the opposite order in every second round, and each is compared with another
+in the *same* round; the median of these ratios is the answer. A run during which others used the
+processor is repeated a few times. If that does not help, the run is marked and its round does not
+count.
 """
 
 import dataclasses
@@ -22,18 +23,18 @@ class Contestant(Protocol):
 
     name: str
     about: dict[str, Any]
-    """Versions and settings, for the result."""
+    """Versions and settings, for the record."""
 
     @property
     def pid(self) -> int:
-        """The engine's process; its descendants belong to it."""
+        """The engine's process, which is measured with its descendants."""
 
     async def run(self, requests: Sequence[PlannedRequest]) -> list[RequestRecord]:
-        """Serves these requests, each from when it comes."""
+        """Serves requests, each from its arrival on."""
 
 
 class WrongAnswer(Exception):
-    """Raised when an engine did not do what it was asked: its time means nothing."""
+    """An engine did not generate what it was asked for, so its time means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,7 @@ class Turn:
 
 
 def turns(contestants: Sequence[Contestant], n_rounds: int) -> Iterator[Turn]:
-    """Yields a turn of each contestant in each round, in the reverse order in every second
-    round."""
+    """Yields a turn of each contestant in each round; every second round is in reverse order."""
     for round_index in range(n_rounds):
         for contestant in contestants[:: -1 if round_index % 2 else 1]:
             yield Turn(round_index, contestant)
@@ -60,10 +60,11 @@ async def measure(
     n_repeats: int,
     watch: Callable[[int], cpu_use.Watch] = cpu_use.watch,
 ) -> RunRecord:
-    """Returns a run that nothing disturbed; after `n_repeats` more tries, the least disturbed.
+    """Returns a run that no other process disturbed, or, after `n_repeats` more tries, the least
+    disturbed.
 
     Raises:
-        WrongAnswer: an output has another length than was asked for.
+        WrongAnswer: an output does not have the length that was asked for.
     """
     tries: list[RunRecord] = []
     while len(tries) <= n_repeats:
@@ -88,10 +89,10 @@ async def measure(
 
 
 def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestRecord]) -> None:
-    """Checks that every request has an output of exactly the length that it asked for.
+    """Checks that every request has an output of exactly the length that was asked for.
 
     Raises:
-        WrongAnswer: one has not.
+        WrongAnswer: an output has another length.
     """
     for index, (request, record) in enumerate(zip(requests, done, strict=True)):
         if record.error is not None or record.n_output != request.n_output:
@@ -101,7 +102,7 @@ def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestR
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values of something measured in every round: median, lowest and highest."""
+    """A value that was measured in every round: median, lowest and highest."""
 
     median: float
     low: float
@@ -134,8 +135,8 @@ def p99_latency(summary: Summary) -> float:
 
 
 def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
-    """Returns the runs of the rounds in which nothing disturbed anybody; all runs, if there is no
-    such round.
+    """Returns the runs of the rounds without a disturbed run, or all runs if there is no such
+    round.
 
     An engine that was held up makes the others look good, so its whole round tells nothing.
     """
@@ -144,17 +145,17 @@ def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def by_round(runs: Sequence[RunRecord], engine: str, measured: Measure) -> dict[int, float]:
-    """Returns an engine's figure of each round, by the number of the round."""
+    """Returns an engine's figure in each round, by the number of the round."""
     return {
         run.meta["round"]: measured(run.summary()) for run in runs if run.meta["engine"] == engine
     }
 
 
 def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -> dict[int, float]:
-    """Returns the figures of the best of some engines, by the number of the round.
+    """Returns the figures of the best of several engines, by the number of the round.
 
-    That is the one whose median over all rounds is best, of rates the highest and of latencies the
-    lowest. To take the best of each round would count the noise of several as their strength.
+    The best engine has the best median over all rounds: the highest rate, or the lowest latency.
+    The best figure of each round would count the noise of several engines as their strength.
     """
     best_of = max if measured is output_rate else min
     figures = [by_round(runs, engine, measured) for engine in engines]
@@ -164,7 +165,7 @@ def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -
 def ratio(
     runs: Sequence[RunRecord], engine: str, others: Sequence[str], measured: Measure
 ) -> Range:
-    """Returns the range of the engine's figure through that of the best of the others, round by
-    round."""
+    """Returns the range of the ratio of the engine's figure to the figure of the best other engine,
+    over all rounds."""
     mine, theirs = by_round(runs, engine, measured), best(runs, others, measured)
     return Range.of([mine[index] / theirs[index] for index in mine])

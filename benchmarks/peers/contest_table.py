@@ -16,7 +16,7 @@ HEADER = (
 
 
 def line_of(run: RunRecord) -> str:
-    """Returns a line about one run, to be printed while others still go on."""
+    """Returns a line about one run, printed while other runs go on."""
     return (
         f"{run.meta['case']} {run.meta['round']} {run.meta['engine']}: "
         f"{contest.output_rate(run.summary()):.1f} tokens/s, "
@@ -25,8 +25,7 @@ def line_of(run: RunRecord) -> str:
 
 
 def table(case: str, results: Sequence[RunRecord]) -> str:
-    """Returns the table of a case: medians over its rounds, and beside them ours through theirs,
-    pair by pair."""
+    """Returns the table of a case: medians over its rounds, and the ratios of ours to each peer."""
     runs = [run for run in results if run.meta["case"] == case]
     counted = contest.undisturbed(runs)
     names = list(dict.fromkeys(run.meta["engine"] for run in runs))
@@ -45,7 +44,7 @@ def table(case: str, results: Sequence[RunRecord]) -> str:
 
 
 def row(title: str, names: Sequence[str], runs: Sequence[RunRecord]) -> str:
-    """Returns a row: the medians of one engine, or of the best of several, each beside its ratio to
+    """Returns a row: the medians of one engine, or of the best of several, each with its ratio to
     ours."""
     cells = [f"{title:<14}"]
     for measured, scale, width in (

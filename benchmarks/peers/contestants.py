@@ -26,12 +26,14 @@ from benchmarks.workload import PlannedRequest
 OURS = "ours"
 OUR_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 OUR_OPTIONS = "--max-batch-size=64 --kv-memory=2GiB --no-prefix-cache"
-"""Options that give ours as many requests at once, and as much K/V memory, as the peers have. Each
-run has the prompts of the one before, which nobody may have kept."""
+"""Options that give ours as many requests at once, and as much K/V memory, as the peers have.
+
+There is no prefix cache, since each run repeats the prompts of the run before.
+"""
 
 
 class Ours:
-    """A local system, spoken to over HTTP."""
+    """A local system that is used over HTTP."""
 
     def __init__(self, name: str, system: local_system.System, options: Sequence[str]) -> None:
         self.name = name
@@ -93,8 +95,7 @@ class Peer:
 
 
 def options_of_ours(given: str, *, model: Path, dtype: str, threads: int) -> list[str]:
-    """Returns the command line of a local system: the given options, and threads that are shared
-    out."""
+    """Returns the command line of a local system: the given options, and a share of the threads."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--tp", type=int, default=1)

@@ -56,31 +56,31 @@ from services.frontend.api_keys import hash_of
 RESULTS = ROOT / "benchmarks" / "results" / "fairness.json"
 FIGURE = ROOT / "docs" / "images" / "fairness.png"
 ORDERS = ("fcfs", "fair", "paced")
-"""The last is `fair` with `fair_batch_tokens`."""
+"""The orders that are measured; the last is `fair` with `fair_batch_tokens`."""
 SMALL, LARGE = "small", "large"
 TIMES = 10
-"""Requests of the large client for each of the small one's."""
+"""Number of requests of the large client for each request of the small client."""
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
-"""Tokens that prompts are made of: every model has them, and they are not special."""
+"""Tokens of which prompts are made: every model has them, and none is special."""
 MAX_RATIO = 1.5
-"""The small client's p99 beside the large one, as a part of what it has alone, at most."""
+"""Largest p99 of the small client beside the large one, divided by its p99 alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedRequest(PlannedRequest):
-    """A request of one of the clients."""
+    """A request of one of the two clients."""
 
     owner: str = SMALL
 
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """Several clients, each with a key of its own, as one."""
+    """Several clients, each with a key of its own, behind one interface."""
 
     by_name: Mapping[str, load.Client]
 
     def prepare(self, request: PlannedRequest) -> load.Call:
-        """Returns a call of the client whose request it is."""
+        """Returns a call of the client that the request belongs to."""
         owner = request.owner if isinstance(request, OwnedRequest) else SMALL
         return self.by_name[owner].prepare(request)
 
@@ -96,7 +96,8 @@ class Run:
     seconds: float
 
     def to_record(self, meta: Mapping[str, Any]) -> list[RunRecord]:
-        """Returns the requests of each client without the times of tokens, which take most room."""
+        """Returns the requests of each client without the times of tokens, which take most
+        space."""
         about = {"order": self.order, "alone": self.is_alone, "jain": self.jain()}
         return [
             RunRecord(
@@ -107,7 +108,7 @@ class Run:
         ]
 
     def jain(self) -> list[float]:
-        """Returns the index of each window while requests came."""
+        """Returns Jain's index of each window in which requests came."""
         n_windows = max(1, int(self.seconds / WINDOW_S))
         got = {name: served(of_one, n_windows) for name, of_one in self.records.items()}
         asked = {name: demanded(of_one, n_windows) for name, of_one in self.records.items()}
@@ -133,10 +134,10 @@ def arrivals(
 async def serve(
     order: str, clients: Clients, requests: Sequence[OwnedRequest], options: argparse.Namespace
 ) -> Run:
-    """Sends requests and returns what became of them.
+    """Sends requests and returns their records.
 
     Raises:
-        RuntimeError: one has failed; says how.
+        RuntimeError: a request failed; the message says how.
     """
     requests = sorted(requests, key=lambda request: request.arrival_s)
     done = await load.run(clients, requests, timeout_s=options.timeout_s)
@@ -164,7 +165,7 @@ def clients_of(system: System) -> Clients:
 
 
 async def rate_of(system: System, options: argparse.Namespace) -> float:
-    """Returns the requests a second of the small client: a share of what the system can do."""
+    """Returns the requests a second of the small client: a share of the system's capacity."""
     sample = OwnedRequest(0.0, tuple(range(7, 7 + options.n_prompt)), options.n_output)
     per_s = await capacity(clients_of(system), sample, for_s=options.capacity_s)
     rate: float = options.share * per_s
@@ -216,7 +217,7 @@ class Result:
 
     @classmethod
     def of(cls, order: str, runs: Sequence[Run]) -> "Result":
-        """Returns the figures of the runs of an order."""
+        """Returns the figures of all runs of an order."""
 
         def together(name: str, *, is_alone: bool) -> RunRecord:
             chosen = (run for run in runs if run.order == order and run.is_alone is is_alone)
@@ -234,8 +235,8 @@ class Result:
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """The small client's p99 beside the large one by what it has alone: of whole answers, and
-        of first tokens."""
+        """Returns the small client's p99 beside the large one divided by its p99 alone: of whole
+        answers, and of first tokens."""
         return (
             _latency(self.beside).p99 / _latency(self.alone).p99,
             _first_token(self.beside).p99 / _first_token(self.alone).p99,
@@ -243,19 +244,19 @@ class Result:
 
     @property
     def requests_per_s(self) -> float:
-        """Requests of both together a second, from the first that comes to the last token; of
-        several rounds as if they were one."""
+        """Returns the requests of both clients per second, from the first arrival to the last
+        token; several rounds count as one."""
         both = [*self.beside.requests, *self.large.requests]
         ends_s = [one.arrival_s + one.latency_s for one in both]
         return len(both) / (max(ends_s) - min(one.arrival_s for one in both)) / self.n_rounds
 
     @property
     def n_rounds(self) -> int:
-        """Rounds that were measured."""
+        """Number of rounds that were measured."""
         return len(self.jain)
 
     def lines(self) -> list[str]:
-        """Returns the figures for people."""
+        """Returns the figures as lines for people."""
         whole, first = self.ratios
         index = np.mean([each for windows in self.jain for each in windows])
         return [
@@ -293,7 +294,7 @@ def _pair(spread: Spread) -> str:
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:
-    """Draws how long the small client's answers take, and Jain's index over time."""
+    """Draws the latencies of the small client's answers, and Jain's index over time."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for result, color in zip(results, ("tab:red", "tab:blue", "tab:green"), strict=True):
@@ -323,7 +324,7 @@ def draw(path: Path, results: Sequence[Result]) -> None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Measures the orders in turn; the exit status says whether the last one holds its bound."""
+    """Measures the orders in turn; the exit status says whether the last order keeps the bound."""
     runs: list[Run] = []
     rate = options.rate
     with tempfile.TemporaryDirectory() as directory:

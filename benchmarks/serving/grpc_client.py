@@ -1,4 +1,4 @@
-"""A client of Orcinus' gRPC API that streams; messages are read when the run is over."""
+"""A client of Orcinus' gRPC API that streams; messages are parsed after the run."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ METHOD = "/orcinus.v1.InferenceService/GenerateStream"
 
 
 class GrpcClient:
-    """Streams generations over channels in turns, which are the caller's to close."""
+    """Streams generations over channels in turn; the caller closes the channels."""
 
     def __init__(self, *channels: grpc.aio.Channel) -> None:
         self._methods: Iterator[Any] = itertools.cycle(
@@ -40,7 +40,7 @@ class GrpcClient:
 
 
 class Generation:
-    """A call; it is sent once and read afterwards."""
+    """A call, which is sent once and parsed afterwards."""
 
     def __init__(self, method: Any, message: bytes) -> None:
         self._method = method
@@ -48,7 +48,7 @@ class Generation:
         self._pieces: list[tuple[float, bytes]] = []
 
     async def send(self) -> None:
-        """Sends it and waits until the answer is complete.
+        """Sends the call and waits until the answer is complete.
 
         Raises:
             ConnectionError: the call ended with a status other than OK.
@@ -61,7 +61,7 @@ class Generation:
             raise ConnectionError(f"{error.code().name}: {error.details()}") from error
 
     def read(self) -> Reply:
-        """Returns the server's answer, as far as it came."""
+        """Returns the part of the answer that came."""
         answers: list[Answer] = []
         usage: inference_pb2.Usage | None = None
         for time_s, piece in self._pieces:

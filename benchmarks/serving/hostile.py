@@ -47,16 +47,16 @@ COLUMNS = (
     f"{'attacked':>8} {'all':>5} {'own':>5}  answers, refusals, and what is wrong"
 )
 MAX_RATIO = 2.0
-"""Most that the 99th percentile of honest gaps may grow by what an attack does to a frontend."""
+"""Maximum ratio of the 99th percentile of honest gaps under attack to the one beside an attack."""
 MAX_STALL_S = 0.25
 UNDISTURBED_S = 4.0
 ATTACK_S = 5.0
-"""Seconds for which attacks that are shorter begin again, so that there are gaps enough."""
+"""Seconds for which short attacks are repeated, so that there are enough gaps."""
 MIB = 2**20
 
 
 def row(result: Mapping[str, Any]) -> str:
-    """Returns a result's line under `COLUMNS`."""
+    """Returns the line of a result, in the columns of `COLUMNS`."""
     honest = result["honest"]
     return (
         f"{result['attack']:<28} {result['took_s']:>5.1f} "
@@ -69,7 +69,7 @@ def row(result: Mapping[str, Any]) -> str:
 
 
 def entry(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a result for a record: what `row` shows, in seconds and bytes."""
+    """Returns a result for the record, with the fields of `row` in seconds and bytes."""
     honest = result["honest"]
     return {
         "attack": result["attack"],
@@ -91,7 +91,7 @@ def entry(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write(path: Path, about: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> None:
-    """Writes a record, in which each attack has a line."""
+    """Writes a record with a line for each attack."""
     lines = [f'"{key}": {json.dumps(value)},\n' for key, value in about.items()]
     attacks = ",\n".join(map(json.dumps, entries))
     path.write_text("{\n" + "".join(lines) + f'"attacks": [\n{attacks}\n]\n}}\n')
@@ -99,7 +99,7 @@ def write(path: Path, about: Mapping[str, Any], entries: Sequence[Mapping[str, A
 
 @contextlib.contextmanager
 def neighbour_of(pods: Pods) -> Iterator[Target]:
-    """A second frontend of a system, with the options of the first."""
+    """Starts a second frontend of a system, with the options of the first."""
     read_fd, write_fd = os.pipe()
     command = [
         f"--ready-fd={write_fd}" if argument.startswith("--ready-fd=") else argument
@@ -121,8 +121,8 @@ def neighbour_of(pods: Pods) -> Iterator[Target]:
 def attack_system(
     attacks: Sequence[Attack], system: Mapping[str, Any], results: list[dict[str, Any]]
 ) -> list[str]:
-    """Attacks a system, and another one when that is lost; prints what comes of it, and returns the
-    attacks that had success."""
+    """Attacks a system, and a new system when the first is lost; prints the results and returns the
+    attacks that succeeded."""
     lost: list[str] = []
     left = list(attacks)
     while left:

@@ -1,8 +1,8 @@
-"""Open-loop load: each request is sent when it is due, whether or not those before it have ended.
+"""Open-loop load: each request is sent when it is due, whether or not earlier requests have ended.
 
-Clients know a protocol; here it is decided when they send, and records are made of what they saw.
-An answer of another length than was asked for is a failure like any other: such runs would not be
-comparable.
+A client knows a protocol; this module decides when it sends, and makes records of what it received.
+An answer of another length than was asked for counts as a failure, since such runs could not be
+compared.
 """
 
 import asyncio
@@ -17,13 +17,12 @@ from benchmarks.records import RequestRecord
 from benchmarks.workload import PlannedRequest
 
 LEAD_S = 0.05
-"""Seconds between the decision to start and the first arrival, so that even that one is not
-late."""
+"""Seconds from the start to the first arrival, so that even the first request is not late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tokens of an answer that came together, and when, by the event loop's clock."""
+    """Tokens of an answer that came together, and the event loop's time at which they came."""
 
     time_s: float
     n_tokens: int
@@ -31,7 +30,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The whole reply to a request; counts are the server's, where it gives them."""
+    """The whole reply to a request, with the server's counts where the server gives them."""
 
     answers: tuple[Answer, ...]
     n_prompt: int | None = None
@@ -43,17 +42,17 @@ class Call(Protocol):
     """A request that is ready to be sent, once."""
 
     async def send(self) -> None:
-        """Sends it and waits until it has ended; raises OSError if it does not end well."""
+        """Sends the request and waits for its end; raises OSError for an end that is an error."""
 
     def read(self) -> Reply:
-        """Returns the reply, as far as it came."""
+        """Returns the part of the reply that came."""
 
 
 class Client(Protocol):
     """A client of a server's protocol."""
 
     def prepare(self, request: PlannedRequest) -> Call:
-        """Returns a call for a request, with everything done that can be done beforehand."""
+        """Returns a call for a request, prepared as far as possible."""
 
 
 async def run(
@@ -66,8 +65,8 @@ async def run(
     """Sends all requests when they are due and waits for all answers.
 
     Args:
-        timeout_s: how long one request may take before it counts as failed.
-        on_done: called when a request has ended, well or not.
+        timeout_s: seconds after which a request counts as failed.
+        on_done: called at the end of each request, successful or not.
     """
     calls = [client.prepare(request) for request in requests]
     with _no_garbage_collection():
@@ -86,8 +85,8 @@ async def run(
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Has no collector look at all that a run keeps, 50 to 100 ms each time, which would count as
-    the server's."""
+    """Switches the garbage collector off during a run: each full collection would take 50 to 100
+    ms, which would count as the server's."""
     gc.collect()
     gc.disable()
     try:
@@ -98,7 +97,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """The times at which a call was made and was over, and why it ended early, if it did."""
+    """The times at which a call was sent and ended, and its error, if any."""
 
     start_s: float
     end_s: float

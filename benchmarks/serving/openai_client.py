@@ -1,8 +1,8 @@
-"""A client of any server with the OpenAI API that streams, made to take as little as possible.
+"""A client of any server with the OpenAI API that streams, made to take little processor time.
 
-It shares the machine with what it measures, so while a run lasts it does nothing but stamp what
-arrives with the time and keep it. Events are read when the run is over. A connection per request;
-httptools finds the end of an answer.
+The client shares the machine with the measured server, so during a run it only stores what arrives,
+with the time. Events are parsed after the run. Each request has a connection of its own; httptools
+finds the end of an answer.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from benchmarks.workload import PlannedRequest
 PATH = "/v1/completions"
 
 EXACT_LENGTH: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-"""Has a server write as many tokens as it may and say which: as Orcinus, vLLM and others spell
-it."""
+"""Fields by which Orcinus, vLLM and others generate the maximum number of tokens and return token
+ids."""
 
 DONE = b"[DONE]"
 
 
 class OpenAIClient:
-    """Streams completions from `url`, whose path, if it has one, stands for `/v1/completions`.
+    """Streams completions from `url`, whose path, if it has one, replaces `/v1/completions`.
 
-    `body` is put into every request; fields that are None there are left out. `prompts` are texts
-    that stand for the token ids of requests, by these, where a server takes no token ids.
+    `body` is added to every request; fields that are None are left out. `prompts` are texts by the
+    token ids of prompts, for servers that take no token ids.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OpenAIClient:
         self._prompts = prompts
 
     def prepare(self, request: PlannedRequest) -> "Completion":
-        """The call for a request, written down before the clock runs."""
+        """Returns the call for a request, written down before the clock runs."""
         prompt = request.prompt_token_ids
         body = {
             "model": self._model,
@@ -65,7 +65,7 @@ class OpenAIClient:
 
 
 class Completion:
-    """A call; it is sent once and read afterwards."""
+    """A call, which is sent once and parsed afterwards."""
 
     def __init__(self, url: SplitResult, message: bytes) -> None:
         self._url = url
@@ -73,10 +73,10 @@ class Completion:
         self._exchange: _Exchange | None = None
 
     async def send(self) -> None:
-        """Sends it and waits until the answer is complete.
+        """Sends the call and waits until the answer is complete.
 
         Raises:
-            OSError: the server can't be reached, or hung up.
+            OSError: the server can't be reached, or closed the connection early.
         """
         loop = asyncio.get_running_loop()
         is_secure = self._url.scheme == "https"
@@ -93,7 +93,7 @@ class Completion:
             transport.close()
 
     def read(self) -> Reply:
-        """Returns the server's answer, as far as it came."""
+        """Returns the part of the answer that came."""
         if self._exchange is None:
             return Reply((), error="never sent")
         return reply_of(self._exchange.status, self._exchange.pieces)
@@ -139,7 +139,7 @@ class _Exchange(asyncio.Protocol):
 
 
 def reply_of(status: int, pieces: Sequence[tuple[float, bytes]]) -> Reply:
-    """Reads an answer from its parts and the times at which they came."""
+    """Parses an answer from its parts and the times at which they came."""
     if status != 200:
         text = b"".join(piece for _, piece in pieces).decode(errors="replace")
         return Reply((), error=f"HTTP {status}: {text}" if status else "no answer")
@@ -161,7 +161,7 @@ def reply_of(status: int, pieces: Sequence[tuple[float, bytes]]) -> Reply:
 
 
 def events_of(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Server-sent events, each with the time at which its last byte came; the end is none."""
+    """Yields server-sent events, each with the time of its last byte; the end is no event."""
     rest = b""
     for time_s, piece in pieces:
         *blocks, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
@@ -176,7 +176,7 @@ def events_of(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, di
 
 
 def _n_tokens(choice: Mapping[str, Any]) -> int:
-    """Tokens in a chunk: as many as it names. Servers that name none send one at a time."""
+    """Returns the tokens of a chunk: the number that it names, or 1 if it names none."""
     token_ids = choice.get("token_ids")
     return int(bool(choice.get("text"))) if token_ids is None else len(token_ids)
 

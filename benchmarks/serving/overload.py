@@ -47,23 +47,25 @@ from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.workload import PlannedRequest
 
 N_PROMPT, N_OUTPUT = 64, 512
-"""Tokens of each request: of one length, so that answers a second are a measure. The shorter the
-answers, the more requests are ten times the capacity, and the less of two cores is left for the
-engine by the client and by those who refuse. With 256 tokens ten times the capacity are some 290
-calls a second, more than one core begins over gRPC beside the client and the streams."""
+"""Length of each request in tokens; all are equal, so that answers a second are a measure.
+
+The shorter the answers, the more requests make ten times the capacity, and the less of two cores is
+left for the engine beside the client and the refusals. With 256 tokens, ten times the capacity are
+some 290 calls a second, more than one core begins over gRPC beside the client and the streams.
+"""
 N_CLIENTS = 64
-"""Clients that find the capacity: two batches, so that the engine never waits for one."""
+"""Number of clients that measure the capacity: two batches, so that the engine never waits."""
 SMALL_POOL = ("--max-requests=512",)
 N_CONNECTIONS = 16
-"""Connections over gRPC, whose calls beyond 256 on one would wait in the client."""
+"""Number of gRPC connections; calls beyond 256 on one connection would wait in the client."""
 OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 WARM_UP_S = 5.0
 RETRY_S = 0.2
-"""Seconds after which a client that finds the capacity asks again when it was refused."""
+"""Seconds after which a client that measures the capacity repeats a refused request."""
 MIN_GOODPUT = 0.95
 MAX_REFUSAL_S = 0.05
 MAX_GROWTH = 0.1
-"""Part of its memory that a process may take more, once the queue is full."""
+"""Largest growth of a process's memory after the queue is full, divided by the memory before."""
 REFUSED = ("HTTP 429", "ConnectionError: RESOURCE_EXHAUSTED")
 MIB = 2**20
 
@@ -74,7 +76,7 @@ class Overloaded:
 
     protocol: str
     goal_s: float
-    """The goal for first tokens; 0 is none."""
+    """The goal for first tokens, in seconds; 0 is no goal."""
     capacity_per_s: float
     offered_per_s: float
     goodput_per_s: float
@@ -83,29 +85,29 @@ class Overloaded:
     refusal_s: Spread | None
     first_token_s: Spread | None
     late_s: Spread | None
-    """By how much first tokens came after the largest goal, of those that did."""
+    """Seconds by which late first tokens came after the largest goal."""
     n_complete: int
     n_late: int
     n_refused: int
     others: Counter[str]
     """Requests that ended in another way, by their error."""
     growth: float
-    """Most that a process's memory grew, as a part of it, from when the queue was full."""
+    """Largest growth of a process's memory after the queue was full, divided by the memory then."""
     client_cpus: float
 
     @property
     def goodput_part(self) -> float:
-        """The goodput as a part of the capacity."""
+        """The goodput divided by the capacity."""
         return self.goodput_per_s / self.capacity_per_s
 
     @property
     def on_time_part(self) -> float:
-        """The part of the capacity that is on time."""
+        """The goodput on time divided by the capacity."""
         return self.on_time_per_s / self.capacity_per_s
 
     @property
     def is_held(self) -> bool:
-        """Whether all that is asked of an overloaded system holds."""
+        """Whether the system meets all conditions for an overloaded system."""
         return (
             (self.on_time_part if self.goal_s else self.goodput_part) >= MIN_GOODPUT
             and self.refusal_s is not None
@@ -116,11 +118,11 @@ class Overloaded:
 
     @property
     def name(self) -> str:
-        """The goal, for people."""
+        """The goal as a text for people."""
         return f"goal of {self.goal_s:g} s" if self.goal_s else "no goal"
 
     def lines(self) -> list[str]:
-        """Returns the figures for people."""
+        """Returns the figures as lines for people."""
         return [
             f"{self.protocol}, {self.name}: capacity {self.capacity_per_s:.1f}/s, offered "
             f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s "
@@ -134,7 +136,7 @@ class Overloaded:
         ]
 
     def row(self) -> dict[str, Any]:
-        """Returns the figures for a record; memory and processors in parts, times in seconds."""
+        """Returns the figures for the record: memory and processors as ratios, times in seconds."""
         return {
             "protocol": self.protocol,
             "goal_s": self.goal_s,
@@ -157,8 +159,8 @@ class Overloaded:
 
 
 async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float) -> float:
-    """Returns the answers a second that clients get who ask one after the other: the tokens of
-    complete answers that come in `for_s` seconds, in answers."""
+    """Returns the capacity in answers a second: the tokens of complete answers that clients get in
+    `for_s` seconds, one request after the other, divided by the length of an answer."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + WARM_UP_S
     n_tokens = 0
@@ -205,7 +207,7 @@ async def overload(
     goal_s: float,
     times: float,
 ) -> Overloaded:
-    """Finds the capacity over a protocol, and offers a multiple of it."""
+    """Measures the capacity over a protocol, and offers a multiple of it."""
     before_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
     requests = arrivals(times * before_per_s, options.seconds, seed=options.seed)
     full_s = options.seconds / 4
@@ -238,8 +240,8 @@ def figures(
     growth: float,
     client_cpus: float,
 ) -> Overloaded:
-    """Returns a run in figures; goodput counts what was answered within the window, and as on time
-    what had its first token within `on_time_s`."""
+    """Returns the figures of a run; goodput counts answers within the window, and on time the
+    answers whose first token came within `on_time_s`."""
     done = [record for record in records if record.is_complete]
     refused = [r for r in records if r.error is not None and r.error.startswith(REFUSED)]
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
@@ -279,7 +281,7 @@ def part_within(record: RequestRecord, window_s: tuple[float, float]) -> float:
 
 
 async def growth_of(root: psutil.Process, from_s: float, to_s: float) -> float:
-    """Returns the most by which a process of the system grows between two times, as a part."""
+    """Returns the largest growth of a process of the system between two times, as a ratio."""
     await asyncio.sleep(from_s)
     before = memory_of(root)
     await asyncio.sleep(to_s - from_s)
@@ -325,7 +327,7 @@ def _rounded(spread: Spread | None) -> dict[str, float] | None:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Overloads a system over each protocol; the exit status says whether all held."""
+    """Overloads a system over each protocol; the exit status says whether all conditions held."""
     about = machine.describe()
     results = []
     for protocol, goal_s in itertools.product(options.protocols, options.goals):

@@ -58,7 +58,8 @@ class Run:
 
 
 def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the requests; each has one token more than `min_tokens`, the one that ends it."""
+    """Returns the requests, each with one more token than `min_tokens`: the token that ends the
+    request."""
     generator = np.random.default_rng(options.seed)
     n_prompts = generator.integers(16, options.n_prompt + 1, options.requests).tolist()
     n_used = generator.integers(4, options.n_used + 1, options.requests).tolist()
@@ -79,8 +80,8 @@ def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def n_slots(requests: list[dict[str, Any]], batch_size: int, share: float) -> int:
-    """Returns K/V slots for a share of what a full batch of these requests reserves, and at least
-    for the longest."""
+    """Returns the K/V slots for a share of a full batch's reservations, at least enough for the
+    longest request."""
     needs: list[int] = [len(request["prompt"]) + request["max_tokens"] for request in requests]
     wanted = int(share * batch_size * statistics.mean(needs))
     return max(wanted, max(needs) + BLOCK_SIZE)
@@ -118,7 +119,7 @@ async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[int, 
 
 
 async def n_preemptions(client: httpx.AsyncClient, url: str) -> int:
-    """Returns how often a request was put down so far, by the scheduler's metrics."""
+    """Returns the number of preemptions so far, from the scheduler's metrics."""
     found = PREEMPTIONS.search((await client.get(url)).text)
     if found is None:
         raise RuntimeError(f"no preemptions at {url}")
@@ -126,7 +127,7 @@ async def n_preemptions(client: httpx.AsyncClient, url: str) -> int:
 
 
 def report(runs: list[Run]) -> str:
-    """Returns what the runs are to each other, for people.
+    """Returns the comparison of the runs as lines for people.
 
     Raises:
         RuntimeError: answers differ.
@@ -143,8 +144,8 @@ def line_of(run: Run) -> str:
 
 
 def ratio(runs: list[Run]) -> float:
-    """Returns the throughput of optimistic admission as a multiple of the other's, the median of
-    the rounds."""
+    """Returns the ratio of optimistic admission's throughput to the other's, the median over the
+    rounds."""
     return statistics.median(
         lent.tokens_per_s / reserved.tokens_per_s
         for reserved, lent in zip(
@@ -173,7 +174,7 @@ def draw(path: Path, runs: list[Run]) -> None:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Runs all rounds, and says what came of them."""
+    """Runs all rounds and prints the results."""
     runs = []
     for number in range(options.rounds):
         for is_optimistic in (False, True) if number % 2 == 0 else (True, False):

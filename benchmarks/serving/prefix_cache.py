@@ -45,7 +45,7 @@ from benchmarks.workload import PlannedRequest
 
 TIMEOUT_S = 600.0
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
-"""Tokens that prompts are made of: every model has them, and they are not special."""
+"""Tokens of which prompts are made: every model has them, and none is special."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,17 @@ class Chat:
 
     @property
     def n_cached(self) -> int:
-        """Tokens of prompts that were not computed."""
+        """Number of prompt tokens that were not computed."""
         return sum(turn.n_cached for turn in self.turns)
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens a second, over the whole chat."""
+        """Generated tokens per second, over the whole chat."""
         end_s = max(turn.record.end_s for turn in self.turns)
         return sum(len(turn.token_ids) for turn in self.turns) / end_s
 
     def first_token_s(self, turns: Sequence[int]) -> Spread:
-        """Returns the seconds to the first token in these turns."""
+        """Returns the seconds to the first token of each of some turns."""
         times = (turn.record.time_to_first_token_s for turn in self.turns if turn.turn in turns)
         spread = Spread.of(time_s for time_s in times if time_s is not None)
         if spread is None:
@@ -156,7 +156,7 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], n_answer: int, zero_
 
 
 async def chat(client: httpx.AsyncClient, options: argparse.Namespace, *, has_cache: bool) -> Chat:
-    """Lets all users ask their questions, each when it has the answer before and has thought."""
+    """Has all users ask their questions, each after the answer before and some time to think."""
     system, of_users = questions(options)
     thinks = pauses(options)
     zero_s = asyncio.get_running_loop().time()
@@ -239,10 +239,10 @@ def line_of(one: Chat, n_turns: int) -> str:
 
 
 def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
-    """Returns what chats are to each other, for people.
+    """Returns the comparison of chats as lines for people.
 
     Raises:
-        RuntimeError: our answers differ, or our cache had nothing.
+        RuntimeError: answers of ours differ, or the cache held nothing.
     """
     ours = [one for one in chats if one.engine == OURS]
     if any(one.answers != ours[0].answers for one in ours):
@@ -268,8 +268,8 @@ def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
 def ratios(
     before: Sequence[Chat], after: Sequence[Chat], turns: Sequence[int]
 ) -> tuple[float, float]:
-    """Returns how many times sooner the first token of these turns comes, and how many times the
-    throughput is, of one kind of chat to another: medians over the rounds."""
+    """Returns two ratios of one kind of chat to another, as medians over the rounds: of the times
+    to the first token of some turns, and of the throughputs."""
     pairs = list(zip(before, after, strict=True))
     return (
         statistics.median(
@@ -307,7 +307,7 @@ def draw(path: Path, chats: Sequence[Chat], n_turns: int) -> None:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Runs all rounds, and says what came of them."""
+    """Runs all rounds and prints the results."""
     chats: list[Chat] = []
     kinds = [(name, has_cache) for name in (OURS, *options.peers) for has_cache in (False, True)]
     for number in range(options.rounds):

@@ -35,13 +35,14 @@ from benchmarks.machine import ROOT
 MODEL = ROOT / "build" / "llama-125m"
 OUT = ROOT / "services" / "frontend" / "page" / "recordings"
 MAX_BYTES = 300_000
-"""Bytes of a recording at most: a page loads all of them."""
+"""Maximum bytes of a recording; a page loads all recordings."""
 
 N_STAGES = 2
 MAX_BATCH_SIZE = 4
 TIMEOUT_S = 60.0
 SETTLE_S = 0.8
-"""Seconds in which the timings of the last iterations come: stages report four times a second."""
+"""Seconds within which the timings of the last iterations come; stages report four times a
+second."""
 
 COMMON = (
     f"--stages={N_STAGES}",
@@ -59,7 +60,7 @@ VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request: when it comes, and how long it is."""
+    """A request: its arrival and its lengths."""
 
     at_s: float
     n_prompt: int
@@ -80,11 +81,11 @@ VISITS = (
     Visit(0.55, 7, 13),
     Visit(0.70, 22, 15),
 )
-"""No two of them are as long as each other."""
+"""The requests; no two are of equal lengths."""
 
 
 def prompt_of(visit: Visit, index: int) -> list[int]:
-    """A prompt that begins like no other."""
+    """Returns a prompt that begins like no other."""
     return [100 + 37 * index + (7 * place) % 31 for place in range(visit.n_prompt)]
 
 

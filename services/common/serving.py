@@ -64,7 +64,7 @@ class ServingWatch:
         return ""
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Checks once a second and sets the health of serving, until cancelled."""
+        """Tells once a second whether this process serves, until cancelled."""
         while True:
             # Before the look: the loop may have stood still until now.
             await tell(not self.reason_against())

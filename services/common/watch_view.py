@@ -25,6 +25,8 @@ from services.common.epochs import EPOCHS_PER_TERM
 from services.common.watch_figures import Figures, step_of
 from services.common.watch_json import Json, seconds, to_json
 
+_DECODE = watch_pb2.SPAN_KIND_DECODE
+
 ENDED_S = 10.0
 """Seconds for which a request that has ended is kept: its last iterations may be told later."""
 
@@ -38,6 +40,18 @@ class _Request:
     arrived_at: float | None = None
     """None if the request was there before the watch began."""
     last_token_at: float | None = None
+
+    def add_tokens(self, n_new: int, *, end_position: int) -> None:
+        """Adds the new tokens of a span that ran the tokens before `end_position`.
+
+        The tokens before the new ones follow from the position: iterations that were in flight when
+        the watch began are not told.
+        """
+        if self.n_prompt_tokens:
+            n_before = end_position - self.n_prompt_tokens
+            self.n_generated = max(self.n_generated, n_before + n_new)
+        else:
+            self.n_generated += n_new
 
 
 class View:
@@ -105,12 +119,12 @@ class View:
         second.n_allocated_slots = max(second.n_allocated_slots, event.n_allocated_slots)
         first_tokens: list[tuple[int, float]] = []
         n_generated = []
-        for place, (number, n_new) in enumerate(
-            zip(event.numbers, event.n_new_tokens, strict=True)
-        ):
+        columns = (event.numbers, event.start_positions, event.n_tokens, event.kinds)
+        for number, start, n_tokens, kind, n_new in zip(*columns, event.n_new_tokens, strict=True):
             request = self._request(number)
             if n_new:
-                _add_tokens(request, event, place)
+                n_run = 1 if kind == _DECODE else n_tokens  # the other tokens are drafts
+                request.add_tokens(n_new, end_position=start + n_run)
                 if request.last_token_at is not None:
                     second.token_gaps[step_of((end - request.last_token_at) / n_new)] += n_new
                 elif request.arrived_at is not None:
@@ -131,23 +145,10 @@ class View:
         return {"n_generated": [self._requests[number].n_generated for number in event.running]}
 
     def _request(self, number: int) -> _Request:
-        return self._requests.setdefault(number, _Request())
-
-
-def _add_tokens(request: _Request, event: watch_pb2.IterationEvent, place: int) -> None:
-    """Takes in the new tokens that a span has brought its request.
-
-    Those before it follow from the position of the span: iterations that were in flight when the
-    watch began are not told.
-    """
-    n_new = event.n_new_tokens[place]
-    if not request.n_prompt_tokens:
-        request.n_generated += n_new
-        return
-    is_decode = event.kinds[place] == watch_pb2.SPAN_KIND_DECODE  # all but its first are drafts
-    n_run = 1 if is_decode else event.n_tokens[place]
-    n_before = event.start_positions[place] + n_run - request.n_prompt_tokens
-    request.n_generated = max(request.n_generated, n_before + n_new)
+        request = self._requests.get(number)
+        if request is None:
+            request = self._requests[number] = _Request()
+        return request
 
 
 def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:

@@ -26,7 +26,7 @@ NO_FIGURES: Json = {"tokens_per_s": 0.0, "batch_size": 0.0}
 
 @dataclass(slots=True)
 class RequestRow:
-    """A request, as far as it is known."""
+    """A request as far as its events have told."""
 
     number: int
     turn: str = "waiting"
@@ -42,28 +42,28 @@ class RequestRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
-    """An iteration, as its blocks are drawn."""
+class DrawnIteration:
+    """An iteration with what its blocks show."""
 
     number: int
     sent: float
     round_trip_s: float
     request: int
-    """Number of the request that has the most tokens in it; 0 if there is none."""
+    """Number of the request with the most tokens in the iteration; 0 if there is none."""
     kind: str
-    """What it computes of that: `p`refill, `d`ecode, or `r`ecomputation."""
+    """What the iteration computes of that request: `p`refill, `d`ecode, or `r`ecomputation."""
     computing: tuple[tuple[float, float], ...]
-    """When each stage began and ended to compute it."""
+    """When each stage began and ended the iteration."""
 
     @property
     def ended(self) -> float:
-        """When its result was there."""
+        """When the result of the iteration was there."""
         return self.sent + self.round_trip_s
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that explains what is seen around it."""
+class PipelineMark:
+    """A point in time that explains what is seen around it."""
 
     t: float
     kind: str
@@ -75,26 +75,26 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """The slots for keys and values, divided by what they are for; together they are all."""
+    """The K/V slots, divided by what they are for; the parts add up to all slots."""
 
     shared: int = 0
     used: int = 0
     reserved: int = 0
-    """By requests that have not filled them yet."""
+    """Slots of requests that have not filled them yet."""
     cached: int = 0
     free: int = 0
 
 
 @dataclass(slots=True)
 class ConsoleState:
-    """All that is known; `feed` changes it."""
+    """Everything that a console has been told; `feed` changes it."""
 
     epoch: dict[str, Any] = field(default_factory=dict)
-    """The last event of that type, without type and time; empty before the first."""
+    """Fields of the last epoch event, without type and time; empty before the first event."""
     away: str = CONNECTING
-    """Why nothing is heard now; empty while there is something to hear."""
+    """Why no scheduler is watched now; empty while one is."""
     now: float = 0.0
-    """The time of the latest event."""
+    """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)
     waiting: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
@@ -105,13 +105,13 @@ class ConsoleState:
     kv: KvSlots = KvSlots()
     figures: Json = field(default_factory=lambda: NO_FIGURES)
     """Figures of the last seconds."""
-    iterations: deque[Iteration] = field(default_factory=lambda: deque(maxlen=MAX_ITERATIONS))
-    marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
+    iterations: deque[DrawnIteration] = field(default_factory=lambda: deque(maxlen=MAX_ITERATIONS))
+    marks: deque[PipelineMark] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
     n_marks: int = 0
-    """Marks so far, those that are forgotten included."""
+    """Number of all marks so far, including marks that are no longer kept."""
 
     def feed(self, event: Json) -> None:
-        """Takes an event; one of a type that is not known changes nothing.
+        """Takes an event; an event of an unknown type changes nothing.
 
         Raises:
             ValueError: a field is missing or wrong.
@@ -131,12 +131,15 @@ class ConsoleState:
 
     @property
     def n_stages(self) -> int:
-        """Stages of the pipeline; 0 before it is known."""
+        """Number of stages of the pipeline; 0 before the first epoch."""
         return int(self.epoch.get("n_stages", 0))
 
     def shown_requests(self) -> Sequence[RequestRow]:
-        """Returns the requests in the order of the pool: those that run, those that wait, those of
-        which the pool has not told yet, and those that have just ended."""
+        """Returns the requests in the order of the pool.
+
+        Requests that run come first, then waiting requests, requests that the pool has not told
+        yet, and requests that have just ended.
+        """
         placed = {number: place for place, number in enumerate((*self.running, *self.waiting))}
 
         def key(row: RequestRow) -> tuple[bool, int, int]:
@@ -150,13 +153,13 @@ class ConsoleState:
         return self.requests[number]
 
     def _mark(self, t: float, kind: str, text: str) -> None:
-        mark = Mark(t, _printable(kind), _printable(text))
+        mark = PipelineMark(t, _printable(kind), _printable(text))
         if mark not in self.marks:  # told anew
             self.marks.append(mark)
             self.n_marks += 1
 
     def _begin_anew(self) -> None:
-        """Forgets what is told anew."""
+        """Forgets everything that the stream is about to tell again."""
         self.now = 0.0
         self.requests.clear()
         self.iterations.clear()
@@ -251,18 +254,19 @@ _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
 
 
 def _printable(value: Any) -> Any:
-    """Returns a value; a text without what a terminal would take for a command."""
+    """Returns a value; in a text, characters that a terminal would take for commands are
+    replaced."""
     if not isinstance(value, str):
         return value
     return "".join([letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in value])
 
 
-def _iteration(event: Json) -> Iteration:
+def _iteration(event: Json) -> DrawnIteration:
     sent = float(event["sent"])
     spans = [*zip(event["n_tokens"], event["numbers"], event["kinds"], strict=True)]
     # The first of several with as many: a batch begins with those that have run longest.
     _, number, kind = max(spans, key=lambda span: int(span[0]), default=(0, 0, "d"))
-    return Iteration(
+    return DrawnIteration(
         number=int(event["iteration"]),
         sent=sent,
         round_trip_s=float(event["round_trip_s"]),

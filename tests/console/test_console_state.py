@@ -10,7 +10,7 @@ from services.console.console_state import (
     NO_FIGURES,
     ConsoleState,
     KvSlots,
-    Mark,
+    PipelineMark,
 )
 from tests.console.events import (
     STORY,
@@ -126,7 +126,7 @@ def test_marks_come_from_losses_epochs_and_the_way_here() -> None:
         "gap: some events were missed",
     ]
     assert not state.requests
-    assert state.marks[1] == Mark(T + 0.9, "lost", "stage 1 went away (requests 1, 3)")
+    assert state.marks[1] == PipelineMark(T + 0.9, "lost", "stage 1 went away (requests 1, 3)")
     assert state.n_marks == 6
 
 

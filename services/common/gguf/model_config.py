@@ -176,7 +176,7 @@ def _refuse_unknown(header: GgufHeader, architecture: str) -> None:
 
 
 def _head_dim(header: GgufHeader, config: Config) -> Config:
-    """Returns the size of heads, if the file has it, on which keys, values and positions agree."""
+    """Returns the size of heads, if the file has one; keys, values and positions must agree."""
     keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     said = {size for key in keys if (size := _get(header, key, int, None)) is not None}
     if len(said) > 1:

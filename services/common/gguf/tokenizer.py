@@ -81,7 +81,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
         ValueError: the vocabulary is missing, or of an unknown kind; the message says which.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    vocabulary = _Vocabulary(metadata)
+    vocabulary = _GgufVocabulary(metadata)
     if kind == "gpt2":
         parts = _byte_level(vocabulary, metadata)
     elif kind == "llama":
@@ -114,7 +114,7 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-class _Vocabulary:
+class _GgufVocabulary:
     """The tokens of a vocabulary and their types."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
@@ -150,7 +150,7 @@ class _Vocabulary:
                 }
 
 
-def _byte_level(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Json:
+def _byte_level(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
     """Returns the parts of byte-level BPE."""
     pre = metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in _CUTS:
@@ -180,7 +180,7 @@ def _byte_level(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Json:
     }
 
 
-def _sentence_piece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Json:
+def _sentence_piece(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
     """Returns the parts of SentencePiece's BPE, which falls back to bytes."""
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or isinstance(scores, str) or len(scores) != len(vocabulary.tokens):
@@ -216,7 +216,7 @@ def _sentence_piece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Jso
     }
 
 
-def _merges(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Returns the merges that make the pieces, in the order of the pieces' scores, the best first.
 
     Every pair of pieces that makes a piece is a merge of it; pairs of the lowest numbers come
@@ -234,7 +234,7 @@ def _merges(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str,
 
 
 def _around(
-    vocabulary: _Vocabulary, metadata: Mapping[str, Any], *, by_default: bool
+    vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], *, by_default: bool
 ) -> Json | None:
     """Returns the part that adds tokens before and behind a text; None if no token is added."""
     ends = []

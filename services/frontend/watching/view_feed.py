@@ -1,16 +1,19 @@
-"""The feed of viewers: the view of one subscription as changes in JSON, made once for all of them.
+"""The feed of viewers: the view of one subscription as changes in JSON, made once for all viewers.
 
-A viewer's stream begins, and goes on after a change, with an object of the feed's own:
+A viewer's stream begins with one of the feed's own objects, and so does each part after an
+interruption:
 
     {"type": "here"}     a scheduler is watched; what follows replaces what was told before
     {"type": "gap"}      something was left out; what follows replaces what was told before
-    {"type": "away"}     nobody tells anything; `text` says why
+    {"type": "away"}     no scheduler is watched; `text` says why
 
-What follows is first what `ViewState` keeps and then news. Each viewer has a queue; one who lets
-it grow too long loses it, and goes on after a gap once it reads again. There is a subscription
-while there are viewers, and a little longer, since pages are loaded again. It asks for decisions
-only while a viewer wants them: with the first, and after the last, another begins, which is
-a gap for the others. Who comes later is told decisions from then on.
+Then follows what `ViewState` keeps, and then news. Each viewer has a queue. A viewer that lets the
+queue grow too long loses what is queued, and goes on after a gap once it reads again.
+
+The subscription lasts while there are viewers, and a little longer, since pages are loaded again.
+The subscription includes decisions only while a viewer wants them: another subscription begins with
+the first such viewer, and after the last, which is a gap for the other viewers. Later viewers are
+told decisions from their own beginning on.
 """
 
 import asyncio
@@ -32,19 +35,19 @@ from services.frontend.watching.subscription import EventReceiver
 from services.frontend.watching.view_state import ViewState
 
 LINGER_S = 2.0
-"""Seconds that the subscription stays when the last viewer has left."""
+"""Seconds that the subscription lasts after the last viewer has left."""
 
 MAX_UNSENT_BYTES = 512 * 2**10
-"""Bytes of news that wait for a viewer at most: several seconds of a busy pipeline."""
+"""Maximum bytes of news that wait for a viewer: several seconds of a busy pipeline."""
 
 TICK_S = 1.0
-"""Seconds after which figures are made while the scheduler tells nothing."""
+"""Seconds between figures while the scheduler tells nothing."""
 
 MAX_PIECE_BYTES = 64 * 2**10
-"""Bytes that a viewer is handed at once, unless one event is larger."""
+"""Maximum bytes that a viewer gets at once, unless one change is larger."""
 
 RETRY_AFTER_S = 10.0
-"""Seconds after which a viewer for whom there was no place may try again."""
+"""Seconds after which a viewer that was refused may try again."""
 
 STOPPING = "the server is stopping"
 
@@ -55,17 +58,17 @@ def as_json(value: Json) -> bytes:
 
 
 def note(kind: str, **fields: str) -> bytes:
-    """Returns an object of the feed's own, with the time of this machine."""
+    """Returns one of the feed's own objects, with the time of this machine."""
     return as_json({"t": round(time.time(), 6), "type": kind, **fields})
 
 
 class Viewer:
-    """One who looks on, and the events that wait for it."""
+    """A viewer, and the changes that wait for it."""
 
     def __init__(self, feed: "ViewFeed", *, wants_decisions: bool) -> None:
         self.wants_decisions = wants_decisions
         self.is_here = False
-        """Whether it was told last that a scheduler is watched."""
+        """Whether the viewer was told that a scheduler is watched."""
         self._feed = feed
         self._queue: deque[bytes] = deque()
         self._n_unsent = 0  # bytes of news
@@ -79,7 +82,7 @@ class Viewer:
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds news, which have `n_bytes` bytes."""
+        """Adds news of `n_bytes` bytes."""
         if self._is_behind or not events:
             return
         self._n_unsent += n_bytes
@@ -96,7 +99,7 @@ class Viewer:
         self._arrival.set()
 
     async def next(self) -> Sequence[bytes]:
-        """Returns the next events, at least one, once there is one.
+        """Waits for changes; returns at least one.
 
         Raises:
             Unavailable: this process is stopping.
@@ -123,7 +126,7 @@ class Viewer:
 
 
 class EventSource(Protocol):
-    """A subscription to what happens."""
+    """A subscription to a scheduler's events."""
 
     def run(
         self, watcher: EventReceiver, *, has_decisions: bool
@@ -131,7 +134,7 @@ class EventSource(Protocol):
 
 
 class ViewFeed:
-    """All viewers of a frontend, and what they are told."""
+    """The viewers of a frontend, and the view that they are told."""
 
     def __init__(
         self, subscription: EventSource, *, max_viewers: int, refusals: Refusals | None = None
@@ -156,10 +159,10 @@ class ViewFeed:
 
     @contextmanager
     def viewer(self, *, wants_decisions: bool = False) -> Iterator[Viewer]:
-        """Adds a viewer, for as long as the context is open.
+        """Adds a viewer until the end of the context.
 
         Raises:
-            PoolFull: there are too many.
+            PoolFull: there are too many viewers.
             Unavailable: this process is stopping.
         """
         if self._is_stopping:
@@ -186,7 +189,7 @@ class ViewFeed:
             self._note_change()
 
     def close(self) -> None:
-        """Ends the streams of all viewers and takes no more."""
+        """Ends the streams of all viewers and accepts no more viewers."""
         self._is_stopping = True
         for viewer in self._viewers:
             viewer.end()
@@ -224,7 +227,7 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Tells viewers what events change in the view."""
+        """Tells viewers how events change the view."""
         known = [event for event in events if event.WhichOneof("event")]  # none of later versions
         self._tell(change for event in known for change in self._view.take(event))
         for event in known[-1:]:
@@ -250,7 +253,7 @@ class ViewFeed:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
-        """Tells viewers that nobody is watched, unless they know."""
+        """Tells viewers once that no scheduler is watched."""
         self._state = None
         if self._away:
             return
@@ -261,7 +264,7 @@ class ViewFeed:
             viewer.is_here = False
 
     async def _keep_time(self) -> NoReturn:
-        """Tells figures while nothing else is told, until cancelled."""
+        """Tells figures while the scheduler tells nothing, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._state is not None:
@@ -273,7 +276,7 @@ class ViewFeed:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until the subscription should end: nobody wants it, or another one is wanted."""
+        """Waits until there are no viewers for a while, or another subscription is wanted."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

@@ -1,9 +1,9 @@
-"""What a viewer who comes later must be told before anything new.
+"""What a viewer that comes later must be told before any news.
 
-The changes of the view are kept as they were told, as JSON, and told again in that form: epochs,
+The changes of the view are kept as JSON, as they were told, and told again in that form: epochs,
 marks and figures of the last minutes, requests that live or have just ended, the last iterations,
-and the pool. Each kind is bounded in number and in bytes, and in time where it is history. Time is
-the scheduler's own.
+and the pool. Each kind is bounded in number and in bytes, and history in time. Times are the
+scheduler's.
 """
 
 from collections import deque
@@ -21,8 +21,11 @@ FIGURES_S, MAX_FIGURES, MAX_FIGURE_BYTES = 300, 300, 2**17
 """Seconds, number and bytes of the figures that are kept."""
 
 MAX_REQUESTS, MAX_TURNS, MAX_REQUEST_BYTES = 2048, 8, 384 * 2**10
-"""Number of requests that are kept, turns of each, and bytes of all. A request's first turn, which
-has all fields, always stays; one that has ended stays as long as its iterations may."""
+"""Maximum number of requests, of turns of each request, and of the bytes of all turns.
+
+A request's first turn, which has all fields, is always kept. A request that has ended is kept as
+long as its iterations may be kept.
+"""
 
 
 class History:
@@ -71,7 +74,8 @@ class KnownRequests:
             yield from turns
 
     def add(self, change: Json, data: bytes) -> None:
-        """Adds a turn; drops what is too old or too much, ended requests first."""
+        """Adds a turn of a request; drops the oldest requests above the limits, ended ones
+        first."""
         at, number = change["t"], change["number"]
         turns = self._live.setdefault(number, [])
         turns.append(data)

@@ -1,7 +1,7 @@
-"""Tells the calls into a scheduling core: what it was told, and what it decided.
+"""Tells the calls into a scheduling core: what the core was told, and what it decided.
 
-The methods of the one core are wrapped, so neither `Scheduler` nor the callers know of watchers.
-While no watcher wants decisions, a call costs a look at that.
+The methods of one object are wrapped, so neither `Scheduler` nor its callers know of watchers.
+While no watcher wants decisions, a call takes only as long as a look at that flag.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ Decision = dict[str, Any]
 
 
 def tell_calls(core: Scheduler, decisions: Decisions) -> None:
-    """Has a core that has just been made tell all calls from now on."""
+    """Makes a new core tell all calls into it from now on."""
     number = decisions.n_cores
     decisions.n_cores += 1
     for method, decision_of in _DECISIONS.items():
@@ -43,7 +43,7 @@ def _call(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """Calls a method of a core and tells what follows from its result and arguments."""
+    """Calls a method of a core and tells the decision that the result and the arguments make."""
     if not decisions.are_wanted:
         return method(*arguments, **options)
     decisions.begin()

@@ -25,30 +25,30 @@ from services.scheduler.watching.watching import Watching
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 2**20
-"""Bytes of a recording at most."""
+"""Maximum bytes of a recording."""
 
 MAX_PENDING_BYTES = 64 * 2**20
-"""Bytes of events that wait to be written at most; then the recording ends."""
+"""Maximum bytes of events that wait to be written; beyond it the recording ends."""
 
 END_BYTES = 512
 """Bytes that are kept free for the last line."""
 
 END_LIMIT_S = 5.0
-"""Seconds in which the last events must have been written."""
+"""Seconds within which the last events must be written."""
 
 
 class RecordingFull(Exception):
-    """The recording is as long as it may be."""
+    """The recording has reached its maximum size."""
 
 
 class Recording:
     """The file of one recording."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
-        """Opens the file; one that is there becomes `NAME.1`.
+        """Opens the file; an existing file is renamed to `NAME.1`.
 
         Raises:
-            OSError: that is not possible.
+            OSError: the file cannot be opened or renamed.
         """
         self._path = path
         self._max_bytes = max_bytes
@@ -60,11 +60,11 @@ class Recording:
         self._write_line(HEADER)
 
     def write(self, message: watch_pb2.WatchResponse) -> None:
-        """Writes events.
+        """Writes events as changes of the view.
 
         Raises:
-            RecordingFull: they were too many, and there is a last line that says so.
-            OSError: they could not be written.
+            RecordingFull: there was no room; the last line of the file says so.
+            OSError: the changes could not be written.
         """
         changes = chain.from_iterable(map(self._view.take, message.events))
         for line in map(_line_of, changes):
@@ -86,7 +86,7 @@ class Recording:
             self._write_line({"type": "end", "text": text})
 
     def close(self) -> None:
-        """Closes the file as it is."""
+        """Closes the file without a last line."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -100,7 +100,7 @@ class Recording:
 async def recorded(
     watching: Watching, path: Path, *, max_bytes: int = MAX_BYTES
 ) -> AsyncIterator[None]:
-    """Records what happens inside the block.
+    """Records all events during the block.
 
     Raises:
         OSError: the file cannot be opened.
