@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import AttentionForm, AttentionPlan
-from kernels.reference.operations import operations as reference
+from kernels.reference import operations as reference
 from kernels.upload import uploads_for
 from tests.kernels.implementations import (
     COMPILED,

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels import DeltaNetForm, Ops, StateSpans
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
-from kernels.reference.operations import operations as reference
+from kernels.reference import operations as reference
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 from tests.kernels.rows import N_THREADS, threads
 

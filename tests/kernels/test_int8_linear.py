@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.native.linear import NativeInt8GatedWeight, NativeInt8Weight, has_int8
 from kernels.packing.linear import can_compute, pack, pack_gated
 from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
-from kernels.reference.operations import operations as reference
+from kernels.reference import operations as reference
 from kernels.weights.linear import Gate, PlainWeight
 from kernels.weights.quantise import quantised
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels import HeadNorms, Ops, ops_for
 from kernels.forms.experts import ExpertForm
 from kernels.forms.routing import RoutingForm
-from kernels.reference.operations import operations as reference
+from kernels.reference import operations as reference
 from kernels.weights.linear import Clamp, Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 

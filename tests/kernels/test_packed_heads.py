@@ -10,7 +10,7 @@ from kernels.native import heads
 from kernels.native.library import open_library, runnable
 from kernels.packing.heads import pack_heads
 from kernels.pytorch.heads import PlainHeads
-from kernels.reference.operations import operations as reference
+from kernels.reference import operations as reference
 from kernels.weights.head_products import HeadProducts
 
 DTYPES = [torch.float32, torch.bfloat16]

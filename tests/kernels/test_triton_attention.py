@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import AttentionForm
-from kernels.reference.operations import operations as reference
+from kernels.reference import operations as reference
 from kernels.upload import uploads_for
 from tests.kernels.implementations import CPU, CUDA, moved
 

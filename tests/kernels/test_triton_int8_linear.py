@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.reference.operations import operations as reference
+from kernels.reference import operations as reference
 from kernels.weights.linear import Gate
 from kernels.weights.quantise import quantised
 from tests.kernels.implementations import CPU, CUDA
