@@ -251,22 +251,22 @@ class Program:
     ) -> Buffer:
         """Returns attention over the storage of a layer, [n_tokens, n_heads * value_dim].
 
-        The first `n_shared` elements of a key are its value; if there are none of these, it is
-        stored beside the key, and as large.
+        The value of a key is the first `n_shared` elements of the key. If `n_shared` is 0, values
+        are stored beside keys and have the size of keys.
         """
         out = self._like(qkv, heads.n_heads * (n_shared or heads.head_dim))
         self.steps.append(Attend(qkv, heads, form, sinks, layer, n_shared, out))
         return out
 
     def turn_heads(self, x: Buffer, out: Buffer, *, n_heads: int, rotary: int, size: int) -> None:
-        """Turns the last `size` elements of each head of `x`, which become the last ones of each
-        head of `out`."""
+        """Turns the last `size` elements of each head of `x`, and stores them as the last elements
+        of each head of `out`."""
         cos, sin = self._angles_of(rotary, size)
         self.steps.append(TurnHeads(x, cos, sin, n_heads, out))
 
     def multiply_heads(self, weight: HeadProducts, x: Buffer, out: Buffer) -> None:
-        """Multiplies the first elements of each head of `x`; products become the first ones of each
-        head of `out`."""
+        """Multiplies the first elements of each head of `x` by a matrix of the head, and stores
+        products as the first elements of each head of `out`."""
         self.steps.append(MultiplyHeads(x, weight, out))
 
     def write_latents(self, x: Buffer, *, layer: int) -> None:
@@ -295,8 +295,8 @@ class Program:
         return x
 
     def scale_by_position(self, x: Buffer, size: int, factors: Tensor, length: int) -> None:
-        """Multiplies the first `size` elements of each row of `x` by one of `factors` [n_lengths],
-        that of the length which the token's position is in."""
+        """Multiplies the first `size` elements of each row of `x` by the factor of the token's
+        position, `factors[position // length]`."""
         self.steps.append(ScaleByPosition(x, size, factors, length))
 
     def widened(self, x: Buffer) -> Buffer:
@@ -399,8 +399,8 @@ class Program:
         return out
 
     def copy_part(self, x: Buffer, first: int, size: int, out: Buffer, out_first: int) -> None:
-        """Copies `size` elements of each row of `x`, from the element `first` on, to those of `out`
-        from the element `out_first` on."""
+        """Copies `size` elements of each row of `x`, from the element `first` on, to the row of
+        `out`, from the element `out_first` on."""
         self.steps.append(CopyPart(x, first, size, out, out_first))
 
     def join(self, *parts: Buffer) -> Buffer:

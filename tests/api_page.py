@@ -15,6 +15,7 @@ tables that the page lacks come at its end.
 """
 
 import dataclasses
+import difflib
 import importlib
 import inspect
 import json
@@ -32,9 +33,9 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from services.common import errors, rpc_handlers
-from services.common.priority import PRIORITIES
-from services.common.sampling import OPTIONS, Numbers, SamplingParams, TokenBiases, WholeNumbers
+from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.frontend import http
+from services.frontend.http.bodies.field_docs import field_docs
 from services.frontend.http.docs import openapi
 from services.frontend.http.docs.schemas import schema_of_type
 from services.frontend.http.openai.errors import error_body
@@ -42,11 +43,6 @@ from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.errors import failure
 from services.frontend.http.routes import ALL_ROUTES
 from services.frontend.request.generation_request import (
-    MAX_N,
-    MAX_SALT_LENGTH,
-    MAX_STOP_LENGTH,
-    MAX_STOPS,
-    MAX_TOKENS,
     GenerationOptions,
 )
 
@@ -128,29 +124,21 @@ def written(page: str) -> Tables:
     return tables
 
 
-def differences(page: str) -> list[str]:
-    """Returns where the page and the code differ, a line each."""
-    code, text = expected(), written(page)
-    found = [f"no table: <!-- {subject} -->" for subject in code.keys() - text.keys()]
-    found += [f"there is no such subject: {subject}" for subject in text.keys() - code.keys()]
-    for subject in code.keys() & text.keys():
-        rows, cells = code[subject], text[subject]
-        found += [f"{subject}: no row for {name}" for name in rows.keys() - cells.keys()]
-        found += [f"{subject}: there is no {name}" for name in cells.keys() - rows.keys()]
-        for name in rows.keys() & cells.keys():
-            found += _row_differences(f"{subject}: {name}", rows[name], cells[name])
-    return sorted(found)
-
-
-def _row_differences(where: str, row: Row, cells: Row) -> Iterator[str]:
-    if len(cells) != len(row):
-        yield f"{where} has {len(cells)} cells instead of {len(row)}"
-        return
-    for expected_cell, cell in zip(row, cells, strict=True):
-        if expected_cell not in (ANY, cell):
-            yield f"{where} has {cell!r} on the page, {expected_cell!r} in the code"
-    if cells[-1] in ("", UNSAID):
-        yield f"{where} has no meaning"
+def faults(page: str) -> list[str]:
+    """Returns where the page is not what the code says: tables of unknown subjects, rows without a
+    meaning, and lines that would be written otherwise."""
+    tables = written(page)
+    found = [
+        f"there is no such subject: {subject}" for subject in tables.keys() - expected().keys()
+    ]
+    found += [
+        f"{subject}: {name} has no meaning"
+        for subject, rows in tables.items()
+        for name, cells in rows.items()
+        if cells[-1] in ("", UNSAID)
+    ]
+    after = rewritten(page).splitlines()
+    return found + list(difflib.unified_diff(page.splitlines(), after, lineterm="", n=0))
 
 
 # Bodies
@@ -374,11 +362,12 @@ def public_messages() -> Iterator[Descriptor]:
 
 def _message(message: Descriptor) -> dict[str, Row]:
     rows: dict[str, Row] = {}
+    docs = field_docs(SamplingParams) if message.name == "SamplingParams" else {}
     for field in message.fields:
         row: Row = (f"`{field.name}`", _field_type(field))
         if message.name in OPTION_MESSAGES:
             row += _option_default(field.name), _option_range(field.name)
-        rows[row[0]] = (*row, ANY)
+        rows[row[0]] = (*row, _meaning(docs[field.name]) if docs else ANY)
     return rows
 
 
@@ -387,28 +376,12 @@ def _enum(enum: EnumDescriptor) -> dict[str, Row]:
 
 
 def _option_range(name: str) -> str:
-    if name == "n":
-        return f"1 to {MAX_N}"
-    if name == "max_tokens":
-        return _interval(MAX_TOKENS.low, MAX_TOKENS.high)
-    if name == "priority":
-        return _interval(PRIORITIES.low, PRIORITIES.high)
-    if name == "cache_salt":
-        return f"at most {MAX_SALT_LENGTH} characters"
-    if name == "stop":
-        return f"at most {MAX_STOPS} items; each 1 to {MAX_STOP_LENGTH} characters"
-    if name not in OPTIONS:
-        return "any"
-    match OPTIONS[name].allowed:
-        case Numbers(low, high, excludes_low=True):
-            return f"above {low:g}, to {high:g}"
-        case Numbers(low, high) | WholeNumbers(low, high):
-            return _interval(low, high)
-        case TokenBiases(max_length, low, high):
-            return f"at most {max_length} entries; each {_interval(low, high)}"
-        case allowed:
-            unit = "characters" if isinstance(getattr(SamplingParams(), name), str) else "items"
-            return f"at most {allowed.max_length} {unit}"
+    """Returns the range of an option, which is that of the same field over HTTP."""
+    if name == "grammar":  # which HTTP spells in other ways
+        return f"at most {MAX_GRAMMAR_LENGTH} characters"
+    texts = _document()["StopTexts"]
+    schema = texts if name == "stop" else _document()["CompletionBody"]["properties"].get(name, {})
+    return _range(schema, _document())
 
 
 def _field_type(field: Any) -> str:
@@ -524,4 +497,4 @@ def _table(subject: str, rows: Mapping[str, Row], known: Mapping[str, Row]) -> s
 
 if __name__ == "__main__":
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.stdout.write("".join(f"{line}\n" for line in differences(PAGE.read_text("utf-8"))))
+    sys.stdout.write("".join(f"{line}\n" for line in faults(PAGE.read_text("utf-8"))))

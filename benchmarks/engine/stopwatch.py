@@ -1,4 +1,4 @@
-"""A stopwatch in a model: the time of its operations and its linear layers, by their kinds."""
+"""A stopwatch in a model: the time of the steps of its program, by their kinds."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.worker.models.layer_stack import AllAtOnce
 from torch import Tensor
 
 from kernels import Ops
+from kernels.native.layers import NativeProgram
+from kernels.pytorch.interpreter import Interpreter
+from kernels.steps import Expert, Gated, Multiply, RunExperts
 from kernels.weights.linear import LinearWeight
 from services.worker.models import StageModel
-from services.worker.models.mixture import ExpertMixture
 
 KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
-UNTIMED = {"plan_attention", "fuse_layers", "has_fixed_shapes"}  # of the fields of Ops
+UNTIMED = {"plan_attention", "run_program", "has_fixed_shapes"}  # of the fields of Ops
 SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
 
 
@@ -77,10 +78,6 @@ class Choice:
     n_chosen: int = 1
     expert: int = 0
 
-    def of(self, expert: int) -> Choice:
-        """Returns the share of one of the experts, if there are several."""
-        return self if self.n_experts == 1 else dataclasses.replace(self, expert=expert)
-
     def n_tokens(self, n: int) -> int:
         """Returns the tokens of `n` that choose it, where all experts are chosen alike."""
         n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
@@ -98,35 +95,53 @@ class Use:
 def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
     """Times everything that the model computes with; returns the uses of its weights in their
     order."""
-    uses: list[Use] = []
+    program = model.runner.program
     model.ops = timed_ops(model.ops, watch)
-
-    def visited(value: Any, choice: Choice) -> Any:
-        if isinstance(value, LinearWeight):
-            uses.append(Use(value, choice))
-            return TimedWeight(value, watch.of("linear", value))
-        if isinstance(value, Ops):
-            return model.ops
-        if isinstance(value, (list, tuple)):
-            return type(value)(visited(item, choice.of(i)) for i, item in enumerate(value))
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            of_experts = choice
-            if isinstance(value, ExpertMixture):
-                of_experts = Choice(value.router.shape[0], value.n_chosen)
-            for one in dataclasses.fields(value):
-                of_field = of_experts if one.name == "experts" else choice
-                object.__setattr__(value, one.name, visited(getattr(value, one.name), of_field))
-        return value
-
-    for name in ("_decoder_layers", "_head"):
-        setattr(model, name, visited(getattr(model, name), Choice()))
+    uses = [use for step in program.steps for use in _uses(step)]
+    if isinstance(model.runner, Interpreter):
+        program.steps[:] = [_timed(step, watch) for step in program.steps]
+        model.runner = model.ops.runner(program)
     return uses
 
 
 def seconds_at_once(model: StageModel) -> dict[str, float]:
-    """Returns the seconds that layers which run at once have taken until now, by kind."""
-    layer_stack = getattr(model, "_layer_stack", None)
-    if not isinstance(layer_stack, AllAtOnce):
+    """Returns the seconds that the native library's part of a program has taken until now, by
+    kind."""
+    if not isinstance(model.runner, NativeProgram):
         return {}
-    seconds = layer_stack.fused.seconds
+    seconds = model.runner.seconds
     return {kind: getattr(seconds, kind) for kind in SHARED}
+
+
+def _uses(step: object) -> list[Use]:
+    """Returns the weights that a step multiplies with."""
+    if isinstance(step, Multiply):
+        weights, choices = [step.weight], [Choice()]
+    elif isinstance(step, RunExperts):
+        weights, choices = [], []
+        for i, expert in enumerate(step.each):
+            weights += [expert.gate_up.weight, expert.down]
+            choices += [Choice(len(step.each), step.experts.width, i)] * 2
+    else:
+        return []
+    both = zip(weights, choices, strict=True)
+    return [Use(weight, choice) for weight, choice in both if isinstance(weight, LinearWeight)]
+
+
+def _timed(step: object, watch: Stopwatch) -> object:
+    """Returns a step whose products are timed."""
+
+    def timed(weight: Any) -> Any:
+        return TimedWeight(weight, watch.of("linear", weight))
+
+    def timed_expert(expert: Expert) -> Expert:
+        first = expert.gate_up
+        return Expert(
+            Gated(timed(first.weight), first.bias, first.form), timed(expert.down), expert.down_bias
+        )
+
+    if isinstance(step, Multiply):
+        return dataclasses.replace(step, weight=timed(step.weight))
+    if isinstance(step, RunExperts):
+        return dataclasses.replace(step, each=[timed_expert(each) for each in step.each])
+    return step

@@ -12,7 +12,7 @@ EPOCHS_PER_TERM = 2**20
 days."""
 
 MAX_EPOCH = 2**51 - 1
-"""The largest that any epoch can be; larger ones are refused on the wire."""
+"""The largest number of an epoch; messages with larger ones are refused."""
 
 MAX_REACHED_EPOCH = 2**50 - 1
-"""The largest that a stage believes a leader to have reached, and a leader a stage to have seen."""
+"""The largest epoch that a stage and a leader believe each other to have reached."""

@@ -39,6 +39,7 @@ LLAMA3_ROPE = {
             3,
             {"num_key_value_heads": 6, "num_hidden_layers": 4, "tie_word_embeddings": True},
             id="3 stages, uneven, MHA, tied",
+            marks=pytest.mark.thorough,
         ),
     ],
 )

@@ -130,7 +130,7 @@ class Stage:
         quantization: Quantization,
         n_kv_blocks: int,
         block_size: int,
-        interpreted_on: Ops | None,
+        interpreted_on: Ops | None = None,
     ) -> None:
         self._group = RankGroup(tp_size)
         models = self._group.run(

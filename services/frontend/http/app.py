@@ -1,7 +1,8 @@
-"""The ASGI app: finds the route of a request, and answers with what its handler returns or raises.
+"""The ASGI app: finds the route of a request, and answers with what the route's handler returns or
+raises.
 
-The app does in one step what Starlette's own app does in ten layers. A stream's task goes through
-all of them whenever it goes on, and so does each of its messages.
+The app does in one step what Starlette's own app does in ten layers: a stream's task would pass
+through all of them whenever it goes on, and so would each of its messages.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -49,11 +50,11 @@ def create_app(api: Api) -> "App":
 
 
 class App:
-    """Routes requests to handlers. What these raise before their answer has begun becomes the
-    answer, in the dialect of the route."""
+    """Routes requests to handlers. An error that a handler raises before its answer has begun
+    becomes the answer, in the dialect of the route."""
 
     def __init__(self, api: Api, routes: Sequence[Route]) -> None:
-        """Takes the routes in the order in which a request's route is looked for."""
+        """Takes the routes in the order in which the route of a request is looked for."""
         self.routes = [_entry(api, route) for route in routes]
         self._dialects = {route.path: route.dialect for route in routes}
 

@@ -22,7 +22,8 @@ RESPONSE_HEADERS = (
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Returns the app for pages of these origins, `*` for all; as it is if there are none.
+    """Returns the app for pages of these origins, where `*` stands for all origins. Without origins
+    it returns `app` itself.
 
     A browser's question before a request needs no key. Requests may have any headers, since clients
     for browsers send a dozen of their own; nothing here depends on a browser's cookies.

@@ -1,7 +1,9 @@
 """The table of routes: all that the HTTP API serves.
 
-The app, the OpenAPI document, the page of documentation and the reference in `docs/api.md` are made
-from these rows.
+The app, the OpenAPI document, the page of documentation and the reference in `docs/api.md` follow
+from these rows, and from the types that they name. A new endpoint is a module with its handler and
+the types of its body and its answer, a row here, and the reference that `python -m tests.api_page`
+writes; besides, it has a test.
 """
 
 from services.frontend.http.anthropic import errors as anthropic_errors
@@ -27,7 +29,6 @@ from services.frontend.http.operations.probes import Status, Version
 from services.frontend.http.protocol.route import (
     RESUMING,
     Access,
-    Parameter,
     Route,
     generate,
     get,
@@ -51,17 +52,17 @@ _OPENAI = (
         "/v1/models",
         list_models,
         ModelList,
-        name="listModels",
         description="Lists the names of the one model.",
     ),
     get(
         "/v1/models/{model:path}",
         retrieve_model,
         Model,
-        name="retrieveModel",
         description="Describes the model, by one of its names.",
         errors=(404,),
-        parameters=(Parameter(name="model", place="path", schema={"type": "string"}),),
+        parameters=(
+            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+        ),
     ),
     generate(
         "/v1/completions",
@@ -88,7 +89,6 @@ _OPENAI = (
         tokenize,
         TokenizeBody,
         Tokens,
-        name="tokenize",
         description="Makes tokens of a text or a conversation.",
     ),
     post(
@@ -96,7 +96,6 @@ _OPENAI = (
         detokenize,
         DetokenizeBody,
         Text,
-        name="detokenize",
         description="Makes a text of tokens.",
     ),
 )
@@ -128,7 +127,6 @@ _OTHER_PROTOCOLS = (
         CountBody,
         TokenCount,
         checks_room=True,
-        name="countTokens",
         description="Counts the tokens that a conversation would start with.",
         dialect=anthropic_errors.DIALECT,
     ),
@@ -140,19 +138,18 @@ _WATCHING = (
         path="/pipeline/events",
         handler=pipeline_page.watch,
         name="watchPipeline",
-        description="Streams the scheduler's view, one JSON object per change "
-        "(`services/common/watch_view.py`), until the client goes; with `?decisions=true` also "
-        "what the scheduling core is told. Only where the setting `page` is on; with API keys, for "
-        "accounts that `may_watch`.",
+        description="Streams the scheduler's view, one JSON object per change, until the client "
+        "goes; with `?decisions=true` also what the scheduling core is told. Only where the "
+        "setting `page` is on; with API keys, for accounts that `may_watch`.",
         access=Access.WATCH,
         media_type=EVENTS,
         parameters=(
-            Parameter(
-                name=pipeline_page.DECISIONS,
-                place="query",
-                schema={"type": "boolean", "default": False},
-                description="Whether to tell also what the scheduling core is told.",
-            ),
+            {
+                "name": pipeline_page.DECISIONS,
+                "in": "query",
+                "schema": {"type": "boolean", "default": False},
+                "description": "Whether to tell also what the scheduling core is told.",
+            },
         ),
     ),
     Route(method="GET", path="/", handler=pipeline_page.index, access=Access.ANY, media_type=HTML),
@@ -164,31 +161,24 @@ _OF_SERVER = (
         "/health",
         probes.health,
         Status,
-        name="health",
         description="Says that the process is up; needs no key.",
-        access=Access.ANY,
     ),
     probe(
         "/ready",
         probes.ready,
         Status,
-        name="ready",
         description="Says whether requests would be taken; needs no key.",
-        access=Access.ANY,
     ),
     probe(
         "/serving",
         probes.serving,
         Status,
-        name="serving",
         description="Says whether requests get tokens, or why not; needs no key.",
-        access=Access.ANY,
     ),
     get(
         "/version",
         probes.version,
         Version,
-        name="version",
         description="Tells the server's version; needs no key.",
         access=Access.ANY,
     ),

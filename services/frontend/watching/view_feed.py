@@ -28,7 +28,7 @@ from services.common.process import first_of
 from services.common.watch_json import Json
 from services.common.watch_view import View
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.watching.subscription import Watcher
+from services.frontend.watching.subscription import EventReceiver
 from services.frontend.watching.view_state import ViewState
 
 LINGER_S = 2.0
@@ -122,17 +122,19 @@ class Viewer:
         return piece
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """A subscription to what happens."""
 
-    def run(self, watcher: Watcher, *, has_decisions: bool) -> Coroutine[Any, Any, NoReturn]: ...
+    def run(
+        self, watcher: EventReceiver, *, has_decisions: bool
+    ) -> Coroutine[Any, Any, NoReturn]: ...
 
 
 class ViewFeed:
     """All viewers of a frontend, and what they are told."""
 
     def __init__(
-        self, subscription: Source, *, max_viewers: int, refusals: Refusals | None = None
+        self, subscription: EventSource, *, max_viewers: int, refusals: Refusals | None = None
     ) -> None:
         self._subscription = subscription
         self._max_viewers = max_viewers

@@ -24,12 +24,12 @@ class Span(NamedTuple):
     is_admission: bool
     """Whether the request is new to the ranks."""
     is_sampled: bool
-    """Whether the token after the span is wanted: the span reaches the end of the sequence."""
+    """Whether a token is sampled after the span, which reaches the end of the sequence then."""
     new_block_ids: Sequence[int]
     """Blocks that the ranks append to the request's; with an admission, also those of the prefix
     cache, which have the tokens before the span."""
     n_drafts: int = 0
-    """Tokens at its end that are drafts, see `drafting/`."""
+    """Number of tokens at the end of the span that are drafts (`drafting/`)."""
 
 
 span_of = maker(Span)
@@ -37,19 +37,20 @@ span_of = maker(Span)
 
 
 class SpanLogprobs(NamedTuple):
-    """Log-probabilities that a span brought, as a rank has written them down for frontends."""
+    """Log-probabilities that a span brought, serialised by a rank for frontends."""
 
     sampled: bytes = b""
-    """Those of the sampled token, if they are wanted."""
+    """Log-probabilities of the sampled token, if they are wanted."""
     prompt: tuple[tuple[int, bytes], ...] = ()
-    """Those of tokens of the prompt, if they are wanted, each piece with its first position."""
+    """Log-probabilities of prompt tokens, if they are wanted: pieces, each with the position of its
+    first token."""
 
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
 
 class SpanColumns(NamedTuple):
-    """The spans of a batch, each field by itself."""
+    """The spans of a batch, each field as a column."""
 
     requests: tuple[Request, ...] = ()
     start_positions: tuple[int, ...] = ()
@@ -70,11 +71,11 @@ class Batch:
     released_rows: tuple[int, ...]
     """Rows of the ranks' request tables that were given up since the previous batch."""
     n_drafts: int = 0
-    """Drafts of all spans."""
+    """Number of drafts of all spans."""
     columns: SpanColumns = field(init=False, repr=False, compare=False)
-    """The same spans; to go through one of their fields takes a fraction of the time so."""
+    """The spans in columns: to go through one of their fields takes a fraction of the time."""
     n_tokens: int = field(init=False)
-    """Tokens of all spans."""
+    """Number of tokens of all spans."""
 
     def __post_init__(self) -> None:
         columns = SpanColumns(*zip(*self.spans, strict=True))
@@ -83,7 +84,7 @@ class Batch:
 
     @property
     def n_sampled(self) -> int:
-        """Spans after which a token is sampled."""
+        """Number of spans after which a token is sampled."""
         return sum(self.columns.is_sampled)
 
     def sampled_requests(self, places: Sequence[int]) -> Iterator[Request]:

@@ -231,7 +231,7 @@ class Scheduler:
     def _schedule(self, request: Request, n_tokens: int, reservation: Reservation) -> Span:
         start, n_known, drafts = request.n_scheduled, request.n_tokens, request.drafts
         end = start + n_tokens
-        n_drafts = len(drafts)
+        n_drafts = len(drafts) if drafts else 0  # nearly always: a call less for each token
         is_sampled = end == n_known + request.n_awaited
         is_admission = request.reservation is None
         request.n_scheduled = end
@@ -258,7 +258,7 @@ class Scheduler:
                 request,
                 start,
                 n_tokens + n_drafts,
-                [*token_ids, *drafts] if n_drafts else token_ids,
+                [*token_ids, *drafts] if drafts else token_ids,
                 is_admission,
                 is_sampled,
                 new_block_ids,

@@ -10,9 +10,9 @@ from typing import Any
 
 from orcinus.v1 import watch_pb2
 
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request, RequestId
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.watching.core_facts import facts_of
 from services.scheduler.watching.decisions import Decisions
 from services.scheduler.watching.selections import selection_of

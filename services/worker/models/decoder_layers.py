@@ -145,9 +145,9 @@ class Attention:
     ) -> Self:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
-        `fused_name` is that of one matrix which has the first three, one after the other. `order`
-        is the stored place of each element of a head of queries or keys, as `rope.head_order` has
-        it. Raises ValueError for norms of heads that do not turn.
+        `fused_name` is the name of one matrix that holds queries, keys and values, one after the
+        other. `order` is the stored place of each element in a head of queries or keys, as
+        `rope.head_order` returns it. Raises ValueError for norms of heads that do not turn.
         """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
@@ -243,9 +243,9 @@ class GatedMLP:
         has_bias: bool = False,
         fused_name: str | None = None,
     ) -> Self:
-        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, `size` wide inside.
+        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, of inner size `size`.
 
-        `fused_name` is that of one matrix which has the first two, one after the other.
+        `fused_name` is the name of one matrix that holds the first two, one after the other.
         """
         names = ["gate_proj", "up_proj"] if fused_name is None else [fused_name]
         gate_up = read_gated(

@@ -1,7 +1,7 @@
-"""What mixes tokens in hybrids: most layers keep a state of each request, others attend to keys.
+"""The mixers of hybrid models: most layers keep a state for each request, others attend to keys.
 
-Beside each other in a model are Gated DeltaNet (`Ops.delta_net`) and attention whose output is
-gated. What a layer is given as its storage is its states or its keys and values.
+Layers with a state are `GatedDeltaNet` (`Ops.delta_net`); the others are `GatedAttention`, which
+multiplies its output by gates. The storage of a layer holds its states, or its keys and values.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ class DeltaNetShape:
 
     @property
     def n_keys(self) -> int:
-        """The elements of a token's queries, or of its keys."""
+        """Number of elements of a token's queries, and of its keys."""
         return self.n_key_heads * self.key_dim
 
     @property
     def n_values(self) -> int:
-        """The elements of a token's values."""
+        """Number of elements of a token's values."""
         return self.n_value_heads * self.value_dim
 
     @property
     def n_channels(self) -> int:
-        """The elements of a token's queries, keys and values together."""
+        """Number of elements of a token's queries, keys and values together."""
         return 2 * self.n_keys + self.n_values
 
     @property
     def group_size(self) -> int:
-        """How many value heads share a key head."""
+        """Number of value heads that share a key head."""
         return self.n_value_heads // self.n_key_heads
 
     @property
     def states(self) -> StateSizes:
-        """The sizes of the state that the layer keeps of each request."""
+        """The sizes of the state that the layer keeps for each request."""
         return StateSizes(
             self.n_value_heads, self.key_dim, self.value_dim, self.kernel_size - 1, self.n_channels
         )
@@ -65,14 +65,14 @@ class DeltaNetShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetShare:
-    """The part of a layer that one rank has: its key heads, and what belongs to them."""
+    """One rank's part of a layer: key heads, and the value heads that share them."""
 
     shape: DeltaNetShape
     key_heads: range
 
     @classmethod
     def of(cls, shape: DeltaNetShape, source: TensorSource) -> Self:
-        """Returns a rank's part; raises UnsupportedModel if the heads cannot be divided so."""
+        """Returns a rank's part; raises UnsupportedModel if the heads cannot be divided equally."""
         n_heads, what = shape.n_key_heads, "linear_num_key_heads"
         return cls(shape, even_share(n_heads, source.tp_rank, source.tp_size, what=what))
 
@@ -87,12 +87,13 @@ class DeltaNetShare:
 
     @property
     def values(self) -> range:
-        """The elements of this rank's values."""
+        """The range of this rank's elements among all values."""
         return self.scaled(self.shape.group_size * self.shape.value_dim)
 
     @property
     def channels(self) -> tuple[range, range, range]:
-        """The elements of this rank's queries, keys and values among those of all, side by side."""
+        """The ranges of this rank's queries, keys and values in a row of all queries, keys and
+        values."""
         n_keys, key_dim = self.shape.n_keys, self.shape.key_dim
         values = self.scaled(self.shape.group_size * self.shape.value_dim, 2 * n_keys)
         return self.scaled(key_dim), self.scaled(key_dim, n_keys), values
@@ -117,8 +118,8 @@ class GatedDeltaNet:
         hidden_size: int,
         eps: float,
     ) -> Self:
-        """Reads what is under `prefix` beside the projection `inputs`, which families store in
-        different ways."""
+        """Reads the tensors under `prefix`, except the projection `inputs`, which each family
+        stores in its own way."""
         shape, name = share.shape, f"{prefix}.conv1d.weight"
         stored = (shape.n_channels, 1, shape.kernel_size)
         conv = source.joined([Part(name, stored, Shard(0, span)) for span in share.channels])
@@ -158,8 +159,8 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """This rank's share of attention each of whose outputs has a gate, computed from its query's
-    token."""
+    """This rank's share of attention whose outputs are multiplied by the sigmoid of gates, which
+    are projected beside the queries."""
 
     inputs: ColumnParallelLinear  # to a token's queries, keys, values and gates
     output: RowParallelLinear

@@ -48,10 +48,10 @@ class ColumnParallelLinear:
     ) -> Self:
         """Reads the projections `names`, of `n_out` outputs each, as one.
 
-        `shares` are the outputs of each that this rank has, by default an even part of each. A name
-        may occur several times, with other shares: so one stored matrix is read as several
-        projections. `is_transposed` says that matrices are stored as [n_in, n_out]. `order` are the
-        places of this rank's outputs among those that are read, [n_out of this rank].
+        `shares` are this rank's outputs of each projection, by default an even part. A name may
+        occur several times with different shares, so that one stored matrix is read as several
+        projections. With `is_transposed`, matrices are stored as [n_in, n_out]. `order` has, for
+        each output, its place among the outputs that are read, [n_out of this rank].
         """
         if shares is None:
             shares = [
@@ -81,10 +81,11 @@ def read_gated(
     ops: Ops,
     has_bias: bool,
 ) -> GatedWeight:
-    """Reads the projections `names`, of a gate and of what it gates, of `size` outputs each.
+    """Reads the projections `names`, to gates and to the numbers that are gated, of `size` outputs
+    each.
 
-    A single name is that of a matrix that has both, one after the other. Returns this rank's share
-    of both; with biases they are multiplied and gated one after the other.
+    A single name is the name of a matrix that holds both, one after the other. Returns this rank's
+    share of both; projections with biases are multiplied and gated in two operations.
     """
     op = ops.silu_and_mul if gate == "silu" else ops.gelu_and_mul
     firsts, n_stored = ((0, size), 2 * size) if len(names) == 1 else ((0, 0), size)
@@ -107,9 +108,10 @@ def read_gated(
 
 @dataclass(frozen=True, slots=True)
 class RowParallelLinear:
-    """`x @ weight.T + bias`, whole on every rank, where each has its share of the columns of `x`.
+    """`x @ weight.T + bias`, summed over the ranks, each of which has its share of the columns of
+    `x`.
 
-    Rank 0 alone has the `bias`, so that the sum over the ranks has it once.
+    Rank 0 alone has the `bias`, so that the sum includes the bias once.
     """
 
     weight: LinearWeight  # [n_out, n_in of this rank]

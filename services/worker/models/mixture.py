@@ -1,8 +1,9 @@
 """A mixture of experts in place of an MLP: every token goes through the few that it chooses.
 
-Ranks that share a layer divide each expert's inside and not the experts: all have the same work,
-whatever is chosen, and one sum puts it together, as after any other MLP. That all ranks choose the
-same experts needs no message, since they see the same hidden states.
+Ranks that share a layer divide the inner size of each expert and not the experts. So all ranks have
+the same work, whatever experts are chosen, and one sum over the ranks ends the layer, as after any
+other MLP. All ranks choose the same experts without a message, because all have the same hidden
+states.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A gated MLP that every token goes through, as far as a gate of its own lets it."""
+    """A gated MLP of every token, whose result is multiplied by the sigmoid of another gate."""
 
     mlp: GatedMLP  # this rank's share
     gate: LinearWeight  # [1, hidden]
@@ -100,7 +101,7 @@ def read_experts(
     ops: Ops,
     shared: SharedExpert | None = None,
 ) -> ExpertMixture:
-    """Reads the router `gate` and the experts under `prefix`, each `size` wide inside."""
+    """Reads the router `gate` and the experts under `prefix`, each of inner size `size`."""
     router = source.tensor(f"{prefix}.gate.weight", n_experts, hidden_size)
     mlps = read_expert_mlps(
         source,
@@ -124,7 +125,7 @@ def read_expert_mlps(
     n_experts: int,
     ops: Ops,
 ) -> ExpertMLP:
-    """Reads this rank's share of the experts 0, 1, ... under `prefix`, each `size` wide inside."""
+    """Reads this rank's share of the experts 0, 1, ... under `prefix`, of inner size `size`."""
     share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
     gate, up, down = names
     experts = [f"{prefix}.{i}" for i in range(n_experts)]

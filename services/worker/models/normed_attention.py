@@ -1,7 +1,8 @@
-"""Attention whose queries, keys and values are normalised head by head, as of Gemma 3n and 4.
+"""Attention whose queries, keys and values are normalised head by head, in Gemma 3n and 4.
 
-A layer may project all three, or queries and keys alone, which then are its values as well; or
-queries alone, which attend to what an earlier layer of the same stage has stored.
+There are three kinds of layers. One projects queries, keys and values. One projects queries and
+keys, and its keys are also its values. One projects queries alone, which attend to the keys and
+values that an earlier layer of the same stage has stored.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class KVNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormedAttention(Attention):
-    """This rank's share; without norms of keys and values it attends to another layer's."""
+    """This rank's share of the attention; without `kv_norms` it attends to the keys and values of
+    another layer."""
 
     rotary: int
     q_norm: RMSNorm
@@ -115,10 +117,10 @@ class NormedAttention(Attention):
 
 
 def sources_of(windows: Sequence[int | None], n_shared: int) -> Sequence[int]:
-    """Returns the layer whose keys and values each layer attends to, where the last `n_shared`
-    attend to those of the last of their kind before: with a window, or without.
+    """Returns, for each layer, the layer whose keys and values it attends to.
 
-    Raises ValueError if there is none.
+    Each of the last `n_shared` layers attends to the last earlier layer of its kind, which has a
+    window or has none. Raises ValueError if there is no such layer.
     """
     n_own = len(windows) - n_shared
     last_of_kind = {windows[i] is None: i for i in range(n_own)}

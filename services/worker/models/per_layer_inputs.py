@@ -1,8 +1,8 @@
-"""Inputs that each layer has of its own for each token, as of Gemma 3n and 4.
+"""Inputs for each layer, in Gemma 3n and 4: a vector for each token and layer.
 
-The first stage makes the inputs of all layers, of a token's row in a second table and of its
-embedding. They then lie behind the residual stream in the token's row of hidden states, so that
-they are on every stage: [n_tokens, residual stream, inputs of layer 0, of layer 1, ...].
+The first stage computes the inputs of all layers from a token's row in a second table and from its
+embedding. The inputs follow the residual stream in the token's row of hidden states, so that every
+stage has them: [n_tokens, residual stream, inputs of layer 0, of layer 1, ...].
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PerLayerTable:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerGate:
-    """Lets a layer's own inputs through as its hidden states say."""
+    """Multiplies the inputs of a layer by gates of the layer's hidden states."""
 
     gate: LinearWeight  # [size, hidden]
     projection: LinearWeight  # [hidden, size]
@@ -82,7 +82,7 @@ class PerLayerGate:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamHead:
+class HeadWithoutInputs:
     """A head of the residual stream, which is the first `size` elements of a row."""
 
     head: Head

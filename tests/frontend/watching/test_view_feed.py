@@ -11,7 +11,7 @@ from orcinus.v1 import watch_pb2
 from services.common import errors
 from services.common.watch_figures import MINUTE_S
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.watching.subscription import Watcher
+from services.frontend.watching.subscription import EventReceiver
 from services.frontend.watching.view_feed import (
     LINGER_S,
     MAX_PIECE_BYTES,
@@ -34,7 +34,7 @@ class Played:
         """For each subscription so far, whether it asked for decisions."""
         self.is_running = False
 
-    async def run(self, watcher: Watcher, *, has_decisions: bool) -> NoReturn:
+    async def run(self, watcher: EventReceiver, *, has_decisions: bool) -> NoReturn:
         self.asked.append(has_decisions)
         self.is_running = True
         try:

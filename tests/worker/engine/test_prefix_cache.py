@@ -24,8 +24,8 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.plan import plan_of
 from services.worker.engine.plan import Admission, PlanError
 from services.worker.engine.request_table import RequestTable
 from services.worker.rank import wire

@@ -31,8 +31,8 @@ from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.speculation import Speculation
-from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.plan import plan_of
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import StageModel
 from services.worker.models.kv_groups import KVGroups as LayerGroups

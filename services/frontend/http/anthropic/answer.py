@@ -19,14 +19,14 @@ class AnthropicText(TypedDict):
 
 @answer_object
 class AnthropicThinking(TypedDict):
-    """Reasoning of the model; nobody checks the signature."""
+    """Reasoning of the model. The server does not check the signature that comes back."""
 
     type: Literal["thinking"]
     """`thinking`."""
     thinking: str
     """What the assistant thinks."""
     signature: str
-    """The request's name; nobody checks it."""
+    """The request's name; the server does not check it."""
 
 
 @answer_object
@@ -45,10 +45,10 @@ class AnthropicToolUse(TypedDict):
 
 @answer_object
 class AnthropicUsage(TypedDict):
-    """Tokens read and written."""
+    """Tokens of the prompt and of the answer."""
 
     input_tokens: int
-    """Tokens of the prompt but those of `cache_read_input_tokens`."""
+    """Tokens of the prompt without `cache_read_input_tokens`."""
     cache_creation_input_tokens: int
     """Always 0."""
     cache_read_input_tokens: int

@@ -1,8 +1,8 @@
 """Errors in the form of Anthropic's API.
 
-{"type": "error", "error": {"type": ..., "message": ...}}
+    {"type": "error", "error": {"type": ..., "message": ...}}
 
-Statuses and headers are the same as of the same errors in other protocols.
+An error has the same status and the same headers as in the other protocols.
 """
 
 from typing import Literal
@@ -32,7 +32,8 @@ _TYPES = {
 
 @answer_object
 class AnthropicErrorObject(TypedDict):
-    """An error; its message begins with the field that is wrong, if it is one."""
+    """An error; its message begins with the name of the field that is wrong, if a field is
+    wrong."""
 
     type: str
     """Kind of the error, in Anthropic's words."""

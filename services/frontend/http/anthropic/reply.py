@@ -1,6 +1,7 @@
 """The reply of Anthropic's POST /v1/messages: a message of blocks, and its events.
 
-A block of reasoning has a signature, which clients send back with it and nobody checks.
+A block of reasoning has a signature. Clients send it back with the block, and the server does not
+check it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -140,7 +141,7 @@ def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call; of those that were cut short, what there is."""
+    """Returns the arguments of a call; if the call was cut short, the part that the model wrote."""
     try:
         value = pydantic_core.from_json(text or "{}", allow_partial=True)
     except ValueError:

@@ -1,6 +1,7 @@
-"""The bodies of Anthropic's POST /v1/messages and its count of tokens, and what they stand for.
+"""The bodies of Anthropic's POST /v1/messages and of its count of tokens, and the requests that
+they stand for.
 
-Tools that Anthropic runs itself are left out.
+Tools that Anthropic's own servers run are left out.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from services.frontend.http.protocol.conversation_tools import (
     ClientTool,
     ToolName,
     json_text,
-    told_tools,
+    shown_tools,
     tool_of,
 )
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
@@ -53,10 +54,11 @@ class CustomTool(ClientTool):
 
 
 class ServerTool(ExactModel):
-    """A tool of another type, which nobody runs here; the model is not told of it."""
+    """A tool that Anthropic's own servers run. It does not run here, so the model does not see
+    it."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
-    """Any other kind; nobody runs it here, so the model is not told of it."""
+    """Any other kind; the tool does not run here, so the model does not see it."""
 
 
 MessagesTool = Annotated[
@@ -69,7 +71,7 @@ MessagesTools = TypeAliasType(
 
 
 class AnyChoice(ExactModel):
-    """Whether tools are called."""
+    """Whether the model calls tools."""
 
     type: Literal["auto", "any", "none"]
     """The model decides, must call some tool, or calls none."""
@@ -103,7 +105,7 @@ _MODES: dict[str, Literal["auto", "required", "none"]] = {
 
 
 class ThinkingOptions(ExactModel):
-    """Whether the model is to think before it speaks; a budget is ignored."""
+    """Whether the model is to reason before it answers; a budget is ignored."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     """The chat template's variable `enable_thinking`: false with `disabled`, else true. A budget
@@ -120,7 +122,7 @@ class JsonSchemaOutput(ExactModel):
 
 
 class OutputConfig(ExactModel):
-    """How the answer is to be."""
+    """The effort and the format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     """The chat template's variable `reasoning_effort`."""
@@ -155,8 +157,8 @@ class CountBody(ConversationBody):
     """Effort and format of the answer."""
 
     @property
-    def _told_tools(self) -> dict[int, ClientTool]:
-        return told_tools(self.tools)
+    def _shown_tools(self) -> dict[int, ClientTool]:
+        return shown_tools(self.tools)
 
     @property
     def _choice(self) -> ToolChoice:

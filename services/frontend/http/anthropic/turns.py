@@ -1,7 +1,7 @@
 """The turns of a conversation in Anthropic's protocol, and the messages that they stand for.
 
-The results of tools, which users' turns hold there, are messages of their own here. Signatures of
-reasoning and wishes for a cache are ignored.
+A user's turn may hold results of tools; each becomes a message of its own. Signatures of reasoning
+and wishes for a cache are ignored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,10 +48,10 @@ class ThinkingBlock(ExactModel):
 
 
 class RedactedThinkingBlock(ExactModel):
-    """Reasoning of another server that nobody here can read; it is left out."""
+    """Reasoning that only another server can read; it is left out."""
 
     type: Literal["redacted_thinking"]
-    """Kind of the block; it is left out, since nobody here can read it."""
+    """Kind of the block; it is left out, since only another server can read it."""
 
 
 class ToolUseBlock(ExactModel):
@@ -126,7 +126,7 @@ class AssistantTurn(ExactModel):
 
 
 class SystemTurn(ExactModel):
-    """Words of the system within the conversation."""
+    """An instruction of the system within the conversation."""
 
     role: Literal["system"]
     """The system's turn."""

@@ -1,4 +1,5 @@
-"""Fields of a body that are known and not served yet: the values that change nothing are taken."""
+"""Fields of a body that are known and not served: only the values that change nothing are
+accepted."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ from pydantic_core import core_schema
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """The annotation of a field that accepts None and values that change nothing, and no others
-    yet. It is checked before the type, which would look at each item of what is refused anyway."""
+    """The annotation of a field that accepts None and values that change nothing, and no others. It
+    is checked before the type of the field, since the check of the type would look at each item of
+    a value that is refused anyway."""
 
     neutral: tuple[object, ...]
 

@@ -1,7 +1,7 @@
-"""What stands below the fields of a class: their descriptions in the OpenAPI document.
+"""The texts below the fields of a class, which describe the fields in the OpenAPI document.
 
-pydantic can read them, too, but does so when it makes a model, which would take a fifth of the
-frontend's start. Here a module is read once, and only when the document is made.
+pydantic can read these texts, too, but does so when a model is made, which would add a fifth to the
+time in which the frontend starts. Here a module is read once, and only when the document is made.
 """
 
 import ast

@@ -1,7 +1,8 @@
-"""Objects of several kinds in one place of a body: their kind, a field, chooses the model.
+"""Objects of several kinds in one field of a body: the kind, a field of the object, chooses the
+model.
 
-An object of a kind that is not served is refused by its kind's name, and not by the first field
-that another model misses.
+An object of a kind that is not served is refused by the name of its kind, and not by the first
+field that another model misses.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ def _refuse(name: str) -> str:
 
 
 class Unknown(ExactModel):
-    """An object that is not served; reading it says so."""
+    """An object of a kind that is not served; reading such an object raises an error."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -55,9 +56,9 @@ def by_type(
     others: str = "unknown",
     text: str = "",
 ) -> Discriminator:
-    """Returns what chooses among models by an object's `field`: the tag that `tags` has for it,
-    `default` being what objects without the field have, or the tag `others`. A text has the tag
-    `text`, if there is one."""
+    """Returns a discriminator that chooses among models by the value of an object's `field`. The
+    value's tag is in `tags`; an object without the field has the value `default`, and other values
+    have the tag `others`. A text has the tag `text`, if that is given."""
 
     def tag_of(value: Any) -> str:
         if text and isinstance(value, str):

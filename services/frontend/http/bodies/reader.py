@@ -1,4 +1,4 @@
-"""Bodies of the HTTP API, read from JSON, and what is wrong with them in words for clients."""
+"""Reads a body of JSON as a model, and says what is wrong with the body in words for clients."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -16,12 +16,13 @@ MAX_UNKNOWN = 16
 """Unknown fields of a body that are named at most."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
-"""A function of the paths of a body's unknown fields, without places in lists: `messages.mood`."""
+"""A function of the paths of a body's unknown fields, without positions in lists:
+`messages.mood`."""
 
 
 def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: None) -> Body:
-    """Reads a body. Fields that nobody knows are left out, at every depth; `on_unknown` is told
-    the first of them, if there are any, and may raise.
+    """Reads a body. Unknown fields are left out, at every depth. If there are any, `on_unknown` is
+    called with the first of them, and may raise.
 
     Raises:
         InvalidRequest: it is not JSON in UTF-8, or a field is missing or of the wrong type.

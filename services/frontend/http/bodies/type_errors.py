@@ -79,10 +79,10 @@ def _filled(words: str, item: ErrorDetails) -> str:
 def _json_path(
     location: tuple[int | str, ...], body: object, *, is_missing: bool
 ) -> tuple[str, ...]:
-    """Returns where in the body an error is, `messages.0.role` for example.
+    """Returns the path in the body at which an error is, `messages.0.role` for example.
 
-    Pydantic puts names of union members between the body's own; what is in the body stays, and so
-    does the last name if it is one that is missing.
+    Pydantic puts names of union members between the body's own names. Names that are in the body
+    stay, and so does the last name if it is the name of a field that is missing.
     """
     path, value = [], body
     for depth, name in enumerate(location):

@@ -1,8 +1,8 @@
-"""Fields of bodies that nobody knows: ignored, and named in a header of the answer and in the log;
-or, by a setting, refused.
+"""Unknown fields of bodies: they are ignored, and named in a header of the answer and in the log;
+or, by a setting, they are refused.
 
 Clients send a field with each request, and may make up any name. So the log has one line for each
-set of names, and only so many lines in a while.
+set of names, and a limited number of lines in an hour.
 """
 
 import logging
@@ -18,7 +18,7 @@ from services.common import errors
 log = logging.getLogger(__name__)
 
 HEADER = "x-orcinus-ignored-fields"
-"""Header of an answer with the ignored fields' names, or those of the first of them."""
+"""Header of an answer with the names of the ignored fields, or of the first of them."""
 
 LOGGED_AGAIN_S = 3600.0
 """Seconds after which a set of names may have a line in the log again."""

@@ -27,9 +27,9 @@ Schemas = dict[str, JsonSchemaValue]
 def document(
     routes: Sequence[Route], *, needs_key: bool, refuses_unknown: bool = False
 ) -> dict[str, Any]:
-    """Returns the document of those routes that have a name; `needs_key` says whether clients must
-    show an API key, and `refuses_unknown` whether bodies have no other fields than the document
-    says."""
+    """Returns the document of the routes that have a name. `needs_key` says whether clients must
+    show an API key, and `refuses_unknown` whether a body may only have fields that the document
+    names."""
     named = tuple(route for route in routes if route.name)
     statuses = {
         (status, dialect_of(route))
@@ -61,8 +61,8 @@ def document(
 
 @cache
 def _schemas(routes: tuple[Route, ...], *, refuses_unknown: bool) -> Schemas:
-    """Returns the schemas of all bodies and answers. They take long to make, so they are made once
-    and must not be changed."""
+    """Returns the schemas of all bodies and answers. Making schemas takes long, so they are made
+    once and must not be changed."""
     schemas = _schemas_of(route.body for route in routes)
     if not refuses_unknown:
         for schema in schemas.values():

@@ -1,4 +1,4 @@
-"""An operation of the OpenAPI document: what is said of one route."""
+"""An operation of the OpenAPI document: the description of one route."""
 
 from typing import Any
 
@@ -16,20 +16,20 @@ from services.frontend.http.protocol.route import Access, Parameter, Route
 from services.frontend.http.transport.media_types import EVENTS, JSON
 from services.frontend.request.client_call import ID_HEADER, MAX_TIMEOUT_S, SECONDS, TIMEOUT_HEADER
 
-_OF_BODIES = (
-    Parameter(
-        name=ID_HEADER,
-        place="header",
-        schema={"type": "string"},
-        description="The client's name for the request; comes back with the answer.",
-    ),
-    Parameter(
-        name=TIMEOUT_HEADER,
-        place="header",
-        schema={"type": "string", "pattern": SECONDS},
-        description="Seconds that the request may take, waiting included; at most "
+_OF_BODIES: tuple[Parameter, ...] = (
+    {
+        "name": ID_HEADER,
+        "in": "header",
+        "schema": {"type": "string"},
+        "description": "The client's name for the request; comes back with the answer.",
+    },
+    {
+        "name": TIMEOUT_HEADER,
+        "in": "header",
+        "schema": {"type": "string", "pattern": SECONDS},
+        "description": "Seconds that the request may take, waiting included; at most "
         f"{MAX_TIMEOUT_S}.",
-    ),
+    },
 )
 """Parameters of all requests with a body."""
 
@@ -59,7 +59,7 @@ def error_statuses(route: Route, *, needs_key: bool) -> set[int]:
 
 
 def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
-    """Returns what is said of a route; `needs_key` says whether callers must show an API key."""
+    """Returns the description of a route. `needs_key` says whether callers must show an API key."""
     is_secured = route.access is not Access.ANY and needs_key
     said: dict[str, Any] = {
         "operationId": route.name,
@@ -81,7 +81,7 @@ def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
         }
     parameters = route.parameters if route.body is None else (*_OF_BODIES, *route.parameters)
     if parameters:
-        said["parameters"] = list(map(_parameter, parameters))
+        said["parameters"] = list(parameters)
     if route.body is not None:
         content = {JSON: {"schema": schema_of(route.body)}}
         said["requestBody"] = {"required": True, "content": content}
@@ -105,16 +105,3 @@ def _answer(route: Route) -> dict[str, Any]:
     if route.body is not None:
         described["headers"] = _IGNORED_FIELDS
     return described
-
-
-def _parameter(parameter: Parameter) -> dict[str, Any]:
-    said: dict[str, Any] = {
-        "name": parameter.name,
-        "in": parameter.place,
-        "schema": dict(parameter.schema),
-    }
-    if parameter.description:
-        said["description"] = parameter.description
-    if parameter.place == "path":
-        said["required"] = True
-    return said

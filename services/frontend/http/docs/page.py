@@ -1,7 +1,7 @@
 """The OpenAPI document as a page to read: one HTML text without scripts, made once at start.
 
-Pages of well-known tools take megabytes of JavaScript from elsewhere; this one needs nothing, and
-its policy lets a browser load nothing.
+Pages of well-known tools load megabytes of JavaScript from other servers. This page loads nothing,
+and its policy forbids a browser to load anything.
 """
 
 import base64

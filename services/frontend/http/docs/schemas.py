@@ -12,7 +12,8 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 
 
 def schema_of_type(kind: Any, ref_template: str = "#/$defs/{model}") -> JsonSchemaValue:
-    """Returns the schema of a model or a typed dictionary, with what it refers to in `$defs`."""
+    """Returns the schema of a model or of a typed dictionary; the schemas to which it refers are in
+    `$defs`."""
     return TypeAdapter(kind).json_schema(
         ref_template=ref_template, schema_generator=_DescribedSchemas
     )
@@ -37,7 +38,7 @@ class _DescribedSchemas(GenerateJsonSchema):
 
 
 def _with_bases(kind: Any) -> Iterator[type]:
-    """Yields a typed dictionary and those that it inherits fields from."""
+    """Yields a typed dictionary, and the typed dictionaries from which it inherits fields."""
     if hasattr(kind, "__required_keys__"):
         yield kind
         for base in getattr(kind, "__orig_bases__", ()):

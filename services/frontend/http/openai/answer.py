@@ -31,12 +31,12 @@ class Usage(TypedDict):
 
 @answer_object
 class PromptLogprob(TypedDict):
-    """The log-probability of a token in a prompt, and its place in the vocabulary by it."""
+    """The log-probability of a token in a prompt, and the rank of the token in the vocabulary."""
 
     logprob: float
     """Log-probability of the token."""
     rank: int
-    """Its place in the vocabulary by that, from 1."""
+    """Rank of the token in the vocabulary by log-probability, from 1."""
     decoded_token: str
     """Text of the token."""
 

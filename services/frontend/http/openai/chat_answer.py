@@ -24,10 +24,10 @@ class TokenLogprob(TypedDict):
 
 @answer_object
 class ChatTokenLogprob(TokenLogprob):
-    """A token of an answer, with the most likely ones in its place."""
+    """A token of an answer, with the most likely tokens at its position."""
 
     top_logprobs: list[TokenLogprob]
-    """The most likely tokens in its place, most likely first."""
+    """The most likely tokens at this position, most likely first."""
 
 
 @answer_object
@@ -176,7 +176,7 @@ class ChatChunkChoice(TypedDict):
 
 @answer_object
 class ChatChunk(TypedDict):
-    """A chunk of a stream: its first one has the seed, and with `include_usage` the last one has
+    """A chunk of a stream. The first chunk has the seed. With `include_usage` the last chunk has
     the usage and no choice."""
 
     id: str

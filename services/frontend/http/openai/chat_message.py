@@ -1,12 +1,11 @@
-"""A message of a conversation, as OpenAI's clients and other servers' send it.
+"""A message of a conversation, as clients of OpenAI and of other servers send it.
 
-Fields that nobody knows are taken and named, not read: clients send an assistant's message back
-with all that its server wrote into it.
+Unknown fields are ignored and named: clients send an assistant's message back with all that its
+server wrote into it.
 """
 
 from typing import Annotated, Any, Literal, Self
 
-import pydantic_core
 from pydantic import (
     AfterValidator,
     Discriminator,
@@ -21,6 +20,7 @@ from typing_extensions import TypeAliasType
 from services.common import errors
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.protocol.conversation_tools import json_text
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
 
 MAX_CALLS = 128
@@ -89,7 +89,7 @@ class AssistantCall(ExactModel):
         """Returns the call."""
         arguments = self.function.arguments
         if isinstance(arguments, dict):
-            arguments = pydantic_core.to_json(arguments).decode()
+            arguments = json_text(arguments)
         return ToolCall(self.id or "", self.function.name, arguments or "{}")
 
 

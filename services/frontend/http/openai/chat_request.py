@@ -27,7 +27,7 @@ class ChatBody(ToolFields, GenerationBody):
     logprobs: bool | None = None
     """Answer with the log-probability of each token."""
     top_logprobs: Annotated[int | None, N_LOGPROBS] = None
-    """Most likely tokens to show in the place of each; only with `logprobs`."""
+    """Number of the most likely tokens to show at each position; only with `logprobs`."""
     functions: Annotated[list[Any] | None, only([])] = None
     """OpenAI's older spelling of tools; not served."""
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None

@@ -1,14 +1,13 @@
-"""The fields of a body that say which tools there are, and whether the model must call one."""
+"""The fields of a body that say which tools there are, and whether the model must call a tool."""
 
 from typing import Annotated, Any, Literal
 
-import pydantic_core
 from pydantic import AfterValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import ExactModel
-from services.frontend.http.protocol.conversation_tools import tool_of
+from services.frontend.http.protocol.conversation_tools import check_allowed, json_text, tool_of
 from services.frontend.request.conversation import MAX_TOOLS, Tool, ToolChoice
 
 
@@ -35,7 +34,7 @@ class Function(ExactModel):
 
 
 class ToolBody(ExactModel):
-    """A tool."""
+    """A tool that the client runs."""
 
     type: ToolType
     """Kind of the tool; only `function`."""
@@ -44,9 +43,7 @@ class ToolBody(ExactModel):
 
     def to_tool(self) -> Tool:
         """Returns the tool in the words that all protocols share."""
-        schema = self.function.parameters
-        parameters = "" if schema is None else pydantic_core.to_json(schema).decode()
-        return tool_of(self.function, parameters=parameters)
+        return tool_of(self.function, parameters=json_text(self.function.parameters))
 
 
 class NamedFunction(ExactModel):
@@ -71,7 +68,7 @@ class AllowedTools(ExactModel):
     mode: Literal["auto", "required"]
     """Whether the model may call them, or must."""
     tools: Annotated[list[NamedTool], FailFast(), Field(max_length=MAX_TOOLS)]
-    """The tools, by name; the model is told of no other."""
+    """The tools, by name; the model sees no other."""
 
 
 class AllowedChoice(ExactModel):
@@ -100,7 +97,7 @@ Tools = TypeAliasType("Tools", Annotated[list[ToolBody], FailFast(), Field(max_l
 
 
 class ToolFields(ExactModel):
-    """The fields."""
+    """The fields of a body that concern tools."""
 
     tools: Tools | None = None
     """Tools that the model may call."""
@@ -110,7 +107,7 @@ class ToolFields(ExactModel):
     """Whether an answer may have several calls."""
 
     def tools_and_choice(self) -> tuple[tuple[Tool, ...], ToolChoice]:
-        """Returns the tools that may be called, and whether they must be.
+        """Returns the tools that may be called, and whether the model must call a tool.
 
         Raises:
             InvalidRequest: tools are allowed that there are not.
@@ -124,10 +121,7 @@ class ToolFields(ExactModel):
                 )
             case AllowedChoice(allowed_tools=allowed):
                 names = {tool.function.name for tool in allowed.tools}
-                if unknown := names - {tool.name for tool in tools}:
-                    raise errors.InvalidRequest(
-                        "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
-                    )
+                check_allowed(names, (tool.name for tool in tools))
                 tools = tuple(tool for tool in tools if tool.name in names)
                 choice = ToolChoice(mode=allowed.mode, allows_parallel=allows_parallel)
             case mode:

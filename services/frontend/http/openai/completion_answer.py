@@ -13,7 +13,8 @@ from services.frontend.request.finish_reason import FinishReason
 @answer_object
 class CompletionLogprobs(TypedDict):
     """Log-probabilities of tokens: the prompt's with `echo`, then the answer's. Each object of
-    alternatives has the token itself, too; the first token of a prompt has null for both."""
+    alternatives has the token itself, too. The first token of a prompt has null as its
+    log-probability and as its alternatives."""
 
     text_offset: list[int]
     """Where in the text each token begins, in characters."""
@@ -28,8 +29,8 @@ class CompletionLogprobs(TypedDict):
 
 @answer_object
 class CompletionChoice(TypedDict):
-    """An answer to a text or to tokens, or a piece of one; the tokens come with
-    `return_token_ids`, those of the prompt in the first piece only."""
+    """An answer to a text or to tokens, or a piece of one. The tokens of the answer come with
+    `return_token_ids`; the tokens of the prompt come in the first piece only."""
 
     index: int
     """Which of the answers: `n` to the first prompt come first."""
@@ -50,8 +51,8 @@ class CompletionChoice(TypedDict):
 
 @answer_object
 class Completion(TypedDict):
-    """The answers to POST /v1/completions; or a chunk of a stream: its first one has the seed,
-    and with `include_usage` the last one has the usage and no choice."""
+    """The answers to POST /v1/completions, or a chunk of a stream. The first chunk has the seed.
+    With `include_usage` the last chunk has the usage and no choice."""
 
     id: str
     """`cmpl-` and the request's name."""

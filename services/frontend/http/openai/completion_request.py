@@ -49,8 +49,8 @@ class CompletionBody(GenerationBody):
     echo: bool | None = None
     """Begin each answer with its prompt; then `max_tokens` may be 0."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
-    """Answer with the log-probability of each token, and so many of the most likely tokens in its
-    place; with `echo`, of the prompt's tokens too."""
+    """Answer with the log-probability of each token, and with this number of the most likely tokens
+    at the same position; with `echo`, also of the tokens of the prompt."""
     best_of: Annotated[int | None, N_ANSWERS] = None
     """Answers to generate for each prompt, of which the `n` best are given, best first; at least
     `n`. More than `n` not with `stream`."""

@@ -1,4 +1,4 @@
-"""Errors in the form of OpenAI's API, which all paths have that are not another protocol's.
+"""Errors in the form of OpenAI's API, which all paths have that belong to no other protocol.
 
 {"error": {"message": ..., "type": ..., "param": the field, "code": ...}}
 """
@@ -16,7 +16,7 @@ from services.frontend.http.transport.event_stream import Event, framed
 
 @answer_object
 class ErrorObject(TypedDict):
-    """An error: `param` is the field that is wrong, if it is one."""
+    """An error; `param` is the name of the field that is wrong, if a field is wrong."""
 
     message: str
     """What is wrong, in words."""

@@ -29,7 +29,7 @@ class AnswerPosition:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads one mark of an id, which has been checked."""
+        """Reads one mark of an id, whose form has been checked."""
         if text == "-":
             return cls()
         return cls(True, int(text.removesuffix("f")), text.endswith("f"))
@@ -51,7 +51,7 @@ class StreamPosition:
         """Reads the id of an event.
 
         Raises:
-            InvalidRequest: it is none.
+            InvalidRequest: the text is not the id of an event.
         """
         match = _EVENT_ID.fullmatch(text)
         if match is None:
@@ -76,11 +76,11 @@ class EventIds:
         self._has_begun = [answer.has_begun for answer in answers]
 
     def has_begun(self, index: int) -> bool:
-        """Returns whether an event of that answer has come."""
+        """Returns whether an event of the answer `index` has come."""
         return self._has_begun[index]
 
     def advance(self, index: int, n_tokens: int, *, is_finished: bool) -> None:
-        """Notes an event that brings so many tokens of an answer, or its end."""
+        """Notes an event that brings `n_tokens` tokens of an answer, or its end."""
         self._has_begun[index] = True
         self._n_tokens[index] += n_tokens
         self._marks[index] = _mark(self._n_tokens[index], is_finished)

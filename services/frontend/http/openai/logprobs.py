@@ -26,13 +26,14 @@ class CompletionColumns:
         self._offsets: list[int] = []
 
     def add_unknown(self, token_id: int) -> None:
-        """Adds the first token of a prompt, which nothing comes before."""
+        """Adds the first token of a prompt, which has no log-probability since no token comes
+        before."""
         self._tokens.append(self._texts.text(token_id))
         self._values.append(None)
         self._tops.append(None)
 
     def add(self, token_ids: Sequence[int], logprobs: Logprobs) -> None:
-        """Adds tokens."""
+        """Adds tokens with their log-probabilities and alternatives."""
         for place, token_id in enumerate(token_ids):
             text, value = self._texts.text(token_id), logprobs.values[place]
             top: dict[str, float] = {}
@@ -44,7 +45,7 @@ class CompletionColumns:
             self._tops.append(top)
 
     def add_offsets(self, offsets: Sequence[int], *, start: int) -> None:
-        """Adds where in the text tokens begin, by their places after `start`."""
+        """Adds the positions in the text at which tokens begin, counted from `start`."""
         self._offsets += [start + offset for offset in offsets]
 
     def to_answer(self) -> CompletionLogprobs:

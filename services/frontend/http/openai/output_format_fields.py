@@ -44,7 +44,8 @@ Choices = TypeAliasType(
 
 
 class JsonSchema(ExactModel):
-    """A named JSON schema, as OpenAI has it; `strict` is what always holds here."""
+    """A named JSON schema, as OpenAI has it. The output always keeps the schema, whether it is
+    `strict` or not."""
 
     name: str = ""
     """Name of the schema; does nothing."""
@@ -137,10 +138,10 @@ class OutputFormatFields(ExactModel):
     """SGLang's spelling: a grammar in llguidance's Lark or in GBNF."""
 
     def output_format(self) -> tuple[str, str] | None:
-        """Returns the field that asks for a format and the format's grammar, or None.
+        """Returns the field that asks for a format and the grammar of the format, or None.
 
         Raises:
-            InvalidRequest: two formats are asked for, or one that cannot be.
+            InvalidRequest: two formats are asked for, or one that cannot be followed.
         """
         if self.model_fields_set.isdisjoint(OutputFormatFields.model_fields):
             return None
@@ -151,7 +152,8 @@ class OutputFormatFields(ExactModel):
         return next(((field, to_grammar()) for field, to_grammar in given), None)
 
     def _formats(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        """Yields the name of each field that asks for a format, and what makes its grammar."""
+        """Yields the name of each field that asks for a format, and a function that makes its
+        grammar."""
         if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
             yield "response_format", partial(_grammar_of, self.response_format)
         group = self.structured_outputs or StructuredOutputs()

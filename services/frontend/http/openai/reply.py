@@ -1,9 +1,9 @@
-"""The replies of completions and chats, whole and as chunks of a stream, as far as they are alike.
+"""What the replies of completions and of chats have in common, whole and as chunks of a stream.
 
 The first chunk of a stream has the request's seed. A stream that shows tokens can be resumed: its
 events have ids, and after a resumption come the tokens, texts and ends that the client lacks. Other
-streams have no ids, since popular clients of streams, vLLM's benchmark among them, know no lines
-but those of data.
+streams have no ids, since popular clients of streams, vLLM's benchmark among them, fail at any line
+that is not data.
 """
 
 from abc import abstractmethod
@@ -32,7 +32,7 @@ Choice = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownFields:
-    """The fields that a client may have in its answers besides those that all have."""
+    """The fields that answers have only where the client asks for them."""
 
     includes_usage: bool = False
     """Whether a stream has the usage at its end."""
@@ -122,7 +122,7 @@ class GenerationReply(Reply):
         return openai_errors.error_event(error)
 
     def _is_text(self, index: int) -> bool:
-        """Returns whether all that is left of an answer, but its end, is text as it comes."""
+        """Returns whether all that is left of an answer, except its end, is text as it comes."""
         return self._ids.has_begun(index)
 
     def _events(self, piece: Piece) -> Iterator[Event]:

@@ -1,7 +1,7 @@
-"""What the bodies of completions and of chats have in common, and the requests they stand for.
+"""What the bodies of completions and of chats have in common, and the requests that they stand for.
 
-The fields that choose tokens are those of `SamplingParams`, each with null for its default. Types
-are checked here, ranges where all requests are checked. Fields that are known and not served yet
+The options of sampling are the fields of `SamplingParams`, each with null for its default. Types
+are checked here, and ranges where all requests are checked. Fields that are known and not served
 are accepted with the value that changes nothing. Extensions are spelled as other servers of the
 field spell them.
 """
@@ -65,7 +65,7 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "n_prompt_logprobs",
     "logprobs_field",
 }
-"""The options of a request that a body has a field for, but for those of `SamplingParams`."""
+"""The options of a request that a body has a field for, without the options of sampling."""
 
 
 TokenIds = TypeAliasType(
@@ -85,7 +85,7 @@ class StreamOptions(ExactModel):
 
 
 def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
-    """Returns pairs for an object whose names are tokens."""
+    """Returns pairs of a token and a number for an object whose names are tokens."""
     if not isinstance(value, dict):
         raise ValueError("must be an object of tokens and numbers")
     if len(value) > MAX_BIASES:
@@ -124,7 +124,7 @@ else:
 class ResumptionBody(ExactModel):
     """The field `resumption`: seed and tokens of a stream that broke, as its client has them.
 
-    The id of its last event comes in a header. Answers without tokens may be left out at the end.
+    The id of the last event comes in a header. Answers without tokens may be left out at the end.
     """
 
     seed: Annotated[int, option("seed")]
@@ -136,7 +136,7 @@ class ResumptionBody(ExactModel):
         """Returns the resumption at a position in the stream.
 
         Raises:
-            InvalidRequest: the tokens are not those up to there.
+            InvalidRequest: the tokens of an answer are not as many as the position counts.
         """
         if len(self.token_ids) > len(position.answers):
             raise errors.InvalidRequest(
@@ -186,8 +186,8 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     include_stop_str_in_output: bool | None = None
     """End the text with the stop text or token that was met."""
     prompt_logprobs: Annotated[int | None, N_LOGPROBS] = None
-    """Answer with the log-probability of each token of the prompt but the first, and so many of the
-    most likely tokens in its place; not with `stream`."""
+    """Answer with the log-probability of each token of the prompt but the first, and with this
+    number of the most likely tokens at the same position; not with `stream`."""
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     """Not served."""
@@ -233,7 +233,8 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
         self._position = position
 
     def _check_resumption(self, position: StreamPosition | None) -> None:
-        """Raises InvalidRequest unless a stream is resumed, with all that it takes, or none is."""
+        """Raises InvalidRequest unless a stream is resumed, with all that this takes, or no stream
+        is resumed."""
         if position is None and self.resumption is None:
             return
         if not self.stream:

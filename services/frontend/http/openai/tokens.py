@@ -19,9 +19,9 @@ from services.frontend.request.generation_request import Prompt
 
 
 class TokenizeBody(ChatBody):
-    """The body of POST /tokenize: a text, or a conversation. A conversation has the fields of
-    POST /v1/chat/completions, so that its body can be sent here as it is; those that do not change
-    the prompt do nothing."""
+    """The body of POST /tokenize: a text, or a conversation. A conversation has the fields of POST
+    /v1/chat/completions, so that its body can be sent here as it is; fields that do not change the
+    prompt do nothing."""
 
     prompt: str | None = None
     """A text, instead of `messages`."""
@@ -47,7 +47,8 @@ class TokenizeBody(ChatBody):
 
 @answer_object
 class Tokens(TypedDict):
-    """The tokens of a prompt; `token_strs` are they as the vocabulary has them, if wanted."""
+    """The tokens of a prompt; `token_strs` are the tokens as the vocabulary spells them, if the
+    client wants them."""
 
     count: int
     """Number of tokens."""

@@ -1,7 +1,8 @@
 """The page that shows the pipeline at work: its files, and the stream of events that feeds it.
 
-The files hold nothing secret, so a client needs no key for them. The events tell of all clients, so
-with API keys only accounts that `may_watch` have them, and only as long as they may.
+The files hold nothing secret, so a client needs no key for them. The events describe the requests
+of all clients. With API keys, only accounts that `may_watch` have the events, and only as long as
+they may.
 """
 
 from starlette.exceptions import HTTPException

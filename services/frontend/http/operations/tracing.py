@@ -1,7 +1,7 @@
 """Spans of HTTP requests, named and judged as HTTP conventions have it; probes have none.
 
-Only callers that may call choose whether they are recorded: anybody else's `traceparent` is ignored
-and the sampler decides.
+Only a caller with a known key chooses whether its request is recorded. The `traceparent` of other
+callers is ignored, and the sampler decides.
 """
 
 from collections.abc import Callable, Mapping

@@ -20,7 +20,7 @@ from services.frontend.watching.view_feed import ViewFeed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """What handlers work with."""
+    """The parts of the frontend that handlers work with."""
 
     service: GenerationService
     bodies: BodyLimits

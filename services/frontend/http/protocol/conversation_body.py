@@ -1,8 +1,7 @@
 """The body of a conversation in a protocol other than OpenAI's chat completions.
 
-Such a protocol is a translation: its body becomes a `GenerationRequest`, and its `Reply` writes
-down what comes back. The rules of requests are checked where all requests are checked; where they
-name a field that is spelled differently here, the error is spelled so too.
+The rules of requests are checked where all requests are checked. Where a rule names a field that
+this protocol spells differently, the error is spelled so, too.
 """
 
 from abc import ABC, abstractmethod
@@ -32,7 +31,8 @@ Metadata = Annotated[
 
 
 class ConversationBody(ExactModel, ABC):
-    """The fields that such bodies have in common, and what they stand for."""
+    """The fields that bodies of conversations have in common, and the conversation that they stand
+    for."""
 
     spelling: ClassVar[Mapping[str, str]]
     """Names of fields here, by the names that the rules of all requests have for them."""
@@ -48,7 +48,7 @@ class ConversationBody(ExactModel, ABC):
         """
         return Conversation(
             tuple(self._messages()),
-            tools=tuple(tool.to_tool() for tool in self._told_tools.values()),
+            tools=tuple(tool.to_tool() for tool in self._shown_tools.values()),
             tool_choice=self._choice,
             template_kwargs=self._template_kwargs,
         )
@@ -66,8 +66,8 @@ class ConversationBody(ExactModel, ABC):
 
     @property
     @abstractmethod
-    def _told_tools(self) -> Mapping[int, ClientTool]:
-        """The tools that the model is told of, by their places in `tools`."""
+    def _shown_tools(self) -> Mapping[int, ClientTool]:
+        """The tools that the model sees, by their positions in `tools`."""
 
     @property
     @abstractmethod
@@ -86,7 +86,7 @@ class ConversationBody(ExactModel, ABC):
     def _spelled(self, field: str) -> str:
         match field.split("."):
             case ["tools", number, "function", name]:
-                place = list(self._told_tools)[int(number)]
+                place = list(self._shown_tools)[int(number)]
                 return f"tools.{place}.{self.spelling.get(name, name)}"
             case [first, *rest]:
                 return ".".join([self.spelling.get(first, first), *rest])
@@ -108,7 +108,7 @@ class GeneratingBody(ConversationBody, RequestBody):
 
     @abstractmethod
     def options(self, sampling: SamplingParams) -> GenerationOptions:
-        """Returns how to continue, with these options of sampling."""
+        """Returns the options of the request, with these options of sampling."""
 
     def to_request(self) -> GenerationRequest:
         given = {

@@ -1,4 +1,4 @@
-"""The error tree over HTTP: the one place that knows which error has which status.
+"""The error tree over HTTP: only this module knows which error has which status.
 
 A protocol has a `Dialect`, in which it writes a `Failure` down.
 """
@@ -96,7 +96,7 @@ def failure(error: errors.OrcinusError) -> Failure:
 
 def answer(request: Request, error: Exception, dialect: Dialect) -> Response:
     """Returns the answer to a request that ends with an error. An error that is not foreseen is a
-    bug, of which the client is told nothing but its status."""
+    bug: the client learns only its status."""
     match error:
         case errors.OrcinusError():
             failed = failure(error)

@@ -14,7 +14,7 @@ class GatheredTurn:
         self.calls: list[ToolCall] = []
 
     def to_message(self) -> ChatMessage:
-        """Returns the turn as templates want it; parts of one kind are lines."""
+        """Returns the turn as templates want it; parts of one kind become lines of one text."""
         return ChatMessage(
             "assistant",
             "\n".join(self.texts) if self.texts else None,
@@ -23,12 +23,12 @@ class GatheredTurn:
         )
 
     def begin(self) -> Iterator[ChatMessage]:
-        """Yields the turn, if it has text or calls, after which only calls may come."""
+        """Yields the turn if it has text or calls, after which only calls may come."""
         if self.texts or self.calls:
             yield from self.end()
 
     def end(self) -> Iterator[ChatMessage]:
-        """Yields the turn, if there is any, and begins the next."""
+        """Yields the turn if it has anything, and begins the next turn."""
         if self.reasoning or self.texts or self.calls:
             yield self.to_message()
         self.reasoning, self.texts, self.calls = [], [], []

@@ -1,6 +1,7 @@
-"""Answers a request that generates: the same for all protocols, each with its body and its reply.
+"""Answers a request that generates, in the same way for all protocols: each has its body and its
+reply.
 
-body → to_request → Generation → reply → one JSON, or a stream of events
+    body → to_request → Generation → reply → one JSON, or a stream of events
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""JSON as answers are written in it."""
+"""Answers as JSON."""
 
 from collections.abc import Mapping
 from functools import lru_cache

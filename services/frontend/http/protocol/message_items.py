@@ -77,7 +77,7 @@ class MessageItems:
         return self._reader.n_tool_calls > 0
 
     def feed(self, piece: Piece) -> Iterator[Step]:
-        """Takes a piece of the answer and yields what it does to the items."""
+        """Takes a piece of the answer and yields the steps that the piece makes in the items."""
         yield from self._add(self._reader.feed(piece.text))
         if piece.finish_reason is not None:
             yield from self._add(self._reader.flush())

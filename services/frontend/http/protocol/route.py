@@ -1,7 +1,7 @@
-"""A row of the table of routes: what is served at a path, and everything that is said of it.
+"""A row of the table of routes: what is served at a path, and the description of it.
 
-The functions make rows of handlers whose types they hold against the types that the row names. From
-rows follow the app, the OpenAPI document, and the reference in `docs/api.md`.
+The functions make rows, and mypy checks that a handler takes and returns the types that its row
+names. The app, the OpenAPI document, and the reference in `docs/api.md` follow from rows.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -39,15 +39,15 @@ class Access(Enum):
     """Callers with a key that may watch the scheduler. Without the page there is no such route."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A parameter of a request besides its body."""
+Parameter = Mapping[str, Any]
+"""A parameter of a request besides its body, as OpenAPI describes it."""
 
-    name: str
-    place: str
-    """Where the parameter is: `header`, `path` or `query`."""
-    schema: Mapping[str, Any]
-    description: str = ""
+RESUMING: Parameter = {
+    "name": LAST_EVENT_ID,
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "Id of the last event of a stream that broke; only with `resumption`.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,9 +69,9 @@ class Route:
     """Type of the answer in JSON; None where that may be any object."""
     media_type: str = JSON
     errors: tuple[int, ...] = ()
-    """Statuses of errors besides those of all routes with the same access."""
+    """Statuses of errors besides the errors that all routes with the same access have."""
     answers_503: bool = False
-    """Whether there is an answer of the same type with status 503."""
+    """Whether an answer of this type may have status 503."""
     parameters: tuple[Parameter, ...] = ()
     stream: str = ""
     """What the events of a stream are, where the answer may be one."""
@@ -79,23 +79,17 @@ class Route:
     """Type of the data of such events, where all events have one type."""
 
 
-RESUMING = Parameter(
-    name=LAST_EVENT_ID,
-    place="header",
-    schema={"type": "string"},
-    description="Id of the last event of a stream that broke; only with `resumption`.",
-)
-
-
 class RouteFields(TypedDict, total=False):
-    """Fields of a route that have the same meaning in routes of all kinds."""
+    """Fields of a route that the functions below take as they are."""
 
-    name: Required[str]
+    name: str
     description: Required[str]
     access: Access
     dialect: Dialect
     errors: tuple[int, ...]
     parameters: tuple[Parameter, ...]
+    stream: str
+    chunk: Any
 
 
 def get(
@@ -105,6 +99,7 @@ def get(
     **fields: Unpack[RouteFields],
 ) -> Route:
     """Returns the route of a question without a body."""
+    fields.setdefault("name", _name(handler))
     is_secret = fields.get("access", Access.KEY) is not Access.ANY
 
     async def handle(api: Api, request: Request) -> Response:
@@ -121,8 +116,10 @@ def probe(
     answer: type[Answer],
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a question whether all is well, to which an answer has status 200 or
-    503."""
+    """Returns the route of a question whether all is well, which any caller may ask. The status of
+    an answer is 200 or 503."""
+    fields.setdefault("name", _name(handler))
+    fields.setdefault("access", Access.ANY)
 
     async def handle(api: Api, request: Request) -> Response:
         is_well, said = handler(api)
@@ -142,6 +139,7 @@ def post(
 ) -> Route:
     """Returns the route of a question with a body, which needs room among the requests that
     generate if it `checks_room`."""
+    fields.setdefault("name", _name(handler))
 
     async def handle(api: Api, request: Request) -> Response:
         account = api.admit_generation(request) if checks_room else api.admit(request)
@@ -156,12 +154,10 @@ def generate(
     path: str,
     body: type[RequestBody],
     answer: type[Mapping[str, Any]],
-    *,
-    stream: str,
-    chunk: Any = None,
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a request that generates; body and reply do all that is special."""
+    """Returns the route of a request that generates. Body and reply do what is special to the
+    protocol."""
 
     async def handle(api: Api, request: Request) -> Response:
         account = api.admit_generation(request)
@@ -172,13 +168,10 @@ def generate(
         working = whole_reply(api.service, asked, account)
         return await while_connected(request.receive, working)
 
-    return Route(
-        method="POST",
-        path=path,
-        handler=handle,
-        body=body,
-        answer=answer,
-        stream=stream,
-        chunk=chunk,
-        **fields,
-    )
+    return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)
+
+
+def _name(handler: Callable[..., Any]) -> str:
+    """Returns the name of a handler as operations are spelled: `listModels`."""
+    first, *others = handler.__name__.split("_")
+    return first + "".join(map(str.capitalize, others))

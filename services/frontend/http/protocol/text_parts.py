@@ -16,11 +16,11 @@ class TextPart(Protocol):
 
     @property
     def text(self) -> str:
-        """Returns what it says."""
+        """The text of the part."""
 
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the whole text; its parts are lines."""
+    """Returns the whole text, of which each part is a line."""
     if isinstance(text, str):
         return text
     return "\n".join(part.text for part in text or () if not isinstance(part, Unknown))

@@ -86,7 +86,7 @@ class OutputCall(TypedDict):
 
 @answer_object
 class InputTokensDetails(TypedDict):
-    """Tokens that need not be read again, of which there are none yet."""
+    """Tokens of the prompt by where they came from."""
 
     cached_tokens: int
     """Tokens of the prompt that were not computed, since a cache had them."""

@@ -29,7 +29,7 @@ class ResponsesPart(ExactModel):
 
 
 class RefusalPart(ExactModel):
-    """A refusal by the assistant in the place of a text, sent back as it came."""
+    """A refusal by the assistant instead of a text, sent back as it came."""
 
     type: Literal["refusal"]
     """Kind of the part."""
@@ -58,7 +58,7 @@ Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("li
 
 
 class MessageItem(ExactModel):
-    """A turn."""
+    """A turn of the conversation."""
 
     type: Literal["message"] = "message"
     """Kind of the item; may be left out."""
@@ -119,8 +119,8 @@ InputItems = TypeAliasType(
 
 
 def messages_of(items: Sequence[InputItem], instructions: str | None) -> Iterator[ChatMessage]:
-    """Yields the messages of items. Instructions and the system's words after them are one message,
-    since most chat templates know one at the beginning and no other.
+    """Yields the messages of items. Instructions and the system's items after them become one
+    message, since most chat templates know one system message at the beginning and no other.
 
     Raises:
         InvalidRequest: an output answers no call before it.

@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses, OpenAI's protocol for agents, and the request it stands for.
+"""The body of POST /v1/responses, OpenAI's protocol for agents, and the request that it stands for.
 
 Nothing is stored: clients send the whole conversation each time, as coding agents do. Tools that
-OpenAI runs itself, web search for example, are left out, since nobody runs them here.
+OpenAI's own servers run, web search for example, are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,8 +20,9 @@ from services.frontend.http.protocol.conversation_body import GeneratingBody, Me
 from services.frontend.http.protocol.conversation_tools import (
     ClientTool,
     ToolName,
+    check_allowed,
     json_text,
-    told_tools,
+    shown_tools,
     tool_of,
 )
 from services.frontend.http.protocol.errors import failure
@@ -58,10 +59,10 @@ class ResponsesFunction(ClientTool):
 
 
 class HostedTool(ExactModel):
-    """A tool of another type, which nobody runs here; the model is not told of it."""
+    """A tool that OpenAI's own servers run. It does not run here, so the model does not see it."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
-    """Any other kind; nobody runs it here, so the model is not told of it."""
+    """Any other kind; the tool does not run here, so the model does not see it."""
 
 
 ResponsesTool = Annotated[
@@ -96,11 +97,11 @@ class ResponsesAllowed(ExactModel):
     mode: Literal["auto", "required"]
     """Whether the model may call them, or must."""
     tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]
-    """The tools, functions by name; the model is told of no other."""
+    """The tools, functions by name; the model sees no other."""
 
     @property
     def names(self) -> set[str]:
-        """The names of the functions among them."""
+        """The names of the allowed functions."""
         return {tool.name for tool in self.tools if isinstance(tool, ResponsesChoice)}
 
 
@@ -150,14 +151,14 @@ Format = Annotated[
 
 
 class TextOptions(ExactModel):
-    """How the text is to be."""
+    """The format of the text."""
 
     format: Format | None = None
     """Format of the text; any text when there is none."""
 
 
 class ReasoningOptions(ExactModel):
-    """How much the model is to think before it speaks."""
+    """How much the model is to reason before it answers."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """The chat template's variable `reasoning_effort`; `none` and `minimal` set `enable_thinking`
@@ -186,7 +187,7 @@ class ResponsesBody(GeneratingBody):
     """Tokens to generate at most; lowered to what the model's length leaves, which is the
     default."""
     tools: ResponsesTools | None = None
-    """Tools that the model may call, 128 functions at most; the model is told of no others."""
+    """Tools that the model may call, 128 functions at most; the model sees no others."""
     tool_choice: Choice | None = None
     """Whether tools are called, and which."""
     parallel_tool_calls: bool | None = None
@@ -266,8 +267,8 @@ class ResponsesBody(GeneratingBody):
         return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
 
     @property
-    def _told_tools(self) -> dict[int, ClientTool]:
-        told = told_tools(self.tools)
+    def _shown_tools(self) -> dict[int, ClientTool]:
+        told = shown_tools(self.tools)
         if not isinstance(self.tool_choice, ResponsesAllowed):
             return told
         names = self.tool_choice.names
@@ -284,10 +285,7 @@ class ResponsesBody(GeneratingBody):
             case ResponsesChoice(name=name):
                 return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
             case ResponsesAllowed(mode=mode, names=names):
-                if unknown := names - {tool.name for tool in self._functions}:
-                    raise errors.InvalidRequest(
-                        "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
-                    )
+                check_allowed(names, (function.name for function in self._functions))
                 return ToolChoice(mode=mode, allows_parallel=allows_parallel)
             case "none" | "required" as mode:
                 return ToolChoice(mode=mode, allows_parallel=allows_parallel)
@@ -302,7 +300,7 @@ class ResponsesBody(GeneratingBody):
         return messages_of(items, self.instructions)
 
     def _echo(self, sampling: SamplingParams) -> RequestEcho:
-        """Returns the part of an answer that repeats what was asked for."""
+        """Returns the fields of an answer that repeat the request."""
         choice = self.tool_choice
         form = self.text.format if self.text else None
         return {
@@ -319,6 +317,6 @@ class ResponsesBody(GeneratingBody):
             "tool_choice": (
                 choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto"
             ),
-            "tools": [tool.model_dump() for tool in self._told_tools.values()],
+            "tools": [tool.model_dump() for tool in self._shown_tools.values()],
             "top_p": sampling.top_p,
         }

@@ -1,10 +1,9 @@
-"""The work that waits, counted so that one sees at once how much of it comes before a new request.
+"""The work that waits, counted so that the work before a new request is known at once.
 
-In the order of arrival that is all of it. In the fair order it is what waits in more important
-classes, and in the request's own class no more than the others' shares by their weights while its
-client is served what it has waiting. Which request comes when is decided by the order and not here;
-ageing and the counters of clients are left out.
-"""
+In the order of arrival that is all work. In the fair order it is the work of more important
+classes, and in the request's own class no more than the shares of other clients by their weights
+while the request's client is served what it has waiting. Which request comes when is decided by the
+order and not here; ageing and the counters of clients are left out. """
 
 from dataclasses import dataclass
 
@@ -13,12 +12,12 @@ from services.scheduler.core.clients.client import OUTPUT_CHARGE, PROMPT_CHARGE
 from services.scheduler.core.request import Request
 
 FIRST_OF_ALL = -(2**31)
-"""The class of those that have begun and were put down."""
+"""The class of preempted requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Requests, and what they are expected to come to."""
+    """A number of requests, and the tokens that they are expected to come to."""
 
     n_requests: float = 0.0
     n_prompt_tokens: float = 0.0
@@ -26,7 +25,7 @@ class Work:
 
     @property
     def charge(self) -> float:
-        """The work as the fair order counts it."""
+        """The service that the fair order would charge for the work."""
         return PROMPT_CHARGE * self.n_prompt_tokens + OUTPUT_CHARGE * self.n_output_tokens
 
     def plus(self, other: "Work", part: float = 1.0) -> "Work":
@@ -42,7 +41,7 @@ NOTHING = Work()
 
 
 class Backlog:
-    """The work that waits, by priority and by client."""
+    """The waiting work of a pool, by priority and by client."""
 
     def __init__(self, expected: ExpectedOutput, *, is_fair: bool) -> None:
         """`is_fair` says whether the order heeds priorities and clients."""
@@ -52,7 +51,7 @@ class Backlog:
         self._classes: dict[int, _Class] = {}
 
     def __len__(self) -> int:
-        """Number of requests that wait."""
+        """Returns the number of waiting requests."""
         return len(self._entries)
 
     @property
@@ -64,7 +63,7 @@ class Backlog:
         return result
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:
-        """Notes that a request waits; one that has begun comes before all others."""
+        """Notes that a request waits; a request that `has_begun` comes before all others."""
         priority = FIRST_OF_ALL if has_begun else self._priority_of(request)
         work = self.work_of(request)
         self._entries[request] = priority, work
@@ -81,7 +80,7 @@ class Backlog:
             del self._classes[priority]
 
     def work_of(self, request: Request) -> Work:
-        """Returns the work of a request that has not begun, or begins anew."""
+        """Returns the work of a request that begins, or begins anew."""
         n_generated = len(request.generated_token_ids)
         n_left = max(1.0, self._expected.n_tokens(request.max_new_tokens) - n_generated)
         return Work(1.0, request.n_tokens, min(n_left, request.max_new_tokens - n_generated))
@@ -99,9 +98,9 @@ class Backlog:
         return result.plus(own.work, self._part_before(request, own))
 
     def _part_before(self, request: Request, own: "_Class") -> float:
-        """Returns the part of its class that comes before a request: its client's own, and what
-        others get meanwhile, with half of the request itself, of which those whose turn is as near
-        may get as much."""
+        """Returns the fraction of its class that comes before a request: the work of its client,
+        and what other clients get meanwhile. Half of the request itself is counted too, since
+        requests whose turn is as near may get as much before it."""
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))
         weights = own.weight if line is not None else own.weight + weight

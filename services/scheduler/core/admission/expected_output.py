@@ -1,10 +1,9 @@
-"""The tokens that requests will generate, as learned from those that have ended.
+"""The tokens that requests will generate, as learned from requests that have ended.
 
-Clients name `max_tokens` and mostly use less. How much less differs between those who ask for 16
-and those who ask for 4,096, so that there is a share for each power of two. How much shares differ
-from each other is learned too: where all outputs are equally long, it is known when one ends; where
-they are not, one that has run for long ends no sooner than one that has just begun.
-"""
+Clients name `max_tokens` and mostly use less. The share that is used depends on `max_tokens`, so
+one is kept for each power of two of it. The variation of shares is learned too: where all outputs
+are equally long, it is known when one ends; where they vary, a request that has run for long ends
+no sooner than one that has just begun. """
 
 from services.scheduler.core.request import Request
 
@@ -12,7 +11,7 @@ WEIGHT = 1 / 64
 """The weight of the last request."""
 
 N_NEEDED = 8
-"""Requests that must have ended before anything is said of others."""
+"""Number of ended requests from which on a share is known."""
 
 
 class ExpectedOutput:
@@ -28,7 +27,7 @@ class ExpectedOutput:
         return self._all.n >= N_NEEDED
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
-        """Takes in what a request has used."""
+        """Takes in how many of its `max_new_tokens` a request has generated."""
         bits = max_new_tokens.bit_length()
         if bits not in self._shares:
             self._shares[bits] = _Average()
@@ -36,14 +35,14 @@ class ExpectedOutput:
         self._all.learn(float(n_generated))
 
     def n_tokens(self, max_new_tokens: int) -> float:
-        """Returns the length of an output, on average, of a request that has not begun."""
+        """Returns the mean length of the output of a request that has not begun."""
         share = self._shares.get(max_new_tokens.bit_length())
         if share is None or share.n < N_NEEDED:
             return min(self._all.mean, max_new_tokens)
         return share.mean * max_new_tokens
 
     def n_left(self, request: Request) -> float:
-        """Returns the number of tokens that a request has yet to generate, on average."""
+        """Returns the mean number of tokens that a running request has yet to generate."""
         n_generated = len(request.generated_token_ids)
         n_tokens = self.n_tokens(request.max_new_tokens)
         chance = self.variation(request.max_new_tokens) ** 2
@@ -51,8 +50,8 @@ class ExpectedOutput:
         return min(max(1.0, n_left), request.max_new_tokens - n_generated)
 
     def variation(self, max_new_tokens: int) -> float:
-        """Returns how much lengths differ: 0 where all are equal, 1 at most, where the time for
-        which a request has run says nothing of how long it will."""
+        """Returns the relative deviation of lengths: from 0, where all are equal, to 1, where the
+        time for which a request has run says nothing of how long it will run."""
         share = self._shares.get(max_new_tokens.bit_length())
         if share is None or share.n < N_NEEDED:
             return self._all.variation

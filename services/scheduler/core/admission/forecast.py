@@ -1,10 +1,11 @@
 """The time until a request would have its first token, given the work that comes before it.
 
-A request begins when those before it have begun and there is a place: one that is free, or one that
-a running request leaves. So with n requests before it, it begins when n + 1 places have become
-free. Those who run leave theirs after the tokens that they are expected to generate; those who take
-over leave them once more, an average output later. Where outputs are long, places are what is
-scarce, where prompts are long, it is the batches in which they begin: whichever takes longer.
+A request begins when the requests before it have begun and there is a place: one that is free, or
+one that a running request leaves. So with n requests before it, it begins when n + 1 places have
+become free. Running requests leave their places after the tokens that they are expected to
+generate; the requests that take over leave the places once more, an average output later. Where
+outputs are long, places are scarce; where prompts are long, the batches in which prompts begin are.
+The forecast is the longer time of both.
 
 Makes no choice and knows no clock; times are given by the caller, in seconds.
 """
@@ -23,17 +24,17 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
 
 FRESH_S = 0.05
-"""Seconds for which the places that become free are not looked up again."""
+"""Seconds for which the times at which places become free are kept."""
 
 WEIGHT = 1 / 64
 """The weight of the last iteration, and of the last admission."""
 
 GOLDEN = 0.618033988749895
-"""Fractions of its multiples are spread evenly, however many there are."""
+"""The fractional parts of its multiples are spread evenly, however many there are."""
 
 
 class Pool(Protocol):
-    """The part of a request pool that is looked at."""
+    """The part of a request pool that a forecast depends on."""
 
     @property
     def running(self) -> Collection[Request]:
@@ -54,7 +55,7 @@ class Machine:
 
 
 class Forecast:
-    """Learns how fast requests are served, and foretells when others begin."""
+    """Learns how fast requests are served, and says when others would begin."""
 
     def __init__(self, expected: ExpectedOutput) -> None:
         self._expected = expected
@@ -75,11 +76,11 @@ class Forecast:
 
     @property
     def is_known(self) -> bool:
-        """Whether enough is known to say anything."""
+        """Whether enough iterations are known for a forecast."""
         return self._machine is not None and self._time.is_known
 
     def open(self, machine: Machine) -> None:
-        """Forgets how fast the last pipeline was: another one serves."""
+        """Begins with another pipeline; forgets how fast the last one was."""
         self._machine = machine
         self._time = IterationTime()
         self.overhead = Overhead(self._time)
@@ -117,7 +118,7 @@ class Forecast:
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
     def _n_until_place(self, machine: Machine, before: Work) -> float:
-        """Returns the iterations until all who come before have a place, and there is one more."""
+        """Returns the iterations until all requests before have a place, and one more is free."""
         if not self._places:
             return 0.0
         n_begun = self._n_admitted - self._n_admitted_then
@@ -130,13 +131,13 @@ class Forecast:
         return max(0.0, self._places[index] + n_more - n_passed)
 
     def _n_per_token(self, machine: Machine) -> float:
-        """Iterations in which each of those who run gets a token: more than one where batches of
-        several requests take turns."""
+        """Returns the iterations in which each running request gets a token: more than one where
+        several batches take turns."""
         return max(1.0, len(machine.pool.running) / max(1.0, self._n_sampled))
 
     def _look(self, machine: Machine, now: float) -> None:
         """Looks up when places become free. As long as too few requests have ended, outputs are
-        taken to be as long as those of who runs are already: they will be no shorter."""
+        taken to be as long as the outputs of running requests are already: a lower bound."""
         self._looked_at = now
         self._n_iterations_then, self._n_admitted_then = self._n_iterations, self._n_admitted
         n_per_token = self._n_per_token(machine)
@@ -150,7 +151,7 @@ class Forecast:
                 places.append(0.0)
                 continue
             variation = self._expected.variation(request.max_new_tokens)
-            # Lengths that differ are spread as those of a process without memory are, and evenly.
+            # Lengths that vary are taken from an exponential distribution, at evenly spread places.
             chance = (0.5 + index * GOLDEN) % 1
             stretch = 1 - variation - variation * math.log(1 - chance)
             n_most = request.max_new_tokens - len(request.generated_token_ids)

@@ -1,9 +1,8 @@
-"""The time that iterations take, as learned from those that have returned.
+"""The time that iterations take, as learned from iterations that have returned.
 
-It is a time for each iteration and one for each token of prompts in it, by least squares over the
-last hundred or so. What else an iteration has, a token of each request that decodes, is much the
-same in each while requests wait, and that is when somebody asks.
-"""
+It is a time for each iteration plus one for each prompt token in it, by least squares over about
+the last hundred iterations. The rest of an iteration, one token of each decoding request, is much
+the same in each while requests wait, and only then is a forecast asked for. """
 
 from math import inf, sqrt
 
@@ -11,18 +10,18 @@ WEIGHT = 1 / 128
 """The weight of the last iteration."""
 
 N_NEEDED = 32
-"""Iterations that must have returned before anything is said of others."""
+"""Number of iterations from which on times are known."""
 
 MAX_SURPRISE = 4.0
-"""An iteration counts as at most so many times as long as was to be expected: the machine may have
-done something else, and if it has become slow, the next ones tell."""
+"""An iteration counts as at most this multiple of its expected time: the machine may have done
+something else, and if it has become slow, the next iterations show it."""
 
 DOUBT = 16.0**2
-"""Added to the variance of prompt tokens: where it is small, differences in time come from
-elsewhere."""
+"""Added to the variance of prompt tokens: where that is small, differences in time have other
+causes."""
 
 N_ERRORS = 2.0
-"""Standard errors of the seconds of a token by which they may be off."""
+"""Width of the interval for the seconds of a token, in standard errors."""
 
 
 class IterationTime:
@@ -32,7 +31,7 @@ class IterationTime:
         self.base_s = 0.0
         """Seconds of an iteration without tokens of prompts."""
         self.token_s = 0.0
-        """Seconds that each of these adds."""
+        """Seconds that each prompt token adds."""
         self._n = 0
         self._mean_n_tokens = 0.0
         self._mean_s = 0.0
@@ -46,7 +45,7 @@ class IterationTime:
         return self._n >= N_NEEDED
 
     def learn(self, n_prompt_tokens: int, time_s: float) -> None:
-        """Takes in an iteration."""
+        """Takes in the time of an iteration with so many prompt tokens."""
         if self.is_known:
             expected_s = self.base_s + self.token_s * n_prompt_tokens
             time_s = min(time_s, MAX_SURPRISE * expected_s)

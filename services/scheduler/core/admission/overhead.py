@@ -1,7 +1,7 @@
-"""The overhead of an iteration, in tokens of prompts that take as long, as learned from iterations.
+"""The overhead of an iteration, in prompt tokens that take as long, as learned from iterations.
 
-It is a power of two, and stays what it is until measurements contradict it: neither chance nor
-iterations that are all alike change it, nor an overhead that lies between two powers.
+It is a power of two and stays what it is until measurements contradict it. Neither chance changes
+it, nor iterations that are all alike, nor an overhead between two powers.
 """
 
 from math import isinf, log2
@@ -12,11 +12,11 @@ from services.scheduler.core.admission.prompt_groups import FIRST_OVERHEAD_TOKEN
 MIN_OVERHEAD_TOKENS, MAX_OVERHEAD_TOKENS = 8, 512
 
 MARGIN = 2.0**0.75
-"""The overhead is another if it is surely so many times as large, or as small: more than the way to
-the nearest power of two, so that it does not go to and fro between two."""
+"""The overhead changes if it is certainly larger, or smaller, by this factor: more than the way to
+the nearest power of two, so that it does not alternate between two."""
 
 LOOK_N = 32
-"""Iterations with tokens of prompts between two looks."""
+"""Number of iterations with prompt tokens between two looks."""
 
 
 class Overhead:
@@ -24,12 +24,13 @@ class Overhead:
 
     def __init__(self, time: IterationTime) -> None:
         self.n_tokens = FIRST_OVERHEAD_TOKENS
-        """Tokens of prompts that take as long as an iteration without them."""
+        """Prompt tokens that take as long as an iteration without any."""
         self._time = time
         self._n_with_prompts = 0
 
     def note(self, n_prompt_tokens: int) -> None:
-        """Notes that the time has learned an iteration, with so many tokens of prompts."""
+        """Looks at the learned times from time to time; called for each iteration, after it was
+        learned, with its prompt tokens."""
         self._n_with_prompts += n_prompt_tokens > 0
         if self._n_with_prompts < LOOK_N or not self._time.is_known:
             return
@@ -40,7 +41,7 @@ class Overhead:
 
 
 def _power(n_tokens: float) -> int:
-    """Returns the nearest power of two in the limits."""
+    """Returns the nearest power of two within the limits."""
     if isinf(n_tokens):
         return MAX_OVERHEAD_TOKENS
     nearest: int = 2 ** round(log2(max(1.0, n_tokens)))

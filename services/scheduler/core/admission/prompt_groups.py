@@ -1,14 +1,14 @@
-"""The groups in which prompts begin that come together.
+"""Groups of prompts: prompts that come together need not all begin in one batch, even if they fit.
 
-They need not all ride one batch, even if they fit: their first tokens would all come when it
-returns. In groups of g out of n tokens, those of a group wait for each other, and all for the
-groups before them, each of which also takes as long as some c tokens whatever is in it. A prompt
-then waits for the time of (n + g + n·c / g) / 2 tokens in the mean, least for groups of sqrt(n·c):
-few prompts run nearly one by one, and many fill the batch. Users who were answered together are so
-no longer, and what they send next comes at different times.
+If they did, all their first tokens would come when that batch returns. In groups of g out of n
+tokens, the prompts of a group wait for each other, and all for the groups before them, each of
+which also takes as long as some c tokens whatever is in it. A prompt then waits for the time of (n
++ g + n·c / g) / 2 tokens in the mean, least for groups of sqrt(n·c): few prompts run nearly one by
+one, and many fill the batch. Users whose answers came together then get them at different times,
+and what they send next arrives at different times.
 
 Of c only the root counts, so a power of two is near enough. It is some 12 on a processor, some 300
-on a large GPU, and more beside many who decode. Whoever measures iterations tells it (`overhead`).
+on a large GPU, and more beside many decoding requests (`overhead.py` learns it).
 """
 
 from math import ceil, sqrt
@@ -18,17 +18,18 @@ FIRST_OVERHEAD_TOKENS = 64
 
 
 class PromptGroups:
-    """Says how many prompts a batch begins with, and so how many batches a line of them takes."""
+    """Decides how many prompts begin in a batch, and so how many batches a line of prompts
+    takes."""
 
     def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
-        """Batches are limited in requests and in tokens; `n_shares` in flight share those that
-        decode evenly."""
+        """Batches are limited in requests and in tokens; `n_shares` batches in flight share the
+        decoding requests evenly."""
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
         self.overhead_tokens = FIRST_OVERHEAD_TOKENS
-        """Tokens of prompts that take about as long as all else that an iteration does, most of it
-        reading weights: c above."""
+        """Prompt tokens that take about as long as everything else in an iteration, most of which
+        is reading weights: c above."""
 
     def learn_overhead(self, n_tokens: int) -> bool:
         """Takes in that an iteration costs as much as so many tokens of prompts besides its own;
@@ -38,14 +39,14 @@ class PromptGroups:
         return is_news
 
     def is_whole(self, n_prompts: int, n_tokens: int, *, n_waiting: int) -> bool:
-        """Returns whether `n_prompts` with so many tokens together are the group to run first, if
+        """Returns whether `n_prompts` prompts with `n_tokens` tokens together are a whole group, if
         `n_waiting` more wait, which are taken to be as long."""
         return n_tokens * n_prompts >= self.overhead_tokens * (n_prompts + n_waiting) > 0
 
     def n_iterations(self, n_prompts: float, n_tokens: float, *, n_running: int) -> float:
-        """Returns the iterations in which a line of prompts begins, with so many tokens together,
-        beside `n_running` requests that decode. The line stays as long as it is: others come
-        meanwhile."""
+        """Returns the iterations in which a line of `n_prompts` prompts with `n_tokens` tokens
+        together begins, beside `n_running` decoding requests. The line is taken to stay as long as
+        it is, since others arrive meanwhile."""
         n_prompts = max(1.0, n_prompts)
         n_decodes = min(-(-n_running // self.n_shares), self.max_batch_tokens - 1)
         n_seen = min(n_prompts, max(1, self.max_batch_size - n_decodes))

@@ -1,8 +1,8 @@
-"""A client in the eyes of the scheduler: who is served, by what weight, and how much so far.
+"""A client as the fair order sees it: its weight, and how much it has been served.
 
-Requests of one API key are one client's. Requests without a key are one client's, too: nothing else
-that a caller shows is his for certain, and a share for each address or name would go to whoever has
-most of them.
+Requests with one API key belong to one client. Requests without a key belong to one client, too:
+nothing else that a caller shows is certain to be the caller's, and a share for each address or name
+would favour callers that have many of them.
 """
 
 from dataclasses import dataclass
@@ -18,29 +18,30 @@ class Client:
     Models", OSDI'24)."""
 
     served: float = 0.0
-    """Service that it has had, divided by its weight; never falls."""
+    """Service that the client has had, divided by its weight; never falls."""
     turn: int = -1
-    """Number of its last admission; who was admitted longer ago comes first among equals."""
+    """Number of the client's last admission; of clients that were served alike, the one with the
+    lowest number comes first."""
     weight: float = 1.0
-    """Its share beside the others'."""
+    """The client's share relative to other clients."""
     n_requests: int = 0
-    """Requests of it in the pool."""
+    """Number of the client's requests in the pool."""
     n_waiting: int = 0
-    """Requests of these that have never run: while there are any, it is backlogged."""
+    """Number of these that have never run."""
     n_running: int = 0
-    """Requests of these that are admitted."""
+    """Number of these that are admitted."""
     output_charge: float = OUTPUT_CHARGE
     """Added to `served` for each token of its outputs."""
 
     def set_weight(self, weight: float) -> None:
-        """Sets the weight from now on; what it has had stays as it was counted."""
+        """Sets the weight from now on; the service so far stays as it was counted."""
         self.weight = weight
         self.output_charge = OUTPUT_CHARGE / weight
 
     def may_have_more(self, other: "Client", n_mine: int, n_others: int) -> bool:
-        """Returns whether this client would still have no more than its share beside another one's,
-        by weight, if one of the other's `n_others` places became its own, of which it has
-        `n_mine`; and whether it has been served no more."""
+        """Returns whether this client has been served no more than another one, and would have no
+        more places by weight if it got one of the other's `n_others` places beside its own
+        `n_mine`."""
         if self is other or self.served > other.served:
             return False
         return (n_mine + 1) * other.weight <= (n_others - 1) * self.weight

@@ -45,12 +45,12 @@ class Entries:
     def enter_rest(self, request: Holder, reservation: Reservation) -> None:
         """Enters the last block of a request that is in no batch and about to be released, as far
         as the block is filled with tokens that are known."""
-        if not self._has_rests:
+        cache = self._blocks.cache_for(request)
+        if not (self._has_rests and isinstance(cache, PrefixCache)):
             return
         column, n_tokens = divmod(min(request.n_scheduled, request.n_tokens), self._block_size)
         if not (column and n_tokens):
             return
-        cache = self._blocks.cache_for(request)
         replaced = cache.enter_rest(
             request, reservation.block_ids[column], column=column, n_tokens=n_tokens
         )

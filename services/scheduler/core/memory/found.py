@@ -24,17 +24,3 @@ class Found(NamedTuple):
     rest: Rest | None = None
     """The block after these columns that the request may go on to fill, where there is one group
     that sees everything."""
-
-    @property
-    def all_block_ids(self) -> list[int]:
-        """The blocks of the groups that see everything, with the one that is not full."""
-        return self.block_ids if self.rest is None else [*self.block_ids, self.rest.block_id]
-
-    @property
-    def n_all_columns(self) -> int:
-        """Number of columns of these blocks."""
-        return self.n_columns + (self.rest is not None)
-
-    def n_tokens(self, block_size: int) -> int:
-        """Returns the number of tokens that these blocks hold."""
-        return self.n_columns * block_size + (0 if self.rest is None else self.rest.n_tokens)

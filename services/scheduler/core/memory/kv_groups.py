@@ -58,6 +58,8 @@ class KVGroups:
         """Returns blocks of the groups that see everything, given column by column, in the order of
         their groups."""
         n = self.n_whole
+        if n == 1:
+            return block_ids.copy()
         return [block_id for place in range(n) for block_id in block_ids[place::n]]
 
 

@@ -79,7 +79,8 @@ class KVManager:
     def fits_ever(self, max_sequence_len: int) -> bool:
         """Returns whether a request of `max_sequence_len` slots could run on an empty machine, even
         if it were preempted before its last token."""
-        return self.n_blocks_for(max_sequence_len, max_sequence_len) <= self.n_blocks
+        n_columns = self.columns_for(max_sequence_len)
+        return self.n_blocks_for(n_columns, max_sequence_len) <= self.n_blocks
 
     @property
     def max_sequence_len(self) -> int:
@@ -99,30 +100,23 @@ class KVManager:
         """
         if self.is_owing or not self.rows.has_free:
             return None
-        n_slots, cache = self.expected_use.n_tokens(request), self.blocks.cache_for(request)
-        if self.n_blocks_for(n_slots, 0) - cache.max_found_blocks(request) > self.n_left_blocks:
+        n_columns = self.columns_for(self.expected_use.n_tokens(request))
+        n_left, cache = self.n_blocks - self.n_reserved_blocks, self.blocks.cache_for(request)
+        if self.n_blocks_for(n_columns, 0) - cache.max_found_blocks(request) > n_left:
             return None  # not even if all its blocks were found: spares the search
         found = cache.find(request)
-        n_found = found.n_columns * self.block_size
-        n_blocks = self.n_blocks_for(n_slots, request.n_tokens - n_found)
+        n_unscheduled = request.n_tokens - found.n_columns * self.block_size
+        n_blocks = self.n_blocks_for(n_columns, n_unscheduled)
         n_new = n_blocks - cache.n_in_use(found.block_ids)
-        if n_new > self.n_left_blocks:
+        if n_new > n_left:
             return None
         self.n_reserved_blocks += n_new
-        cache.take_found(request, found)
-        request.n_scheduled = found.n_tokens(self.block_size)
-        return Reservation(
-            self.rows.take(),
-            n_blocks,
-            self._columns_for(n_slots),
-            block_ids=found.all_block_ids,
-            window_blocks=window_blocks(self.groups, found),
-            n_at_once=self.groups.n_at_once(request.n_tokens - n_found),
-            n_block_slots=found.n_all_columns * self.block_size,
-            n_cached_columns=found.n_columns,
-            n_entered_columns=found.n_columns,
-            next_entry_at=cache.next_entry_at(found.n_columns),
-        )
+        reservation = Reservation(self.rows.take(), n_blocks, n_columns, found.block_ids)
+        if self.groups.finite:
+            reservation.window_blocks = window_blocks(self.groups, found)
+            reservation.n_at_once = self.groups.n_at_once(n_unscheduled)
+        cache.take_found(request, found, reservation)
+        return reservation
 
     def allocate(
         self, reservation: Reservation, n_tokens: int, *, start: int = 0, n_unscheduled: int = 0
@@ -134,19 +128,20 @@ class KVManager:
         there. What no query sees from there on is given back.
         """
         n_before = reservation.n_block_slots // self.block_size
-        n_new = self._columns_for(n_tokens) - n_before
+        n_new = self.columns_for(n_tokens) - n_before
         if n_new <= 0:
             return []
         if n_before + n_new > reservation.n_reserved_columns:
             raise ValueError(f"{n_tokens} tokens exceed a reservation of {reservation}")
-        new = [self.blocks.take() for _ in range(n_new * self.groups.n_whole)]
+        new = self.blocks.take(n_new * self.groups.n_whole)
         reservation.block_ids += new
         reservation.n_block_slots += n_new * self.block_size
-        new = self.groups.by_group(new)
+        if self.groups.n_whole > 1:
+            new = self.groups.by_group(new)
         if reservation.window_blocks:
             self._move_windows(reservation, start, n_unscheduled)
             for window in reservation.window_blocks:
-                new += window.extend([self.blocks.take() for _ in range(n_new)])
+                new += window.extend(self.blocks.take(n_new))
         return new
 
     def blocks_of(self, reservation: Reservation) -> list[int]:
@@ -161,11 +156,9 @@ class KVManager:
         """Takes back the blocks, the row and the reservation of a request."""
         self.n_reserved_blocks -= reservation.n_reserved_blocks - len(reservation.block_ids)
         # The last ones first: the prefix cache evicts them in this order.
-        for block_id in reversed(reservation.block_ids):
-            self.n_reserved_blocks -= self.blocks.give_back(block_id)
+        self.n_reserved_blocks -= self.blocks.give_back(reversed(reservation.block_ids))
         for window in reservation.window_blocks:
-            for block_id in reversed(window.block_ids):
-                self.blocks.give_back(block_id)
+            self.blocks.give_back(reversed(window.block_ids))
         self.rows.give_back(reservation.row)
         reservation.clear()
 
@@ -191,14 +184,14 @@ class KVManager:
     def grow(self, reservation: Reservation, n_tokens: int) -> bool:
         """Enlarges a reservation so that it is enough for `n_tokens` tokens, if there is memory
         for all of them; returns whether it is enough."""
-        n_columns = self._columns_for(n_tokens)
+        n_columns = self.columns_for(n_tokens)
         if n_columns <= reservation.n_reserved_columns:
             return True
         n_blocks = self.groups.n_blocks(
             n_columns, reservation.n_at_once, block_size=self.block_size
         )
         n_more = n_blocks - reservation.n_reserved_blocks
-        if n_more > self.n_left_blocks:
+        if self.n_reserved_blocks + n_more > self.n_blocks:
             return False
         self.n_reserved_blocks += n_more
         reservation.n_reserved_blocks = n_blocks
@@ -214,11 +207,6 @@ class KVManager:
     def has_prefix_cache(self) -> bool:
         """Whether requests may share blocks."""
         return isinstance(self.blocks.cache, PrefixCache)
-
-    @property
-    def n_left_blocks(self) -> int:
-        """Blocks that no request has reserved."""
-        return self.n_blocks - self.n_reserved_blocks
 
     @property
     def n_slots(self) -> int:
@@ -251,20 +239,24 @@ class KVManager:
         """Slots of blocks that the prefix cache keeps and no request uses."""
         return self._slots_of(self.prefix_cache.n_unused)
 
-    def n_blocks_for(self, n_slots: int, n_unscheduled: int) -> int:
-        """Returns the blocks that a request of `n_slots` slots has at most, in all groups, if
+    def n_blocks_for(self, n_columns: int, n_unscheduled: int) -> int:
+        """Returns the blocks that a request of `n_columns` columns has at most, in all groups, if
         `n_unscheduled` tokens are not scheduled when it begins."""
-        n_at_once = self.groups.n_at_once(n_unscheduled)
-        return self.groups.n_blocks(
-            self._columns_for(n_slots), n_at_once, block_size=self.block_size
-        )
+        groups = self.groups
+        if not groups.finite:  # nearly always: spares two calls
+            return groups.n_whole * n_columns
+        n_at_once = groups.n_at_once(n_unscheduled)
+        return groups.n_blocks(n_columns, n_at_once, block_size=self.block_size)
+
+    def columns_for(self, n_tokens: int) -> int:
+        """Returns the columns of blocks that so many tokens need."""
+        return -(-n_tokens // self.block_size)
 
     def _move_windows(self, reservation: Reservation, start: int, n_unscheduled: int) -> None:
         """Gives back the blocks that no query from `start` on sees, and what is reserved beyond
         what spans from now on can touch."""
         for window in reservation.window_blocks:
-            for block_id in window.pass_by(start, block_size=self.block_size):
-                self.blocks.give_back(block_id)
+            self.blocks.give_back(window.pass_by(start, block_size=self.block_size))
         reservation.n_at_once = min(reservation.n_at_once, self.groups.n_at_once(n_unscheduled))
         n_blocks = self.groups.n_blocks(
             reservation.n_reserved_columns, reservation.n_at_once, block_size=self.block_size
@@ -276,6 +268,3 @@ class KVManager:
         """Returns the tokens that so many blocks have room for, an even part of them in each
         group."""
         return n_blocks * self.block_size // len(self.groups.windows)
-
-    def _columns_for(self, n_tokens: int) -> int:
-        return -(-n_tokens // self.block_size)

@@ -1,10 +1,10 @@
 """The prefix cache where there is none, and for requests that share nothing."""
 
-import sys
 from collections.abc import Sequence
 
 from services.scheduler.core.memory.found import Found
 from services.scheduler.core.memory.holder import Holder
+from services.scheduler.core.memory.reservation import Reservation
 
 
 class NoPrefixCache:
@@ -23,10 +23,6 @@ class NoPrefixCache:
         """Returns the number of blocks that `find` returns at most."""
         return 0
 
-    def next_entry_at(self, n_columns: int) -> int:
-        """Returns a number of stored tokens that no request reaches."""
-        return sys.maxsize
-
     def n_in_use(self, block_ids: Sequence[int]) -> int:
         """Returns how many of the blocks that were found, none, are in use."""
         return 0
@@ -35,14 +31,8 @@ class NoPrefixCache:
         """Returns how many blocks have several users."""
         return 0
 
-    def take_found(self, request: Holder, found: Found) -> None:
+    def take_found(self, request: Holder, found: Found, reservation: Reservation) -> None:
         """Makes a request a user of the blocks that were found, which are none."""
-
-    def enter_rest(
-        self, request: Holder, block_id: int, *, column: int, n_tokens: int
-    ) -> int | None:
-        """Does not take the rest of a request in."""
-        return None
 
     def leave(self, block_id: int) -> bool:
         """Raises KeyError, since no block is here."""

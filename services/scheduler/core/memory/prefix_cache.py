@@ -20,7 +20,7 @@ A model may keep blocks in several groups (`kv_groups.py`), and a key tells them
 of a sequence can be shared if it is there in every group: all of it in a group that sees
 everything, and in one with a window as much of its end as the next token sees.
 
-Knows nothing of reservations: the K/V manager decides when a block is taken, left and evicted.
+The K/V manager decides when a block is taken, left and evicted.
 """
 
 import secrets
@@ -30,6 +30,7 @@ from hashlib import blake2b
 from services.scheduler.core.memory.found import Found, Rest
 from services.scheduler.core.memory.holder import BlockKeys, Holder
 from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups, first_seen
+from services.scheduler.core.memory.reservation import Reservation
 
 _SECRET = secrets.token_bytes(32)
 _OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
@@ -145,16 +146,24 @@ class PrefixCache:
         """Returns how many of these blocks, which need not all be here, have several users."""
         return sum([self._n_users.get(block_id, 0) > 1 for block_id in block_ids])
 
-    def take_found(self, request: Holder, found: Found) -> None:
-        """Makes a request that is admitted a user of the blocks that `find` has returned for it; a
-        rest among them is the request's own from then on, and forgotten here."""
+    def take_found(self, request: Holder, found: Found, reservation: Reservation) -> None:
+        """Makes a request that is admitted a user of the blocks that `find` has returned for it,
+        which its reservation has already. A rest among them is the request's own from then on, and
+        forgotten here. The tokens of these blocks count as scheduled."""
         self.take(found.block_ids)
         for block_ids in found.window_block_ids:
             self.take(block_ids)
+        n_cached = reservation.n_block_slots = found.n_columns * self._block_size
+        reservation.n_cached_columns = reservation.n_entered_columns = found.n_columns
+        reservation.next_entry_at = self.next_entry_at(found.n_columns)
         if found.rest is not None:
             self.take_rest(found.rest.block_id)
+            reservation.block_ids.append(found.rest.block_id)
+            reservation.n_block_slots += self._block_size
+            n_cached += found.rest.n_tokens
+        request.n_scheduled = n_cached
         self.n_queried_tokens += request.n_tokens
-        self.n_cached_tokens += found.n_tokens(self._block_size)
+        self.n_cached_tokens += n_cached
 
     def take(self, block_ids: Sequence[int]) -> None:
         """Adds a user to each of these blocks."""

@@ -1,30 +1,30 @@
 """A fair order: important requests first, and among equally important ones each client its share.
 
-Within a priority class the next request is the earliest of the client that has been served least
-(virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI'24). A
-prompt is charged to its client as it is admitted, each output token as it comes, both divided by
-the client's weight. A client that comes back after a pause is lifted to the least served of those
-that wait, so that nobody saves up. Two clients that wait all the time, with requests of one class,
-so differ in service by at most 2 max(w_p n_prompt, w_q n_slots), of the longest prompt and of all
-K/V slots. Of clients that were served alike the one comes first that was admitted longest ago, so
-that who asks seldom does not wait for others' first. With a single client in a single class this is
-first come, first served.
+Within a priority class the next request is the earliest one of the client that has been served
+least (virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI'24).
+A prompt is charged to its client when it is admitted, an output token when it comes, both divided
+by the client's weight. A client that comes back after a pause is lifted to the least served of the
+waiting clients, so that no client saves up service. Two clients that have waiting requests of one
+class all the time therefore differ in service by at most 2 max(w_p n_prompt, w_q n_slots), of the
+longest prompt and of all K/V slots. Of clients that were served alike, the one that was admitted
+longest ago comes first, so that a client that seldom asks does not wait for the first requests of
+others. With a single client in a single class this is first come, first served.
 
-Classes come in the order of `priority`, and a class that waits rises: one class for every
-`ageing_s` in which it admits nobody. So class p admits somebody within (p - p_min) `ageing_s` and
-one admission of each other class, and within a class everybody's turn comes, since whoever is
-served falls back behind those that are not: nobody starves. It is classes that rise and not single
-requests: with those, whoever sends most would have the oldest requests, and be first by that.
+Classes come in the order of `priority`, and a class that waits rises: by one class for every
+`ageing_s` without an admission of it. So class p has an admission within (p - p_min) `ageing_s` and
+one admission of each other class. Within a class every client's turn comes, since a client that is
+served falls back behind the others: no request starves. Classes rise and not single requests: else
+the client that sends most would have the oldest requests, and would be first by that.
 
 Of one client's requests in a class, one that the prefix cache has more of may be preferred to the
-first: memory holds only so many beginnings, and those that come one after the other should need the
-same. Only the first `N_PREFERABLE` are looked at, and nobody who is first is passed over more than
-`MAX_PASSES` times. So for each that came before it, and for itself, a request waits for
-`MAX_PASSES` + 1 admissions of its client at most.
+first: memory holds only so many beginnings, and requests that follow each other should need the
+same. Only the first `N_PREFERABLE` are looked at, and a request that is first is passed over at
+most `MAX_PASSES` times. So for each request that came before it, and for itself, a request waits
+for at most `MAX_PASSES` + 1 admissions of its client.
 
-Requests that were put down come before all others: they have begun, and have been charged. But one
-that waits may be called: then nobody else is admitted, and it may get the place of one that runs.
-`giving_way.py` says when.
+Preempted requests come before all others: they have begun, and have been charged. But a waiting
+request may be called: then no other is admitted, and it may get the place of one that runs
+(`preemption/for_fairness.py`).
 """
 
 from bisect import bisect_left
@@ -40,10 +40,10 @@ from services.scheduler.core.order.priorities import Counters, MayBegin, Priorit
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
-"""Clients up to which none is looked for that can be forgotten."""
+"""Number of clients up to which none is forgotten."""
 
 MAX_CLIENTS = 65_536
-"""Clients at most that are remembered without a request in the pool."""
+"""Largest number of clients that are remembered without a request in the pool."""
 
 
 class Fair:
@@ -104,18 +104,19 @@ class Fair:
 
     @property
     def first_in_turn(self) -> Request | None:
-        """The first of those that have never run, if there are any."""
+        """The request that is next of those that have never run; None if there is none."""
         return next(self._in_turn(), None)
 
     def first_to_call(self, running: Collection[Request]) -> Request | None:
-        """Returns the first of these whose client may have another request in a batch."""
+        """Returns the next request that has never run and whose client may have another request in
+        a batch; None if there is none."""
         if self.batch is None:
             return self.first_in_turn
         return next(self._in_turn(self.batch.room(running).may_begin), None)
 
     @property
     def first_preempted(self) -> Request | None:
-        """The first of those that were put down, if there are any."""
+        """The first of the preempted requests that wait; None if there is none."""
         return next(iter(self._preempted), None)
 
     def call(self, request: Request | None, *, place: int | None = None) -> None:
@@ -124,9 +125,9 @@ class Fair:
         self._called, self._called_to = request, place
 
     def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Lets the client whose turn it is have the one of its first requests come next of which
-        most is cached; `n_cached` returns how much. What is preferred stays so until it is
-        admitted."""
+        """Prefers one of the first requests of the client whose turn it is: the one of which most
+        is cached. `n_cached` returns how much is cached of a request, which stays preferred until
+        it is admitted."""
         first = self.first_in_turn
         if first is not None:
             self._classes[first.priority].prefer(_client_of(first), n_cached)
@@ -152,15 +153,15 @@ class Fair:
         priority_class.add(request, client)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Takes in requests that were put down, before all others."""
+        """Takes in preempted requests, before all others."""
         self._preempted = dict.fromkeys(sorted([*self._preempted, *requests], key=_place))
         self._n_waiting += len(requests)
         for request in requests:
             _client_of(request).n_running -= 1
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request and charges its prompt; its place is after all that run, unless it
-        was called to another."""
+        """Lets go of a request and charges its prompt. Its place is after all requests that run,
+        unless it was called to another place."""
         client = _client_of(request)
         client.n_running += 1
         if request in self._preempted:
@@ -193,8 +194,8 @@ class Fair:
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields those that run, those that were put down, and the others as their turns come; or
-        those that run and the one that is called."""
+        """Yields the requests that run, then the preempted ones, then the others as their turns
+        come; where a request is called, only those that run and the called one."""
         if waiting is not None:
             return chain(ready, waiting)
         if self._called is not None:
@@ -214,9 +215,9 @@ class Fair:
         return self._allowances
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns a rank by which the one of the lowest class that was admitted last is put down
-        first; one that was put down already comes before all others, so that no stream of more
-        important ones keeps it from its end."""
+        """Returns a rank by which the request of the lowest class that was admitted last is
+        preempted first. A request that was preempted before comes before all others, so that no
+        stream of more important requests keeps it from its end."""
         if request.n_preemptions:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)
@@ -244,14 +245,14 @@ class Fair:
                 yield request
 
     def _rank(self, priority_class: PriorityClass, waited_s: float) -> tuple[int, int]:
-        """Returns the place of a class among all; of two that have risen alike far, the one that
-        began lower has waited longer."""
+        """Returns the rank of a class that has waited `waited_s`. Of two classes that have risen to
+        the same rank, the one that began lower has waited longer and comes first."""
         priority = priority_class.priority
         return priority - int(waited_s / self.ageing_s), -priority
 
     def _least_served(self) -> float:
-        """Returns the least counter of the clients that are backlogged, or of the one that was so
-        last."""
+        """Returns the least counter of the clients with waiting requests; if there is none, the
+        counter of the client that had waiting requests last."""
         tops = [priority_class.least_served() for priority_class in self._classes.values()]
         return min(tops, default=self._last_backlogged.served)
 
@@ -278,9 +279,9 @@ class Fair:
         return client
 
     def _forget(self) -> None:
-        """Forgets clients that have no request, if they would be lifted when they come back: that
-        loses nothing. If there are too many all the same, those that are ahead are forgotten
-        too, which gives each no more than the difference between clients may be."""
+        """Forgets clients that have no request and would be lifted when they come back: that loses
+        nothing. If too many are left, all clients without a request are forgotten; each gains at
+        most the difference that there may be between clients."""
         least = self._least_served()
         known = self._clients.items()
         kept = {n: one for n, one in known if one.n_requests or one.served > least}

@@ -1,19 +1,20 @@
 """The batch in the fair order: a client that has few requests keeps its pace beside one with many.
 
-An iteration takes longer the more tokens it has, so whoever fills batches slows all who ride in
-them. Places alone do not help against that: a client that asks for little has its place at once,
-and then each of its tokens takes as long as a full batch.
+An iteration takes longer the more tokens it has, so a client that fills batches slows every client
+that rides in them. Places alone do not help against that: a client that asks for little has its
+place at once, and then each of its tokens takes as long as a full batch.
 
 So while several clients run, a batch has tokens for `max_tokens` requests, shared out by weight: as
 many to each client as it has requests, as far as they go (max-min fairness). The client that has
-fewest by its weight is not limited, nor are its prompts, and no other one gets less than it by its
-weight. Clients that have equally many, or one alone, so fill batches as they like.
+fewest requests by its weight is not limited, nor are its prompts, and no other client gets less
+than it by weight. Clients that have equally many requests, or a single client, fill batches as they
+like.
 
-The requests of a client that is limited take turns, a token each. Its prompts get what tokens it
-has left, so that long ones take long, and others of it begin only while there are some. Those of
-other clients pass them by: as many run as could ride without a limit, and of a client with less
-than its share of these as many as that is. After a loss nobody is limited, until it is known whose
-request it was.
+The requests of a limited client take turns, a token each. Its prompts get the tokens that it has
+left, so that long prompts take long, and further requests of it begin only while tokens are left.
+Requests of other clients pass them by: as many run as could ride without a limit, and of a client
+with less than its share of these as many as its share. After a loss no client is limited, until the
+request that caused it is known.
 """
 
 from bisect import bisect_left
@@ -52,8 +53,8 @@ class Allowances:
         self._left = set(self._riding)
 
     def may_begin(self, client: Client | None) -> bool:
-        """Returns whether a request of a client could begin: it has tokens, and fewer than may run
-        do so, or fewer of the client's than are its share of them."""
+        """Returns whether a request of a client could begin: the client has tokens, and fewer
+        requests run than may, or fewer of the client's than its share of them."""
         if not self._has_tokens(client):
             return False
         n_running, weight = self._n_running, _weight(client)
@@ -63,8 +64,9 @@ class Allowances:
         return n_running[client] < self._max_running * weight / all_weights
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
-        """Yields those that have tokens, and of those that wait the one that is called, or as many
-        as make `max_running`; asks for the next one when the last has taken its own."""
+        """Yields the candidates that have tokens, and of those that wait the called one, or as many
+        as make `max_running` requests run. The caller takes tokens for each before it asks for the
+        next one."""
         self._max_running = max_running
         for request in candidates:
             if request.reservation is not None:
@@ -77,7 +79,7 @@ class Allowances:
                 yield request
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes as many tokens for a request as it may have of those that it wants; returns how
+        """Takes up to `n_tokens` tokens for a request, as many as its client may have; returns how
         many."""
         if request.client not in self._spare:
             return n_tokens
@@ -91,8 +93,7 @@ class Allowances:
         return self._spare.get(client, 1) > 0
 
     def next_place(self, client: Client | None) -> int:
-        """Returns the place from which on requests of a client have their turns in the next
-        batch."""
+        """Returns the place of the request of a client whose turn comes first in the next batch."""
         turns = self._turns.get(client)
         if not turns:
             return 0
@@ -100,7 +101,7 @@ class Allowances:
 
 
 class FairBatch:
-    """Says who rides in one batch after the other, and with how many tokens."""
+    """Limits the tokens of clients in one batch after the other."""
 
     def __init__(self, max_tokens: int) -> None:
         """`max_tokens` are so few that an iteration with them takes hardly longer than with one."""
@@ -112,8 +113,9 @@ class FairBatch:
     def allowances(
         self, running: Iterable[Request], ready: Sequence[Request], called: Request | None
     ) -> Allowances | None:
-        """Returns what those who run may have in the next batch, of whom those that are ready could
-        ride in it, by their places, and one that is called; None if nobody is limited."""
+        """Returns the tokens that clients may have in the next batch; None if no client is limited.
+        `running` are all requests that run, `ready` the ones that could ride in the batch, by their
+        places, and `called` is the waiting request that gets the place of one of them."""
         n_running = Counter(map(_CLIENT, running))
         limits = self._limits(n_running)
         last, self._last = self._last, None
@@ -132,7 +134,7 @@ class FairBatch:
         return self._last
 
     def room(self, running: Iterable[Request]) -> "Room":
-        """Returns which clients may have another request beside those that run."""
+        """Returns which clients may have another request beside the requests that run."""
         n_running = Counter(map(_CLIENT, running))
         return Room(n_running, self._limits(n_running))
 
@@ -155,8 +157,9 @@ class Room:
 
 
 def shared_out(n_tokens: int, n_running: Mapping[Client | None, int]) -> dict[Client | None, int]:
-    """Returns the tokens of those who have more requests by weight than others, rounded up. There
-    are `n_tokens`, or as many that nobody gets less by weight than who has fewest."""
+    """Returns the tokens of each client that has more requests by weight than another one, rounded
+    up. All clients together have `n_tokens`, or as many that no client gets less by weight than the
+    client with fewest requests."""
     by_weight = {one: n / _weight(one) for one, n in n_running.items()}
     fewest = min(by_weight.values())
     more = [one for one, n in by_weight.items() if n > fewest * (1 + ROUNDING)]

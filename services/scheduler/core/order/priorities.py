@@ -9,34 +9,34 @@ from services.scheduler.core.clients.client import Client
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
-"""Requests at the head of a client's that may be preferred."""
+"""Number of a client's first requests that may be preferred."""
 
 MAX_PASSES = 8
-"""Times that a client's first request is passed over at most."""
+"""Largest number of times that a client's first request is passed over."""
 
 MayBegin = Callable[[Client], bool]
 """Whether a request of a client may begin."""
 
 
 def everybody(client: Client) -> bool:
-    """Returns that requests of any client may begin."""
+    """Returns True: requests of any client may begin."""
     return True
 
 
 class Lane:
-    """The requests of one client in one class, by arrival; at least one."""
+    """The waiting requests of one client in one class, by arrival; at least one."""
 
     __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.requests: OrderedDict[Request, None] = OrderedDict()
-        self.entry: _Entry | None = None  # its place in the heap; None once it is empty
-        self.preferred: Request | None = None  # the first, if it is not the one that came first
-        self.n_passes = 0  # times that the one that came first was passed over
+        self.entry: _Entry | None = None  # in the heap; None once the lane is empty
+        self.preferred: Request | None = None  # the first request, if it did not come first
+        self.n_passes = 0  # times that the request that came first was passed over
 
     def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Brings the request forward of which most is cached, unless that was done already."""
+        """Brings the request forward of which most is cached, unless one was brought forward."""
         if self.preferred is not None or self.n_passes == MAX_PASSES or len(self.requests) == 1:
             return
         head = list(islice(self.requests, N_PREFERABLE))
@@ -55,7 +55,7 @@ class Lane:
         del self.requests[request]
 
     def _oldest(self) -> Request:
-        """Returns the one that came first."""
+        """Returns the request that came first."""
         requests = iter(self.requests)
         first = next(requests)
         return first if self.preferred is None else next(requests, first)
@@ -65,17 +65,18 @@ class Lane:
         return client.served, client.turn, self._oldest().arrival, self
 
     def arrival_of(self, request: Request) -> int:
-        """Returns the arrival by which a request has its turn: one that is preferred has it in the
-        place of the first."""
+        """Returns the arrival by which a request has its turn: a preferred request has the turn of
+        the one that came first."""
         return self._oldest().arrival if request is self.preferred else request.arrival
 
 
 _Entry = tuple[float, int, int, Lane]
-"""A lane, after its client's counter and last turn, and the arrival of its first request."""
+"""The counter and the last turn of a lane's client, the arrival of its first request, and the
+lane."""
 
 _Ahead = tuple[float, int, int, int, Lane, Iterator[Request], Request | None]
-"""A lane, after these and an index in the heap; with a request and those after it, if it has been
-looked at."""
+"""An entry with its index in the heap before the lane; behind it the requests after the next one,
+and the next one, once the lane has been looked at."""
 
 
 _NOBODY: Iterator[Request] = iter(())
@@ -84,15 +85,15 @@ _NOBODY: Iterator[Request] = iter(())
 class PriorityClass:
     """The waiting requests of one priority; iterating yields them in any order.
 
-    Lanes are in a heap by what their clients have been served when they were last looked at. That
-    only grows, so an entry at the top that is out of date is replaced, and others may wait. Entries
-    that are no longer their lane's are dropped when they come up, or are too many.
+    Lanes are in a heap by the service that their clients had when the lanes were last looked at.
+    Service only grows, so an outdated entry is replaced when it comes to the top. Entries that are
+    no longer their lane's are dropped when they come to the top, or when there are too many.
     """
 
     def __init__(self, priority: int, *, since: float) -> None:
         self.priority = priority
         self.since = since
-        """When it last admitted a request, or began to wait."""
+        """Time of the last admission of the class, or from which on it has waited."""
         self._n_requests = 0
         self._lanes: dict[Client, Lane] = {}
         self._heap: list[_Entry] = []
@@ -130,7 +131,7 @@ class PriorityClass:
         self._lanes[client].prefer(n_cached)
 
     def least_served(self) -> float:
-        """Returns the least counter of its clients, of which there must be one."""
+        """Returns the least counter of the class's clients; there must be one."""
         heap = self._heap
         while True:
             entry = heap[0]
@@ -145,11 +146,11 @@ class PriorityClass:
             heapreplace(heap, now)
 
     def in_turn(self, counters: "Counters", may_begin: "MayBegin") -> Iterator[Request]:
-        """Yields requests as if each were admitted as the next is asked for, of clients of which
-        one may begin then. `counters` has those of clients that are changed by that, and gets more.
+        """Yields requests as if each were admitted when the next is asked for, of the clients for
+        which `may_begin` is true then. `counters` takes in what these admissions would charge.
 
-        The heap is walked from its top and is not changed: of its entries only those are looked at
-        that come before the requests that are yielded.
+        The heap is walked from its top and is not changed: only the entries before the yielded
+        requests are looked at.
         """
         self.least_served()  # brings the top up to date
         heap = self._heap

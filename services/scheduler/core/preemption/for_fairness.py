@@ -201,15 +201,16 @@ def _client_of(request: Request) -> Client:
 def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
     """Returns how many blocks must become free before a request can be admitted; one at least where
     its row is missing, which becomes free with the blocks of another."""
-    n_slots, n_left = kv_manager.expected_use.n_tokens(request), kv_manager.n_left_blocks
+    n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
+    n_left = kv_manager.n_blocks - kv_manager.n_reserved_blocks
     n_least = 0 if kv_manager.rows.has_free else 1
-    n_missing = kv_manager.n_blocks_for(n_slots, request.n_tokens) - n_left
+    n_missing = kv_manager.n_blocks_for(n_columns, request.n_tokens) - n_left
     if n_missing <= 0:
         return n_least
     cache = kv_manager.blocks.cache_for(request)
     found = cache.find(request)
     n_unscheduled = request.n_tokens - found.n_columns * kv_manager.block_size
-    n_missing = kv_manager.n_blocks_for(n_slots, n_unscheduled) - n_left
+    n_missing = kv_manager.n_blocks_for(n_columns, n_unscheduled) - n_left
     return max(n_least, n_missing - cache.n_in_use(found.block_ids))
 
 

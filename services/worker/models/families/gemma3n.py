@@ -1,8 +1,9 @@
-"""Gemma 3n, text only: Gemma 3 of several residual streams, with inputs of layers' own (2025).
+"""Gemma 3n, text only: Gemma 3 with several residual streams and inputs for each layer (2025).
 
-A layer predicts all streams, computes one of them, and corrects all by what it has found (AltUp;
-Baykal et al., 2023). Beside attention there is a product of low rank (Laurel). The first MLPs gate
-by the few largest of their inputs. The last layers attend to keys and values of earlier ones.
+A layer predicts all streams, computes one of them, and corrects all streams by the difference
+(AltUp; Baykal et al., 2023). Beside attention there is a product of low rank (Laurel). The MLPs of
+the first layers close all but the largest gates. The last layers attend to keys and values of
+earlier layers.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from services.worker.models.rotary_config import RopeConfig, RotaryConfig, read_
 from services.worker.models.weights import TensorSource
 
 _ACTIVATION = "gelu_pytorch_tanh"
-_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,10 @@ class SharedKVConfig(RotaryConfig):
 
     @classmethod
     def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
-        """Returns the derived fields but the windows; `rope` are rotary settings of both kinds of
-        layers, where files have the newer spelling."""
+        """Returns the derived fields without the windows.
+
+        `rope` holds the rotary settings of both kinds of layers in files with the newer spelling.
+        """
         require(config, hidden_activation=(_ACTIVATION, None))
         full, sliding = split_rope({**config, "rope_parameters": rope})
         fields = super().read({"head_dim": 256, **config, **full}) | {
@@ -140,13 +143,13 @@ class SharedKVConfig(RotaryConfig):
 
 
 class SharedKVStage(RotaryStage):
-    """One stage of a Gemma 3n or 4 model, in all that these do alike."""
+    """What a stage of a Gemma 3n model and a stage of a Gemma 4 model have in common."""
 
     config: SharedKVConfig
 
     @property
     def stream_size(self) -> int:
-        """The elements of a token's row of hidden states before its layers' own inputs."""
+        """Number of elements in a row of hidden states before the inputs of the layers."""
         return self.config.hidden_size
 
     @property
@@ -171,7 +174,7 @@ class SharedKVStage(RotaryStage):
         return ScaledEmbedding(tokens, self._rounded(self.config.hidden_size**0.5))
 
     def read_per_layer_table(self, source: TensorSource) -> PerLayerTable:
-        """Reads what makes the inputs of all layers."""
+        """Reads the table and the projection that make the inputs of all layers."""
         config, name = self.config, "model.per_layer_model_projection"
         size = config.per_layer_size
         width = config.n_layers * size
@@ -190,7 +193,7 @@ class SharedKVStage(RotaryStage):
         )
 
     def read_per_layer_gate(self, source: TensorSource, prefix: str, index: int) -> PerLayerGate:
-        """Reads what lets the own inputs of layer `index` through."""
+        """Reads the gate of the inputs of layer `index`."""
         hidden_size, size = self.config.hidden_size, self.config.per_layer_size
         return PerLayerGate.read(
             source,
@@ -230,7 +233,7 @@ class SharedKVStage(RotaryStage):
         return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
 
     def mlp_size(self, index: int) -> int:
-        """Returns how wide the MLP of layer `index` is inside."""
+        """Returns the inner size of the MLP of layer `index`."""
         return self.config.intermediate_size
 
     def read_head(self, source: TensorSource) -> Head:
@@ -302,7 +305,10 @@ class Gemma3nConfig(SharedKVConfig):
 
 @dataclass(frozen=True, slots=True)
 class SparseMLP:
-    """This rank's share of an MLP whose gates are closed up to some deviations above their mean."""
+    """This rank's share of an MLP that closes all gates of a token below a limit.
+
+    The limit is `n_deviations` standard deviations above the mean of the token's gates.
+    """
 
     gate_up: ColumnParallelLinear
     down: RowParallelLinear
@@ -361,7 +367,8 @@ def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class AltUp:
-    """Predicts the residual streams after a layer, and corrects them by the one that it computed.
+    """Predicts the residual streams after a layer, and corrects them by the stream that the layer
+    has computed.
 
     Streams are [n_tokens, n_streams, hidden]. Sums over them are in float32, stream by stream.
     """
@@ -437,7 +444,7 @@ class Laurel:
 
 @dataclass(frozen=True, slots=True)
 class StreamsLayer:
-    """Predicts all streams, computes one of them, and corrects all."""
+    """A layer that predicts all streams, computes the active one, and corrects all streams."""
 
     altup: AltUp
     attention_norm: Norm
@@ -512,8 +519,9 @@ def _mean_square(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEmbedding:
-    """Embeds tokens in every stream, by projections of the first, and adds the layers' inputs."""
+class StreamsEmbedding:
+    """Embeds tokens in the first stream, projects them to the others, and appends the inputs of the
+    layers."""
 
     tokens: Embedding
     projections: Sequence[LinearWeight]  # [hidden, hidden], of the streams after the first
@@ -539,7 +547,7 @@ def _of_magnitude(x: Tensor, magnitude: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StreamsHead:
-    """A head of the mean of all streams, those after the first projected."""
+    """A head of the mean of all streams; the streams after the first are projected before."""
 
     head: Head
     projections: Sequence[LinearWeight]  # [hidden, hidden]
@@ -573,7 +581,7 @@ class Gemma3nStage(SharedKVStage):
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
         projections = self._read_projections(source, "model.altup_projections")
-        return StreamEmbedding(self.scaled(tokens), projections, self.read_per_layer_table(source))
+        return StreamsEmbedding(self.scaled(tokens), projections, self.read_per_layer_table(source))
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         size, rank = self.config.hidden_size, self.config.laurel_rank

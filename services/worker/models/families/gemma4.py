@@ -34,7 +34,7 @@ from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStag
 from services.worker.models.layer_forms import SandwichLayer
 from services.worker.models.mixture import describe_experts
 from services.worker.models.normed_attention import Projected
-from services.worker.models.per_layer_inputs import PerLayerGate, PerLayerTable, StreamHead
+from services.worker.models.per_layer_inputs import HeadWithoutInputs, PerLayerGate, PerLayerTable
 from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Shard, TensorSource
 
@@ -129,10 +129,11 @@ class Gemma4Config(SharedKVConfig):
 
 
 def _read_full_heads(config: JsonObject, full_layers: list[int]) -> JsonObject:
-    """Returns what full layers have of their own, by the keys that all layers have it under.
+    """Returns the settings in which full layers differ, under the keys of the same settings of all
+    layers.
 
-    Files of `transformers` 5.23 and later say it layer by layer. Raises UnsupportedModel if layers
-    of one kind differ.
+    Files of `transformers` 5.23 and later list these settings for each layer. Raises
+    UnsupportedModel if full layers differ from each other.
     """
     by_layer = config.get("per_layer_config")
     if by_layer is None:
@@ -167,8 +168,8 @@ class Gemma4UnifiedConfig(Gemma4Config):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEmbedding:
-    """Embeds tokens and adds the inputs of all layers behind."""
+class EmbeddingWithInputs:
+    """Embeds tokens and appends the inputs of all layers to their rows."""
 
     tokens: Embedding
     per_layer: PerLayerTable
@@ -180,7 +181,7 @@ class StreamEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """A layer between norms, whose result is scaled."""
+    """A layer with norms before and after, whose result is multiplied by a scale."""
 
     layer: SandwichLayer
     scale: Tensor  # [1]
@@ -190,8 +191,9 @@ class Gemma4Layer:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLayer:
-    """A layer between norms and then the layer's own inputs, the result of which is scaled."""
+class LayerWithInputs:
+    """A layer with norms before and after, then the layer's own inputs; the sum of both is
+    multiplied by a scale."""
 
     layer: SandwichLayer
     per_layer: PerLayerGate
@@ -207,7 +209,8 @@ class StreamLayer:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRouter:
-    """Chooses experts by the scaled direction of hidden states, and weighs each by a scale."""
+    """Chooses experts by the direction of hidden states times a scale, and multiplies the weight of
+    each expert by a scale of the expert."""
 
     norm: Norm
     scale: Tensor  # [hidden]
@@ -278,7 +281,7 @@ class Gemma4Stage(SharedKVStage):
         scaled = self.scaled(tokens)
         if not self.config.per_layer_size:
             return scaled
-        return StreamEmbedding(scaled, self.read_per_layer_table(source))
+        return EmbeddingWithInputs(scaled, self.read_per_layer_table(source))
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         size, experts = self.config.hidden_size, self.config.experts
@@ -302,11 +305,11 @@ class Gemma4Stage(SharedKVStage):
         scale = source.tensor(f"{prefix}.layer_scalar", 1)
         if not self.config.per_layer_size:
             return Gemma4Layer(layer, scale)
-        return StreamLayer(layer, self.read_per_layer_gate(source, prefix, index), scale, size)
+        return LayerWithInputs(layer, self.read_per_layer_gate(source, prefix, index), scale, size)
 
     def read_head(self, source: TensorSource) -> Head:
         head = super().read_head(source)
-        return StreamHead(head, self.stream_size) if self.config.per_layer_size else head
+        return HeadWithoutInputs(head, self.stream_size) if self.config.per_layer_size else head
 
     def _beside_experts(
         self, source: TensorSource, prefix: str, experts: Experts, dense_norm: Norm, dense: MLP

@@ -102,7 +102,7 @@ class Ministral3Stage(RotaryStage):
         )
 
     def _factors(self) -> Tensor:
-        """Returns the factors of all positions, each of one length of the original context."""
+        """Returns the factors of all positions, one for each length of the original context."""
         n_lengths = -(-self.config.max_position_embeddings // self.config.growth_length)
         factors = 1 + self.config.query_growth * torch.log1p(torch.arange(n_lengths).float())
         return factors.to(dtype=self.dtype, device=self.device)

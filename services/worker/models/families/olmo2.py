@@ -31,9 +31,9 @@ class Olmo2Config(RotaryConfig):
 
 @dataclass(frozen=True, slots=True)
 class WideNorms:
-    """Root-mean-square norms over all heads of queries and over all of keys, on every rank.
+    """Root-mean-square norms over all heads of queries, and over all heads of keys.
 
-    A rank has the heads of its share; several ranks add up their squares.
+    A rank normalises the heads of its share, by the mean square of the heads of all ranks.
     """
 
     weight: Tensor  # [n_q + n_k], of the elements of this rank's queries and then of its keys
@@ -91,7 +91,7 @@ class WideNorms:
         return normed.to(qkv.dtype)
 
     def _parts(self) -> tuple[tuple[int, Tensor], ...]:
-        """Returns where queries and keys begin in a row, with the weights of each."""
+        """Returns the first element of queries and of keys in a row, each with its weights."""
         return (0, self.weight[: self.n_q]), (self.n_q, self.weight[self.n_q :])
 
 

@@ -68,7 +68,7 @@ class OPTConfig(ModelConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class PostNormLayer:
+class NormedSumLayer:
     """Adds attention and an MLP to the residual stream, and normalises it after each."""
 
     attention: Attention
@@ -122,7 +122,7 @@ class OPTStage(DecoderStage):
         mlp = self._read_mlp(source, prefix)
         if self.config.do_layer_norm_before:
             return PreNormLayer(attention_norm, attention, mlp_norm, mlp)
-        return PostNormLayer(attention, attention_norm, mlp, mlp_norm)
+        return NormedSumLayer(attention, attention_norm, mlp, mlp_norm)
 
     def _read_mlp(self, source: TensorSource, prefix: str) -> PlainMLP:
         size, hidden_size = self.config.intermediate_size, self.config.hidden_size

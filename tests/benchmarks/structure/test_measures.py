@@ -1,12 +1,10 @@
 """The figures of a source tree, on trees of a few lines."""
 
 import ast
-import subprocess
-from pathlib import Path
 
 import pytest
 
-from benchmarks import structure
+from benchmarks.structure import measures
 
 TREE = {
     "services/worker/__init__.py": '"""The worker."""\n',
@@ -26,20 +24,20 @@ TREE = {
 
 
 def test_an_option_is_counted_in_files_of_the_product_that_spell_it_as_a_word() -> None:
-    figures = structure.rows_of(TREE)
+    figures = measures.rows_of(TREE)
     assert figures["files that spell `top_k`"] == "2"
     assert figures["files that spell `min_p`"] == "0"
 
 
 def test_an_import_is_an_edge_to_the_module_that_is_meant() -> None:
-    assert structure.import_edges(TREE) == {
+    assert measures.import_edges(TREE) == {
         ("services/worker/rank/loop.py", "services/worker/plan.py"),
         ("services/worker/rank/loop.py", "services/worker/settings.py"),
     }
 
 
 def test_a_service_has_its_modules_its_imports_and_those_between_its_folders() -> None:
-    figures = structure.rows_of(TREE)
+    figures = measures.rows_of(TREE)
     assert figures["**services/worker**: modules, imports, imports between folders"] == "4, 2, 1"
     of_folder = "modules, imports inside it, imports of folders beside it"
     assert figures[f"services/worker/: {of_folder}"] == "3, 0, 0"
@@ -47,7 +45,42 @@ def test_a_service_has_its_modules_its_imports_and_those_between_its_folders() -
 
 
 def test_settings_are_counted_without_their_methods() -> None:
-    assert structure.rows_of(TREE)["fields of `RankSettings`"] == "2 (services/worker/settings.py)"
+    assert measures.rows_of(TREE)["fields of `RankSettings`"] == "2 (services/worker/settings.py)"
+
+
+def test_all_settings_are_counted_together() -> None:
+    more = {"services/local/settings.py": "class LocalSettings(Base):\n    a: int\n"}
+    assert measures.rows_of({**TREE, **more})["settings"] == "3"
+
+
+def test_code_is_counted_without_blanks_comments_and_docstrings() -> None:
+    code = '"""Of a module."""\n\n# why\na = "#"  # what\n"""Of a."""\n\nb = (\n    1,\n)\n'
+    tree = {"services/a.py": code, "kernels/b.h": "/* what\n it is */\nint a; // b\n\n"}
+    figures = measures.rows_of({**TREE, **tree})
+    assert figures["**services, kernels**: Python files, files of code"] == "5, 6"
+    title = "lines of code without blanks, comments, docstrings: Python, all"
+    assert figures[title] == "13, 14"
+
+
+def test_the_folders_with_most_modules_are_named() -> None:
+    assert measures.rows_of(TREE)["largest folders"] == "services/worker 3, services/worker/rank 1"
+
+
+@pytest.mark.parametrize(
+    ("methods", "n"),
+    [
+        (("__call__(self, x)",), 0),
+        (("record(self, to)",), 0),
+        (("__call__(self, x)", "record_all(self, to)"), 1),
+        (("__call__(self, x)", "describe(self, to: Program)"), 1),
+        (("__call__(self, x)", "describe(self, *, to: ProgramBuilder)"), 1),
+        (("__call__(self, x)", "_describe(self, to: Program)"), 0),
+    ],
+)
+def test_a_class_that_computes_and_describes_is_counted(methods: tuple[str, ...], n: int) -> None:
+    text = "class Piece:\n" + "".join(f"    def {method}: ...\n" for method in methods)
+    title = "classes with `__call__` and a method that describes the same"
+    assert measures.rows_of({**TREE, "services/worker/piece.py": text})[title] == str(n)
 
 
 def test_the_longest_definition_is_named_with_its_lines_and_place() -> None:
@@ -55,20 +88,15 @@ def test_the_longest_definition_is_named_with_its_lines_and_place() -> None:
         "services/a.py": "def short(): ...\n\n@late\nclass Long:\n    b = 1\n    c = 2\n",
         "tests/b.py": "def longer():\n" + "    a = 1\n" * 9,
     }
-    assert str(structure.longest(tree, ast.ClassDef)) == "3: `Long` in services/a.py"
-    assert str(structure.longest(tree, ast.FunctionDef)) == "1: `short` in services/a.py"
+    assert str(measures.longest(tree, ast.ClassDef)) == "3: `Long` in services/a.py"
+    assert str(measures.longest(tree, ast.FunctionDef)) == "1: `short` in services/a.py"
 
 
 def test_files_with_many_lines_are_named_longest_first() -> None:
     tree = {f"services/{name}.py": "def f(): ...\nclass C: ...\n" + "\n" * n_more
             for name, n_more in (("a", 348), ("b", 349), ("c", 350))}  # fmt: skip
-    figures = structure.rows_of(tree)
+    figures = measures.rows_of(tree)
     assert figures["files above 350 lines"] == "2: services/c.py 352, services/b.py 351"
-
-
-def test_docstrings_are_those_of_modules_classes_functions_and_attributes() -> None:
-    module = ast.parse('"""A"""\nclass B:\n  """B"""\n  c = 1\n  """C"""\n  def d(self): "D"\n"no"')
-    assert sorted(structure.docstrings(module)) == ["A", "B", "C", "D"]
 
 
 @pytest.mark.parametrize(
@@ -77,33 +105,4 @@ def test_docstrings_are_those_of_modules_classes_functions_and_attributes() -> N
 def test_docstrings_that_begin_unclearly_are_counted(text: str, n_unclear: int) -> None:
     tree = {**TREE, "services/a.py": f'"""{text}"""\n'}
     title = "docstrings outside tests; that begin with What, Of, The same"
-    assert structure.rows_of(tree)[title] == f"2; {n_unclear}"
-
-
-def test_the_table_has_every_title_of_every_column_in_its_place() -> None:
-    before, after = {"a": "1", "b": "2"}, {"a": "3", "new": "4", "b": "5"}
-    assert structure.table({"before": before, "after": after}).splitlines() == [
-        "|  | before | after |",
-        "| --- | --- | --- |",
-        "| a | 1 | 3 |",
-        "| new | - | 4 |",
-        "| b | 2 | 5 |",
-    ]
-
-
-def test_a_revision_and_the_working_tree_are_read_from_git(tmp_path: Path) -> None:
-    def git(*arguments: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True)
-
-    (tmp_path / "a.py").write_text("old = 1\n")
-    (tmp_path / "image.png").write_bytes(b"\xff")
-    git("init", "--quiet")
-    git("add", ".")
-    git("commit", "--quiet", "--message", "begin")
-    (tmp_path / "a.py").write_text("new = 1\n")
-    (tmp_path / "b.md").write_text("more\n")
-    assert structure.tree_of(tmp_path, "HEAD") == {"a.py": "old = 1\n"}
-    assert structure.working_tree(tmp_path) == {"a.py": "new = 1\n", "b.md": "more\n"}
-    with pytest.raises(subprocess.CalledProcessError):
-        structure.tree_of(tmp_path, "no-such-revision")
+    assert measures.rows_of(tree)[title] == f"2; {n_unclear}"
