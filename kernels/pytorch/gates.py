@@ -9,9 +9,9 @@ from kernels.weights.linear import Clamp
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns `x * Phi(x)`, of the shape of `x` [n_tokens, size].
+    """Returns `x * Phi(x)`, of the shape of `x` [n_tokens, size] (GeLU; Hendrycks & Gimpel, 2016).
 
-    `Phi` is the standard normal distribution function (GeLU; Hendrycks & Gimpel, 2016).
+    `Phi` is the standard normal distribution function.
     """
     return F.gelu(x)
 

@@ -1,6 +1,6 @@
-"""Rotary position embedding (Su et al., 2021), and the storing of keys and values.
+"""Rotary position embedding, and the storing of keys and values.
 
-Halves of a head are paired as in Hugging Face checkpoints.
+A head's halves are paired as in Hugging Face checkpoints (Su et al., 2021).
 """
 
 from __future__ import annotations
