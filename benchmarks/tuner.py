@@ -43,7 +43,7 @@ from benchmarks.serve import measure, warm_up
 from benchmarks.sleeping.machines import MACHINES, VARIABLE
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout, layouts
-from simulator.outcome import Limits, RequestTimes
+from simulator.outcome import LatencyLimits, RequestTimes
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "tuner.json"
@@ -112,12 +112,12 @@ class Goal:
     second that keep limits of latency where they come at a rate."""
 
     rate: float | None
-    limits: Limits
+    limits: LatencyLimits
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
         """Returns the goal of the command line."""
-        return cls(options.rate, Limits(options.ttft_p99_s, options.tpot_p99_s))
+        return cls(options.rate, LatencyLimits(options.ttft_p99_s, options.tpot_p99_s))
 
     @property
     def unit(self) -> str:

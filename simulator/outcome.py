@@ -36,7 +36,7 @@ class RequestTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LatencyLimits:
     """The longest latencies that a request may have, in seconds; None is no limit."""
 
     ttft_s: float | None = None
@@ -84,11 +84,11 @@ class Outcome:
         """Requests a second."""
         return len(self.requests) / self.duration_s
 
-    def goodput(self, limits: Limits) -> float:
+    def goodput(self, limits: LatencyLimits) -> float:
         """Returns the requests a second that kept their limits."""
         return sum(map(limits.keeps, self.requests)) / self.duration_s
 
-    def kept(self, limits: Limits) -> float:
+    def kept(self, limits: LatencyLimits) -> float:
         """Returns the part of the requests that kept their limits."""
         return sum(map(limits.keeps, self.requests)) / max(1, len(self.requests))
 

@@ -36,7 +36,7 @@ from services.scheduler.leader import BuildScheduler, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
-from services.scheduler.observing.progress import Progress
+from services.scheduler.observing.progress import IterationProgress
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -93,7 +93,7 @@ class SchedulerProcess:
             n_waiting=lambda: self._progress.n_requests,
             progress="iteration",
         )
-        self._progress = Progress(on_iteration=self._serving.note_progress)
+        self._progress = IterationProgress(on_iteration=self._serving.note_progress)
         self._metrics.ask_serving(self._serving.reason_against)
         self._elector: LeaderElector | None = None
         self._port = ""

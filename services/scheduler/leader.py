@@ -26,7 +26,7 @@ from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.order import Order, OrderOptions
 from services.scheduler.core.order.registry import ORDERS
@@ -322,7 +322,7 @@ def build_kv_manager(
     return KVManager(
         n_blocks=n_blocks,
         block_size=block_size,
-        groups=KVGroups(
+        groups=BlockGroups(
             pipeline.kv_windows,
             policy.max_span_tokens,
             max_drafts=0 if drafter is None else drafter.max_drafts,

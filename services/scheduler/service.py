@@ -21,12 +21,12 @@ from orcinus.v1 import scheduler_pb2
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, Unavailable
 from services.common.stream_places import StreamPlaces
-from services.scheduler.connection import Connection
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.batch import Update
 from services.scheduler.core.clients.accounts import Account, Accounts
 from services.scheduler.core.request import Request
+from services.scheduler.frontend_stream import FrontendStream
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.submission import account_limits, check_submission, refusal, to_request
@@ -64,8 +64,8 @@ class SchedulerService:
         self._control = control
         self._accounts = Accounts()
         self._frontend_places = StreamPlaces(max_frontends, of="frontends")
-        self._connections: dict[Request, Connection] = {}
-        self._frontends: set[Connection] = set()
+        self._connections: dict[Request, FrontendStream] = {}
+        self._frontends: set[FrontendStream] = set()
         self._is_leading = False
         self._is_open = False
         self._pipeline = scheduler_pb2.PipelineDescription()
@@ -108,7 +108,7 @@ class SchedulerService:
         for frontend in self._frontends:
             frontend.check_unsent()
         connections = self._connections
-        delivered: defaultdict[Connection, list[Update]] = defaultdict(list)
+        delivered: defaultdict[FrontendStream, list[Update]] = defaultdict(list)
         for update in updates:
             request, token_id, reason, n_generated, _, _ = update
             delivered[connections[request]].append(update)
@@ -159,7 +159,7 @@ class SchedulerService:
             raise Unavailable("this scheduler is not the leader")
         self._frontend_places.take()
         await context.send_initial_metadata(())  # the frontend knows that it has found the leader
-        connection = Connection(self._n_free)
+        connection = FrontendStream(self._n_free)
         if self._is_open:
             connection.open(self._pipeline)
         self._frontends.add(connection)
@@ -186,11 +186,11 @@ class SchedulerService:
     def _n_free(self) -> int | None:
         return self._loop.n_free if self._is_open else None
 
-    async def _read(self, connection: Connection, context: Any) -> None:
+    async def _read(self, connection: FrontendStream, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             self._take(connection, message)
 
-    def _take(self, connection: Connection, message: scheduler_pb2.ConnectRequest) -> None:
+    def _take(self, connection: FrontendStream, message: scheduler_pb2.ConnectRequest) -> None:
         if message.HasField("submission"):
             if len(message.submission.request_id) > MAX_REQUEST_ID_LENGTH:
                 raise InvalidRequest("request_id", f"exceeds {MAX_REQUEST_ID_LENGTH} characters")
@@ -204,7 +204,7 @@ class SchedulerService:
             if request is not None:
                 self._loop.cancel(request)
 
-    def _submit(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
+    def _submit(self, connection: FrontendStream, submission: scheduler_pb2.Submission) -> None:
         if not self._is_open:
             raise Unavailable("the scheduler takes no requests at the moment")
         if submission.request_id in connection.requests:
@@ -232,12 +232,12 @@ class SchedulerService:
             account.check(n_tokens, now)
         return account
 
-    def _cancel_all(self, connection: Connection) -> None:
+    def _cancel_all(self, connection: FrontendStream) -> None:
         for request in list(connection.requests.values()):
             self._loop.cancel(request)
 
 
-async def _write(connection: Connection, context: Any) -> None:
+async def _write(connection: FrontendStream, context: Any) -> None:
     """Sends what there is for a frontend, for ever.
 
     Raises:

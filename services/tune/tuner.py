@@ -12,7 +12,7 @@ from pydantic import ByteSize
 from services.common.cpus import usable_cpus
 from services.local.settings import LocalSettings
 from services.tune import memory
-from services.tune.calibration import Calibration, Iteration, calibrate, iterations_of
+from services.tune.calibration import Calibration, MeasuredIteration, calibrate, iterations_of
 from services.tune.check import Check, check
 from services.tune.choice import Tried, Tuned, check_limits, choose, default_of, to_check
 from services.tune.layout import Layout, layouts
@@ -215,7 +215,7 @@ class Tuner:
                 tried[place] = await self._refitted(tried[place], check.iterations)
         return checks
 
-    async def _refitted(self, tried: Tried, iterations: Sequence[Iteration]) -> Tried:
+    async def _refitted(self, tried: Tried, iterations: Sequence[MeasuredIteration]) -> Tried:
         """Returns a layout with costs that fit what was measured before and since."""
         if not iterations:
             return tried
@@ -229,7 +229,7 @@ class Tuner:
     async def _searched(
         self,
         layout: Layout,
-        iterations: Sequence[Iteration],
+        iterations: Sequence[MeasuredIteration],
         lone: Sequence[Lone],
         *,
         bytes_per_slot: float,

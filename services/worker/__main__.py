@@ -17,7 +17,7 @@ from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
 from services.worker.controller.rank_process import settle_ranks, start_ranks
 from services.worker.controller.stage_tracer import StageTracer
-from services.worker.settings import StagePlace, WorkerSettings
+from services.worker.settings import PipelinePlace, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def controller_of(
 
 async def place_of(
     controller: Controller, endpoints: Endpoints, ending: asyncio.Task[None]
-) -> StagePlace | None:
+) -> PipelinePlace | None:
     """Waits for a stage, and returns it; None if the end comes before. A worker that is not needed
     for SPARE_AFTER_S is a spare, and is ready as that until it is needed."""
     waiting = asyncio.create_task(controller.assignment.wait())

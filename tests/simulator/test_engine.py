@@ -16,9 +16,9 @@ from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from simulator.costs import LinearCosts, Work
+from simulator.costs import IterationWork, LinearCosts
 from simulator.engine import A_TOKEN, Arrival, Simulation
-from simulator.outcome import Limits, Outcome, RequestTimes, percentile
+from simulator.outcome import LatencyLimits, Outcome, RequestTimes, percentile
 from simulator.virtual_clock import VirtualClock
 
 PER_TOKEN = (0.0,) + (1.0,) * 6 + (0.0,) * 3
@@ -170,7 +170,7 @@ def sequential(arrivals: Sequence[Arrival], core: Scheduler, costs: LinearCosts)
             now_s = waiting[0].time_s
             continue
         spans = [(span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans]
-        now_s += costs.stage_s(0, Work.of(spans))
+        now_s += costs.stage_s(0, IterationWork.of(spans))
         tokens = [A_TOKEN for span in batch.spans if span.is_sampled]
         updates = core.apply(batch.iteration, tokens)
         ends_s += [now_s for update in updates if update.finish_reason is not None]
@@ -230,7 +230,7 @@ def test_goodput_counts_who_keeps_all_limits() -> None:
         n_output=9,
         duration_s=10.0,
     )
-    assert outcome.goodput(Limits(ttft_s=2.0)) == pytest.approx(0.2)
-    assert outcome.goodput(Limits(ttft_s=2.0, tpot_s=1.0)) == pytest.approx(0.1)
-    assert outcome.kept(Limits(tpot_s=0.5)) == pytest.approx(2 / 3)
+    assert outcome.goodput(LatencyLimits(ttft_s=2.0)) == pytest.approx(0.2)
+    assert outcome.goodput(LatencyLimits(ttft_s=2.0, tpot_s=1.0)) == pytest.approx(0.1)
+    assert outcome.kept(LatencyLimits(tpot_s=0.5)) == pytest.approx(2 / 3)
     assert outcome.tokens_per_s == pytest.approx(0.9)

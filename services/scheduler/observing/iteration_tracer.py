@@ -29,7 +29,7 @@ MAX_PENDING = 64
 """Slow iterations that wait for the stages' timings, at most."""
 
 
-class TokenBucket:
+class TraceBudget:
     """A limit of so many in a second; after a pause, a second's worth may pass at once."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,7 +50,7 @@ class TokenBucket:
         return True
 
 
-class Pace:
+class UsualDuration:
     """The usual duration of an iteration, by the magnitude of its tokens: a prefill is no slow
     decode.
 
@@ -104,8 +104,8 @@ class Traces:
         self.requests = RequestTracer(tracer)
         self._tracer = tracer
         self._policy = policy
-        self._bucket = TokenBucket(iterations_per_s)
-        self._slow_bucket = TokenBucket(iterations_per_s)
+        self._bucket = TraceBudget(iterations_per_s)
+        self._slow_bucket = TraceBudget(iterations_per_s)
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "IterationTracer":
         """Returns the observer of an epoch that is about to form."""
@@ -135,8 +135,8 @@ class IterationTracer:
         scheduler: Scheduler,
         *,
         policy: str,
-        bucket: TokenBucket,
-        slow_bucket: TokenBucket,
+        bucket: TraceBudget,
+        slow_bucket: TraceBudget,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._tracer = tracer
@@ -146,7 +146,7 @@ class IterationTracer:
         self._bucket = bucket
         self._slow_bucket = slow_bucket
         self._clock_ns = clock_ns
-        self._pace = Pace()
+        self._pace = UsualDuration()
         self._in_flight: dict[int, _Flight] = {}
         self._returned_ns = deque([0] * pipeline.n_stages, maxlen=pipeline.n_stages)
         self._slow: dict[int, _Flight] = {}

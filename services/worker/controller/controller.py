@@ -28,7 +28,7 @@ from services.worker.controller.rank_process import RankLink
 from services.worker.controller.rank_watch import RankWatch
 from services.worker.controller.report_feed import ReportFeed
 from services.worker.controller.stage_tracer import StageTracer
-from services.worker.settings import StagePlace
+from services.worker.settings import PipelinePlace
 
 MAX_NAME_LENGTH = 300
 """Characters in an address, or in the name of a pipeline: a DNS name has at most 253."""
@@ -41,7 +41,7 @@ class Controller:
         self,
         *,
         tp_size: int,
-        place: StagePlace | None = None,
+        place: PipelinePlace | None = None,
         connect: rpc.Connect = rpc.connect,
         profile_orders: ProfileOrders | None = None,
         on_progress: OnProgress | None = None,
@@ -103,7 +103,7 @@ class Controller:
             InvalidRequest: the worker has another stage by its settings, or there is none such.
             Unavailable: the worker ends, to forget an epoch that no leader can have reached.
         """
-        place = StagePlace(request.stage_index, request.n_stages)
+        place = PipelinePlace(request.stage_index, request.n_stages)
         self.assignment.check(place)
         self._forget_unreached(request.epoch)
         self.epoch.claim(request.epoch)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from services.common.cpus import usable_cpus
 from services.worker.channel import ControllerEnd, MessageKind
-from services.worker.settings import NO_SETTINGS, RankSettings, StagePlace, WorkerSettings
+from services.worker.settings import NO_SETTINGS, PipelinePlace, RankSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ async def start_ranks(
     ]
 
 
-def settle_ranks(settings: WorkerSettings, place: StagePlace, ranks: Sequence[RankLink]) -> None:
+def settle_ranks(settings: WorkerSettings, place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
     """Tells ranks which stage they are, if they do not know it by their worker's settings."""
     if settings.place is None:
         for tp_rank, rank in enumerate(ranks):

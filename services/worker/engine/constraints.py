@@ -46,7 +46,7 @@ class Grammars(Protocol):
         the grammar."""
 
 
-class Arrival(Protocol):
+class TokenArrival(Protocol):
     """Numbers on their way from a device."""
 
     def wait(self) -> Sequence[int]:
@@ -78,7 +78,7 @@ class Constraints:
         """`grammars` is None on ranks that sample nothing, or whose model can follow none."""
         self._grammars = grammars
         self._held: dict[int, _Constrained] = {}
-        self._arriving: list[tuple[ConstrainedRows, Arrival]] = []
+        self._arriving: list[tuple[ConstrainedRows, TokenArrival]] = []
 
     def __bool__(self) -> bool:
         """Returns whether a request has a grammar."""

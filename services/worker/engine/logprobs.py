@@ -99,7 +99,7 @@ class LogprobColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanColumns:
+class ReportedSpan:
     """The log-probabilities of one span, on the host."""
 
     of: LogprobSpan
@@ -120,7 +120,7 @@ class BatchLogprobs:
         """Returns them in the host's memory, see `LogprobColumns.to_host`."""
         return BatchLogprobs(self.spans, self.columns.to_host())
 
-    def by_span(self) -> Iterator[SpanColumns]:
+    def by_span(self) -> Iterator[ReportedSpan]:
         """Yields those of each span, once they are on the host."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
@@ -128,7 +128,7 @@ class BatchLogprobs:
         end = 0
         for span in self.spans:
             rows, end = slice(end, end + span.n_tokens), end + span.n_tokens
-            yield SpanColumns(
+            yield ReportedSpan(
                 span,
                 logprobs[rows],
                 ranks[rows],

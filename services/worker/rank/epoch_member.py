@@ -60,7 +60,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedIteration:
     """The results of an iteration that a rank reports."""
 
     timing: worker_pb2.IterationTiming
@@ -185,7 +185,7 @@ class EpochMember:
             )
         )
 
-    def take_finished(self) -> list[Finished]:
+    def take_finished(self) -> list[FinishedIteration]:
         """Returns the iterations that have ended since the last call, in order; does not wait.
 
         Raises:
@@ -208,7 +208,7 @@ class EpochMember:
     def _has_ended(self, started: "_Started") -> bool:
         return self._clock.has_passed(started.marks[-1])
 
-    def _finish(self, started: "_Started") -> Finished:
+    def _finish(self, started: "_Started") -> FinishedIteration:
         began, received, computed = started.marks
         timing = worker_pb2.IterationTiming(
             iteration=started.message.iteration,
@@ -226,7 +226,7 @@ class EpochMember:
             ended_unix_ns = started.ended_unix_ns or time.time_ns()
             start_unix_ns = ended_unix_ns - duration_ns
             trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
-        return Finished(timing, token_ids, started.cut, started.logprobs, trace)
+        return FinishedIteration(timing, token_ids, started.cut, started.logprobs, trace)
 
 
 class _Announced:

@@ -18,7 +18,7 @@ from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import TransferError
-from services.worker.rank.epoch_member import EpochMember, Finished
+from services.worker.rank.epoch_member import EpochMember, FinishedIteration
 from services.worker.rank.iteration_profiler import IterationProfiler
 from services.worker.rank.membership import Membership
 
@@ -159,7 +159,7 @@ class Rank:
         log.error("left the epoch: %s", error)
         self.membership.leave()
 
-    def _report(self, place: worker_pb2.JoinPipelineRequest, finished: Finished) -> None:
+    def _report(self, place: worker_pb2.JoinPipelineRequest, finished: FinishedIteration) -> None:
         if finished.token_ids is None:
             self._timings.append(finished.timing)
         else:

@@ -9,7 +9,7 @@ from services.scheduler.core.batch import Batch, Span, Update
 from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups
+from services.scheduler.core.memory.kv_groups import ONE_GROUP, BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import Policy
@@ -82,7 +82,7 @@ def build(
     expected_use: ExpectedUse | None = None,
     drafter: Drafter | None = None,
     max_rows: int | None = None,
-    groups: KVGroups = ONE_GROUP,
+    groups: BlockGroups = ONE_GROUP,
 ) -> Scheduler:
     """A scheduler with the policy and the order of the paper, unless told otherwise."""
     return Scheduler(

@@ -3,7 +3,7 @@
 Clients name `max_tokens` and mostly use less. The share that is used depends on `max_tokens`, so
 one is kept for each power of two of it. The variation of shares is learned too: where all outputs
 are equally long, it is known when one ends; where they vary, a request that has run for long ends
-no sooner than one that has just begun. """
+no sooner than one that has just begun."""
 
 from services.scheduler.core.request import Request
 

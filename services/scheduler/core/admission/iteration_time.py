@@ -2,7 +2,7 @@
 
 It is a time for each iteration plus one for each prompt token in it, by least squares over about
 the last hundred iterations. The rest of an iteration, one token of each decoding request, is much
-the same in each while requests wait, and only then is a forecast asked for. """
+the same in each while requests wait, and only then is a forecast asked for."""
 
 from math import inf, sqrt
 

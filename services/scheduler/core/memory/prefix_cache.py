@@ -29,7 +29,7 @@ from hashlib import blake2b
 
 from services.scheduler.core.memory.found import Found, Rest
 from services.scheduler.core.memory.holder import BlockKeys, Holder
-from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups, first_seen
+from services.scheduler.core.memory.kv_groups import ONE_GROUP, BlockGroups, first_seen
 from services.scheduler.core.memory.reservation import Reservation
 
 _SECRET = secrets.token_bytes(32)
@@ -47,7 +47,7 @@ class PrefixCache:
     """The contents of blocks: those that requests share, and those that nobody uses any more."""
 
     def __init__(
-        self, *, block_size: int, groups: KVGroups = ONE_GROUP, max_blocks: int = MAX_BLOCKS
+        self, *, block_size: int, groups: BlockGroups = ONE_GROUP, max_blocks: int = MAX_BLOCKS
     ) -> None:
         self._block_size = block_size
         self._groups = groups

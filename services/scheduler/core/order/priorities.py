@@ -23,7 +23,7 @@ def everybody(client: Client) -> bool:
     return True
 
 
-class Lane:
+class ClientLine:
     """The waiting requests of one client in one class, by arrival; at least one."""
 
     __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
@@ -70,11 +70,11 @@ class Lane:
         return self._oldest().arrival if request is self.preferred else request.arrival
 
 
-_Entry = tuple[float, int, int, Lane]
+_Entry = tuple[float, int, int, ClientLine]
 """The counter and the last turn of a lane's client, the arrival of its first request, and the
 lane."""
 
-_Ahead = tuple[float, int, int, int, Lane, Iterator[Request], Request | None]
+_Ahead = tuple[float, int, int, int, ClientLine, Iterator[Request], Request | None]
 """An entry with its index in the heap before the lane; behind it the requests after the next one,
 and the next one, once the lane has been looked at."""
 
@@ -95,7 +95,7 @@ class PriorityClass:
         self.since = since
         """Time of the last admission of the class, or from which on it has waited."""
         self._n_requests = 0
-        self._lanes: dict[Client, Lane] = {}
+        self._lanes: dict[Client, ClientLine] = {}
         self._heap: list[_Entry] = []
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class PriorityClass:
         if lane is not None:
             lane.requests[request] = None
             return
-        lane = self._lanes[client] = Lane(client)
+        lane = self._lanes[client] = ClientLine(client)
         lane.requests[request] = None
         lane.entry = lane.entry_now()
         heappush(self._heap, lane.entry)

@@ -27,7 +27,7 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank.data_plane.groups import MAX_TAG, Group, abort_group, wait_timeout
 from services.worker.rank.data_plane.transport import (
     MAX_PENDING_SENDS,
-    Place,
+    RankPlace,
     Receipt,
     TransferError,
 )
@@ -38,7 +38,7 @@ class GroupTransport:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         pipeline: Group,
         stage: Group,
         *,

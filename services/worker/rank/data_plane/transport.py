@@ -22,7 +22,7 @@ class TransferError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """A rank's place in its pipeline."""
 
     pipeline_id: str

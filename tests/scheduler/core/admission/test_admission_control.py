@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.admission.admission_control import MAX_ALLOWANCE
-from services.scheduler.core.admission.backlog import NOTHING, Backlog, Work
+from services.scheduler.core.admission.backlog import NOTHING, Backlog, WaitingWork
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.forecast import Forecast, Machine
 from services.scheduler.core.admission.iteration_time import N_NEEDED, IterationTime
@@ -230,7 +230,7 @@ def test_who_waits_for_a_row_is_foretold_to_wait() -> None:
         forecast.open(Machine(RequestPool(max_requests=9), kv_manager, 8, groups))
         for index in range(2 * N_NEEDED):
             forecast.learn_iteration(n_spans=1, n_tokens=1 + index % 2, n_new=1, time_s=0.5)
-        waits.append(forecast.first_token_s(Work(5, 5, 250), Work(1, 1, 50), 0.0))
+        waits.append(forecast.first_token_s(WaitingWork(5, 5, 250), WaitingWork(1, 1, 50), 0.0))
     assert waits[0] > 10 * waits[1] > 0
 
 
@@ -310,4 +310,4 @@ def test_outputs_are_expected_by_how_long_they_may_be() -> None:
 
 
 def test_work_is_charged_as_by_the_fair_order() -> None:
-    assert Work(1, 10, 5).charge == 20
+    assert WaitingWork(1, 10, 5).charge == 20

@@ -41,7 +41,7 @@ _REASONS = {
 }
 
 
-class Connection:
+class FrontendStream:
     """A connected frontend: its requests, and the message that waits to be sent to it."""
 
     def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
