@@ -1,10 +1,11 @@
 """Traces of iterations: one span for each iteration that is recorded, a trace of its own.
 
-An iteration serves many requests, so it is nobody's child: it has a link to each recorded request
-that rides it, and their spans have links back. It is recorded when such a request rides it, as
-often as a token bucket allows, and when it was slow or the pipeline was lost under it. The plan of
-an iteration that is known to be recorded takes the span along, and the stages' spans become its
-children; of one that only turns out to be slow, the span itself says how the stages spent it.
+An iteration serves many requests, so its span has no parent: it has a link to each recorded request
+that rides it, and the spans of these requests have links back. An iteration is recorded when such a
+request rides it, as often as a rate limit allows, and when it was slow or the pipeline was lost
+under it. The plan of an iteration that is known to be recorded takes the span along, and the
+stages' spans become its children; the span of an iteration that only turns out to be slow says
+itself how the stages spent it.
 """
 
 import time
@@ -182,7 +183,7 @@ class IterationTracer:
         """Ends the span, or makes one if the iteration was slow."""
         flight = self._in_flight.pop(iteration)
         flight.end_ns = self._clock_ns()
-        # As many iterations as stages are under way; another one waits for the first to return.
+        # One iteration a stage is under way; a further one waits for the first to return.
         had_room_ns = self._returned_ns[0]
         self._returned_ns.append(flight.end_ns)
         took_ns = flight.end_ns - max(flight.start_ns, had_room_ns)
@@ -232,7 +233,7 @@ class IterationTracer:
         n_in_flight, n_waiting, n_running, n_reserved, n_allocated = flight.state
         span = self._tracer.start_span(
             semconv.ITERATION,
-            Context(),  # nobody's child
+            Context(),  # a trace of its own
             attributes={
                 **self._common,
                 semconv.ITERATION_NUMBER: batch.iteration,

@@ -64,7 +64,7 @@ class Forecast:
         self.overhead = Overhead(self._time)
         """What an iteration costs besides the tokens of prompts."""
         self._n_sampled = 0.0  # tokens of an iteration, on average
-        self._cached_part = 0.0  # of prompts
+        self._cached_part = 0.0  # fraction of prompts that the prefix cache had
         self._n_iterations = 0
         self._n_admitted = 0
         self._places: list[float] = []  # iterations until they are free

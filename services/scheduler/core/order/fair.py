@@ -71,7 +71,7 @@ class Fair:
         self._allowances: Allowances | None = None  # for the next batch
         self._called: Request | None = None
         self._called_to: int | None = None
-        self._classes: dict[int, PriorityClass] = {}  # those with requests
+        self._classes: dict[int, PriorityClass] = {}  # classes with requests
         self._preempted: dict[Request, None] = {}  # by their places
         self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
         self._sweep_at = N_KEPT
@@ -138,7 +138,7 @@ class Fair:
         return self._n_places - 1
 
     def add(self, request: Request) -> None:
-        """Takes in a request behind those of its client in its class."""
+        """Takes in a request behind the requests of its client in its class."""
         request.client = client = self._client_named(request.account)
         if client.n_waiting == 0:
             client.served = max(client.served, self._least_served())

@@ -56,7 +56,7 @@ class ForFairness:
         self._can_run = can_run
         self._preempt = preempt
         self._called: Request | None = None
-        self._swapped: Request | None = None  # it gives its place to the one that is called
+        self._swapped: Request | None = None  # gives its place to the called one
         self._due: dict[Request, None] = {}  # held back until they are in no batch
         order.call(None)  # ends the call of the epoch before
 
