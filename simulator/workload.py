@@ -91,7 +91,7 @@ def poisson_arrivals(n_requests: int, *, rate: float, seed: int) -> tuple[float,
 
 
 def all_at_once(n_requests: int) -> tuple[float, ...]:
-    """Everything is there at the start: the offline case."""
+    """All requests arrive at the start: the offline case."""
     return (0.0,) * n_requests
 
 

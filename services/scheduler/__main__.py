@@ -119,7 +119,7 @@ class SchedulerProcess:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
         # Imported here, and in a thread: it takes half a second, many on a machine that is starved,
-        # which only who looks for pods should wait for.
+        # for which only a scheduler that looks for pods should wait.
         await asyncio.to_thread(import_module, "services.scheduler.cluster.kubernetes_client")
         from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
@@ -252,7 +252,8 @@ class SchedulerProcess:
 
 
 async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
-    """Waits until this process leads, and watches who leads meanwhile; returns its term."""
+    """Waits until this process leads, and watches the current leader meanwhile; returns the
+    term."""
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch.run())
         term = await elector.acquire()

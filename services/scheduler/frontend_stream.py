@@ -88,7 +88,7 @@ class FrontendStream:
             self.is_overfull.set()
 
     def note_room(self) -> None:
-        """Tells the frontend of a free place, if it was told that there is none."""
+        """Tells the frontend of a free place in the pool, if it was told that there is none."""
         if self._is_told_full:
             self._has_mail.set()
 

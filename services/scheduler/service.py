@@ -81,7 +81,9 @@ class SchedulerService:
         self._is_leading = True
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
-        """Takes submissions from now on, and hands them to `loop`.
+        """Takes submissions from now on, and gives them to `loop`. Requests for another model than
+        this pipeline's are given up, and so are requests that another checkpoint of the same name
+        cannot take: they would end its ranks.
 
         Requests for another model than this pipeline's are given up, and so are those that another
         checkpoint of that name cannot take: they would end its ranks.
@@ -115,7 +117,7 @@ class SchedulerService:
             if token_id is not None:
                 if request.account is not None:
                     request.account.charge(1, now)
-                # One that has its very first token may have been put down since.
+                # A request that has its very first token may have been preempted since.
                 if n_generated == 1 or request.n_tokens - request.n_prefill_tokens == 1:
                     self._observer.first_token(request)
             if reason is not None:

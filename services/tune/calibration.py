@@ -30,7 +30,7 @@ class MeasuredIteration:
     end_s: float
     """When its result had come."""
     stages_s: tuple[float, ...]
-    """What each stage took to compute and to hand on."""
+    """Seconds that each stage took to compute and to send its result."""
     work: IterationWork
 
 
@@ -97,8 +97,8 @@ def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]
 
 
 def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) -> float:
-    """Returns by how much the ends of iterations are off, together, with a gap and a way. Stages
-    are those of `simulator.virtual_pipeline`, plans are sent when they were."""
+    """Returns the sum of the errors of the ends of iterations, with a gap and a hop. Stages are as
+    in `simulator.virtual_pipeline`; plans are sent when they were."""
     free_s = [0.0] * len(iterations[0].stages_s)
     error_s = 0.0
     for each in iterations:

@@ -30,13 +30,13 @@ class Check:
     """Whether the whole workload was run."""
     iterations: tuple[MeasuredIteration, ...]
     has_failed: bool = False
-    """Whether the system did not serve: nobody should choose it."""
+    """Whether the system did not serve, so that it must not be chosen."""
 
 
 async def run_load(
     system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
 ) -> tuple[list[tuple[float, TimedReply]], float]:
-    """Sends requests when they are due, and gives up those that have not ended after `limit_s`.
+    """Sends requests when they are due, and gives up requests that have not ended after `limit_s`.
     Returns their replies with the times at which they were due, and the start.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Which stage a worker is: the one of its settings, or the one that a leader assigns.
+"""Which stage a worker is: the stage of its settings, or the one that a leader assigns.
 
 A worker is one stage for the life of its process. If a leader needs it as another one, the process
-ends, and whoever started it starts it again, without a stage. So it does where it knows an epoch
+ends, and is started again without a stage by what started it. So it does where it knows an epoch
 that no leader can go beyond.
 """
 
@@ -15,7 +15,7 @@ MAX_STAGES = 1024
 
 
 class Assignment:
-    """The stage of this worker, or that there is none yet."""
+    """The stage of this worker, which may not be known yet."""
 
     def __init__(self, fixed: PipelinePlace | None = None) -> None:
         """`fixed` is the stage of the settings, which no leader changes."""

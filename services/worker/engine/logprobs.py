@@ -1,11 +1,12 @@
 """Log-probabilities, for the requests that want them.
 
 They are the logarithms of the softmax of the model's own logits, in float32, before anything that
-changes how tokens are chosen: a token has the same ones whatever the request's options, in any
-batch. For a sampled token the logits are there. For the tokens of a prompt they are computed from
-the hidden states, a few rows at a time, since all of them might not fit in memory.
+changes how tokens are chosen: a token has the same log-probability whatever the request's options,
+in any batch. For a sampled token the logits are there. For the tokens of a prompt they are computed
+from the hidden states, a few rows at a time, since all of them might not fit in memory.
 
-Knows no model: who has the hidden states gives a function that makes logits of rows of them.
+Knows no model: the caller that has the hidden states gives a function that makes logits of rows of
+them.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class BatchLogprobs:
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
-        """Yields those of each span, once they are on the host."""
+        """Yields the log-probabilities of each span, once they are on the host."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
         top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()
@@ -175,7 +176,7 @@ class LogprobRequests:
             raise PlanError(f"next_token_ids are not in [0, {self._vocab_size})")
 
     def are_of_sampled(self, row: int) -> bool:
-        """Returns whether those of a row's sampled tokens are wanted."""
+        """Returns whether log-probabilities of a row's sampled tokens are wanted."""
         return row in self._n_sampled
 
     def are_of_prompts(self, spans: Spans) -> bool:

@@ -64,7 +64,7 @@ class FinishedIteration:
     """The results of an iteration that a rank reports."""
 
     timing: worker_pb2.IterationTiming
-    token_ids: list[int] | None  # of the last stage
+    token_ids: list[int] | None  # sampled tokens, on the last stage
     cut: list[int]  # places of tokens that end an output before its grammar ends
     logprobs: BatchLogprobs | None  # of the last stage, if requests want any
     trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
@@ -259,7 +259,7 @@ class _Started:
     work: Work
     token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed
     cut: list[int]
-    logprobs: BatchLogprobs | None  # as `token_ids`
+    logprobs: BatchLogprobs | None  # on the host, from when the last mark has passed
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int
     send_ns: int

@@ -81,8 +81,8 @@ class Rank:
             self._activity.turn()
 
     def _take_in_messages(self) -> None:
-        """Handles all messages that are there; waits for one if there is nothing to start or to
-        finish."""
+        """Handles all messages that have come; waits for one if nothing is to be started or
+        finished."""
         # No member is kept here: the K/V of an epoch must be gone before the next one begins.
         message = self._channel.receive(0 if self.membership.is_busy else REPORT_INTERVAL_S)
         while message is not None:

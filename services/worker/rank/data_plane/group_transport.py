@@ -110,7 +110,7 @@ class GroupTransport:
             del self.pipeline, self._stage, group
 
     def _retire(self, n_left: int) -> None:
-        """Waits for the oldest sends until `n_left` are under way, and forgets those that ended."""
+        """Waits for the oldest sends until `n_left` are under way, and forgets the ended ones."""
         while self._sends and (len(self._sends) > n_left or self._sends[0].is_completed):
             self._sends.popleft().wait()
 

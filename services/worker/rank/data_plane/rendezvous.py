@@ -1,7 +1,7 @@
 """The meeting of an epoch's ranks in a store, and the transport that comes of it.
 
-The store is a TCP server in the first rank of stage 0 and outlives epochs. All ranks say there
-that they have come before any of them makes a group: groups are then only made of ranks that are
+The store is a TCP server in the first rank of stage 0 and outlives epochs. All ranks announce
+themselves there before any of them makes a group: groups are then only made of ranks that are
 there, and a short timeout is enough for their connections.
 """
 

@@ -39,7 +39,7 @@ class RankPlace:
 
     @property
     def world_rank(self) -> int:
-        """Number of this rank among all; those of a stage are neighbours."""
+        """Number of this rank among all ranks; the ranks of a stage are neighbours."""
         return self.stage_index * self.tp_size + self.tp_rank
 
     @property
