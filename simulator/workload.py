@@ -8,7 +8,7 @@ the other stay. For a seed `s`, with numpy's default generator:
 
 So a trace at another rate is the same trace, stretched. Lengths are those of Orca's evaluation
 (section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128) unless others are asked for, or
-those of public traces of production, whose files everybody gets from their publishers.
+those of public traces of production, whose files are to be had from their publishers.
 """
 
 import csv

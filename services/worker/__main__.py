@@ -61,7 +61,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
             task.cancel()
         has_failed = failure.done()
         if has_failed:
-            # At once: who waits for them hears of it by their sockets.
+            # At once: what waits for them learns it from their sockets.
             for rank in ranks:
                 rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)

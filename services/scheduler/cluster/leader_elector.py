@@ -1,15 +1,15 @@
 """The election: decides on a lease which of several schedulers leads.
 
-A candidate takes the lease when nobody holds it, when its holder is plainly dead, or when its
+A candidate takes the lease when no process holds it, when its holder is plainly dead, or when its
 record has not changed for the lease's duration while this candidate could see it. Only time between
 two looks of this process counts, on a monotonic clock: the times in the record come from other
 machines and decide nothing, and a time in which the API server was away says nothing of the holder.
 The holder is plainly dead when this process runs in the same container, so that the one before it
-has ended, or when somebody who watches it says so (`leader_watch.py`).
+has ended, or when its watch says so (`leader_watch.py`).
 
 A leader leads until it learns that it does not: another process holds the lease, or the stages know
 a later term. Not being able to renew the lease is no reason to stop. It costs a standby that sees
-the lease its patience, and nothing while the API server is away for all.
+the lease a wait, and nothing while the API server is away for all.
 
 So two processes may believe that they lead, and no clock prevents it. The stages do: every
 acquisition has a term higher than all before it, each term has its own range of epochs
@@ -79,7 +79,7 @@ class LeaderElector:
                 f"{retry_period_s:g}, {lease_duration_s:g}"
             )
         if not identity:
-            raise ValueError("identity must not be empty: an empty holder means that nobody leads")
+            raise ValueError("identity must not be empty: an empty holder means that none leads")
         self._store = store
         self._identity = identity
         self._address = address
@@ -169,7 +169,7 @@ class LeaderElector:
 
     async def advance(self, beyond: int) -> int:
         """Moves this leader's term past a number that the stages have seen, since the count starts
-        anew after somebody has deleted the lease. Returns the new term.
+        anew after the lease was deleted. Returns the new term.
 
         Raises:
             LeadershipLost: another process holds the lease or has held it, or the store does not

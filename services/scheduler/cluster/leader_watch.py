@@ -29,8 +29,8 @@ AGAIN_S = 0.1
 class LeaderAnswer(Enum):
     """The answers of an address."""
 
-    LISTENS = "somebody listens there"
-    REFUSES = "the host is there and nobody listens"
+    LISTENS = "a process listens there"
+    REFUSES = "the host is there and no process listens"
     NONE = "there is no answer"
 
 
@@ -99,7 +99,7 @@ class LeaderWatch:
         if answer is LeaderAnswer.REFUSES:
             await asyncio.sleep(AGAIN_S)
             if await self._ask(address) is LeaderAnswer.REFUSES:
-                log.warning("the leader %s is gone: nobody listens at %s", holder, address)
+                log.warning("the leader %s is gone: no process listens at %s", holder, address)
                 return True
             return False
         try:

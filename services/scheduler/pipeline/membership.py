@@ -117,7 +117,7 @@ class RollCall:
     they are a pipeline. Each is asked by itself, so that a worker that does not answer holds up no
     other: another one may be that stage, or become it.
 
-    Each is asked by itself, so that one that does not answer holds up nobody: another one may be
+    Each is asked by itself, so that one that does not answer holds up no other: another one may be
     that stage, or become it.
     """
 

@@ -1,4 +1,4 @@
-"""The K/V manager: accounts for who may store how much, and where (Orca, section 4.2).
+"""The K/V manager: accounts of how much each request may store, and where (Orca, section 4.2).
 
 A K/V slot holds one token's keys and values; a block is `block_size` slots. Memory is decided
 here and only here: block ids are the same on every stage, ranks only store. A request reserves,

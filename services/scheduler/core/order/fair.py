@@ -36,7 +36,7 @@ from services.scheduler.core.clients.accounts import Account
 from services.scheduler.core.clients.client import Client
 from services.scheduler.core.order.fair_batch import Allowances, FairBatch
 from services.scheduler.core.order.order import Clock, OrderOptions
-from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, everybody
+from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, any_client
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
@@ -203,7 +203,7 @@ class Fair:
                 return chain(ready, (self._called,))
             index = bisect_left(ready, self._called_to, key=_place)
             return chain(ready[:index], (self._called,), ready[index:])
-        may_begin = everybody if self._allowances is None else self._allowances.may_begin
+        may_begin = any_client if self._allowances is None else self._allowances.may_begin
         return chain(ready, self._preempted, self._in_turn(may_begin))
 
     def batch_limits(
@@ -222,7 +222,7 @@ class Fair:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)
 
-    def _in_turn(self, may_begin: MayBegin = everybody) -> Iterator[Request]:
+    def _in_turn(self, may_begin: MayBegin = any_client) -> Iterator[Request]:
         counters = Counters(self._n_places)
         if len(self._classes) != 1:
             return self._across_classes(counters, may_begin)

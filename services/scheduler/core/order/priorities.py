@@ -18,7 +18,7 @@ MayBegin = Callable[[Client], bool]
 """Whether a request of a client may begin."""
 
 
-def everybody(client: Client) -> bool:
+def any_client(client: Client) -> bool:
     """Returns True: requests of any client may begin."""
     return True
 
@@ -79,7 +79,7 @@ _Ahead = tuple[float, int, int, int, ClientLine, Iterator[Request], Request | No
 and the next one, once the lane has been looked at."""
 
 
-_NOBODY: Iterator[Request] = iter(())
+_NONE: Iterator[Request] = iter(())
 
 
 class PriorityClass:
@@ -155,13 +155,13 @@ class PriorityClass:
         self.least_served()  # brings the top up to date
         heap = self._heap
         served, turn, arrival, lane = heap[0]
-        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NOBODY, None)]
+        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NONE, None)]
         while ahead:
             served, turn, arrival, index, lane, requests, request = heappop(ahead)
             if request is None:
                 for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
                     child_served, child_turn, child_arrival, below = heap[child]
-                    entry = (child_served, child_turn, child_arrival, child, below, _NOBODY, None)
+                    entry = (child_served, child_turn, child_arrival, child, below, _NONE, None)
                     heappush(ahead, entry)
                 if lane.entry is not heap[index]:
                     continue
