@@ -17,7 +17,7 @@ from itertools import count, groupby
 from typing import Protocol
 
 from services.scheduler.core.batch import Batch, Update
-from services.scheduler.core.clients.accounts import Account
+from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from simulator.costs import Costs
 from simulator.outcome import Outcome, RequestTimes
@@ -40,7 +40,7 @@ class Arrival:
     """Tokens that the request asks for; None asks for the tokens of its output."""
     prompt_token_ids: Sequence[int] | None = None
     """The `n_prompt` tokens of the prompt, for a prefix cache; None shares nothing."""
-    account: Account | None = None
+    account: AccountUse | None = None
     """Account of the request; None has none."""
 
     def request(self, name: int) -> Request:

@@ -24,7 +24,7 @@ from services.common.stream_places import StreamPlaces
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.batch import Update
-from services.scheduler.core.clients.accounts import Account, Accounts
+from services.scheduler.core.clients.accounts import Accounts, AccountUse
 from services.scheduler.core.request import Request
 from services.scheduler.frontend_stream import FrontendStream
 from services.scheduler.observing.request_observer import RequestObserver
@@ -224,7 +224,7 @@ class SchedulerService:
         connection.accept(request, submission.number if submission.HasField("number") else None)
         self._observer.submitted(request, submission)
 
-    def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> Account | None:
+    def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> AccountUse | None:
         """Returns the account of a request, which must have room for it; None if it has none."""
         if not submission.HasField("account"):
             return None

@@ -23,7 +23,7 @@ from services.common.sampling import (
     SamplingParams,
 )
 from services.common.sampling_proto import from_proto
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.speculation import Speculation
 
@@ -80,7 +80,7 @@ def to_request(
     submission: scheduler_pb2.Submission,
     sampling: SamplingParams,
     *,
-    account: Account | None,
+    account: AccountUse | None,
     now: float,
 ) -> Request:
     """Returns the request of a submission that was checked; `sampling` are its options, whose seed

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
@@ -148,7 +148,7 @@ def test_prompts_that_begin_alike_are_computed_once() -> None:
 
 
 def test_requests_are_their_accounts() -> None:
-    mine = Account(AccountLimits(), name="mine")
+    mine = AccountUse(AccountLimits(), name="mine")
     arrivals = [Arrival(0.0, 1, 1, account=mine), Arrival(0.0, 1, 1)]
     outcome = Simulation(scheduler(), LinearCosts((PER_TOKEN,)), arrivals).run()
     assert [one.account for one in outcome.requests] == ["mine", None]

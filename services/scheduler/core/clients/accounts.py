@@ -49,7 +49,7 @@ class AccountLimits:
     """
 
 
-class Account:
+class AccountUse:
     """The account of an API key, and what it has in use."""
 
     def __init__(self, limits: AccountLimits, *, name: str = "") -> None:
@@ -107,13 +107,13 @@ class Accounts:
     """All accounts in use, by name; accounts that are not used any more are forgotten."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, AccountUse] = {}
         self._sweep_at = N_KEPT
 
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def find(self, name: str, limits: AccountLimits, now: float) -> Account:
+    def find(self, name: str, limits: AccountLimits, now: float) -> AccountUse:
         """Returns the account of that name, with these limits from now on.
 
         Raises:
@@ -125,7 +125,7 @@ class Accounts:
             if not 0 < len(name) <= MAX_NAME_LENGTH:
                 raise InvalidRequest("account", f"has a name of {len(name)} characters")
             self._make_room(now)
-            account = self._accounts[name] = Account(limits, name=name)
+            account = self._accounts[name] = AccountUse(limits, name=name)
         elif account.limits != limits:
             account.limits = limits
         return account

@@ -32,8 +32,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, Self
 
-from services.scheduler.core.clients.accounts import Account
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.accounts import AccountUse
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.order.fair_batch import Allowances, FairBatch
 from services.scheduler.core.order.order import Clock, OrderOptions
 from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, any_client
@@ -73,9 +73,11 @@ class Fair:
         self._called_to: int | None = None
         self._classes: dict[int, PriorityClass] = {}  # classes with requests
         self._preempted: dict[Request, None] = {}  # by their places
-        self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
+        self._clients: dict[
+            str | None, ServedClient
+        ] = {}  # by the name of the account, None without
         self._sweep_at = N_KEPT
-        self._last_backlogged = Client()
+        self._last_backlogged = ServedClient()
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
@@ -267,13 +269,13 @@ class Fair:
             del self._classes[request.priority]
         return priority_class
 
-    def _client_named(self, account: Account | None) -> Client:
+    def _client_named(self, account: AccountUse | None) -> ServedClient:
         name = None if account is None else account.name
         client = self._clients.get(name)
         if client is None:
             if len(self._clients) >= self._sweep_at:
                 self._forget()
-            client = self._clients[name] = Client()
+            client = self._clients[name] = ServedClient()
         if account is not None and client.weight != account.limits.weight:
             client.set_weight(account.limits.weight)
         return client
@@ -296,7 +298,7 @@ def _place(request: Request) -> int:
     return request.place
 
 
-def _client_of(request: Request) -> Client:
+def _client_of(request: Request) -> ServedClient:
     client = request.client
     assert client is not None
     return client

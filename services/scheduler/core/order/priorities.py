@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
@@ -14,11 +14,11 @@ N_PREFERABLE = 16
 MAX_PASSES = 8
 """Largest number of times that a client's first request is passed over."""
 
-MayBegin = Callable[[Client], bool]
+MayBegin = Callable[[ServedClient], bool]
 """Whether a request of a client may begin."""
 
 
-def any_client(client: Client) -> bool:
+def any_client(client: ServedClient) -> bool:
     """Returns True: requests of any client may begin."""
     return True
 
@@ -28,7 +28,7 @@ class ClientLine:
 
     __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ServedClient) -> None:
         self.client = client
         self.requests: OrderedDict[Request, None] = OrderedDict()
         self.entry: _Entry | None = None  # in the heap; None once the lane is empty
@@ -95,7 +95,7 @@ class PriorityClass:
         self.since = since
         """Time of the last admission of the class, or from which on it has waited."""
         self._n_requests = 0
-        self._lanes: dict[Client, ClientLine] = {}
+        self._lanes: dict[ServedClient, ClientLine] = {}
         self._heap: list[_Entry] = []
 
     def __len__(self) -> int:
@@ -105,7 +105,7 @@ class PriorityClass:
         for lane in self._lanes.values():
             yield from lane.requests
 
-    def add(self, request: Request, client: Client) -> None:
+    def add(self, request: Request, client: ServedClient) -> None:
         self._n_requests += 1
         lane = self._lanes.get(client)
         if lane is not None:
@@ -116,7 +116,7 @@ class PriorityClass:
         lane.entry = lane.entry_now()
         heappush(self._heap, lane.entry)
 
-    def remove(self, request: Request, client: Client) -> None:
+    def remove(self, request: Request, client: ServedClient) -> None:
         self._n_requests -= 1
         lane = self._lanes[client]
         lane.remove(request)
@@ -127,7 +127,7 @@ class PriorityClass:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
 
-    def prefer(self, client: Client, n_cached: Callable[[Request], int]) -> None:
+    def prefer(self, client: ServedClient, n_cached: Callable[[Request], int]) -> None:
         self._lanes[client].prefer(n_cached)
 
     def least_served(self) -> float:
@@ -188,12 +188,12 @@ class Counters:
 
     def __init__(self, n_places: int) -> None:
         self._n_places = n_places
-        self._changed: dict[Client, tuple[float, int]] = {}
+        self._changed: dict[ServedClient, tuple[float, int]] = {}
 
-    def of(self, client: Client) -> tuple[float, int]:
+    def of(self, client: ServedClient) -> tuple[float, int]:
         return self._changed.get(client) or (client.served, client.turn)
 
-    def charge(self, client: Client, request: Request) -> None:
+    def charge(self, client: ServedClient, request: Request) -> None:
         served, _ = self.of(client)
         charged = served + client.prompt_charge(request.n_prompt_tokens)
         self._changed[client] = charged, self._n_places

@@ -16,7 +16,7 @@ from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.forecast import Forecast, Machine
 from services.scheduler.core.admission.iteration_time import N_NEEDED, IterationTime
 from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS, PromptGroups
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
@@ -264,12 +264,12 @@ def test_a_backlog_counts_what_comes_first(
 
 def request_of(client: str | None, priority: int, n_prompt: int, has_begun: bool) -> Request:
     limits = AccountLimits(weight=3.0 if client == "b" else 1.0)
-    account = None if client is None else Account(limits, name=client)
+    account = None if client is None else AccountUse(limits, name=client)
     return Request(RequestId("r"), [1] * n_prompt, 8, account=account, priority=priority)
 
 
 def test_weights_say_how_much_comes_first() -> None:
-    accounts = [Account(AccountLimits(weight=weight), name=str(weight)) for weight in (1.0, 3.0)]
+    accounts = [AccountUse(AccountLimits(weight=weight), name=str(weight)) for weight in (1.0, 3.0)]
     backlog = Backlog(ExpectedOutput(), is_fair=True)
     for _ in range(100):
         for account in accounts:
