@@ -7,7 +7,7 @@ from itertools import chain
 from orcinus.v1 import scheduler_pb2
 
 NewToken = tuple[int, int, int]
-"""A request's number, the place of its new token among those of its output, and the token."""
+"""A request's number, the place of a new token in its output, and the token."""
 
 
 class NewTokens:
@@ -28,8 +28,8 @@ class NewTokens:
         return self._newest
 
     def take(self) -> scheduler_pb2.TokenColumns:
-        """Returns all tokens, of which there must be one, as columns, and forgets them. Those of
-        one request come together: a frontend that is behind has one update of each."""
+        """Returns all tokens, of which there must be one, as columns, and forgets them. The tokens
+        of one request are joined: a frontend that is behind has one update of each."""
         newest, packed = tuple(self._newest), self._packed
         self._newest.clear()
         self._packed = array("I")

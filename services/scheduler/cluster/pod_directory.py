@@ -194,7 +194,7 @@ class PodDirectory:
             self._has_changed = asyncio.Event()
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; an empty text means that there is none."""
+        """Logs trouble when it changes; an empty text means that there is no trouble."""
         if trouble and trouble != self._trouble:
             log.warning("pods cannot be watched: %s", trouble)
         elif self._trouble and not trouble:

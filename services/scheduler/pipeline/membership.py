@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 DESCRIBE_TIMEOUT_S = 3.0
-"""Seconds after which a worker that does not answer counts as absent, so that a stage that nobody
-else holds is assigned to a free one."""
+"""Seconds after which a worker that does not answer counts as absent, so that a stage that no other
+worker holds is assigned to a free one."""
 
 MAX_KV_GROUPS = 16
 """K/V groups of a model at most."""
@@ -91,7 +91,7 @@ async def gather(
     connect: rpc.Connect = rpc.connect,
 ) -> Pipeline:
     """Waits until there is a worker for each stage, all have loaded and agree, and makes the next
-    epoch of them; assigns stages that nobody holds.
+    epoch of them; assigns stages that no worker holds.
 
     Raises:
         Unavailable: it took too long; says what was missing last.
@@ -113,10 +113,11 @@ async def gather(
 
 
 class RollCall:
-    """Asks the workers for their descriptions, and assigns stages to those that have none, until
-    they are a pipeline.
+    """Asks the workers for their descriptions, and assigns stages to workers that have none, until
+    they are a pipeline. Each is asked by itself, so that a worker that does not answer holds up no
+    other: another one may be that stage, or become it.
 
-    Each is asked by itself, so that one that does not answer holds up nobody: another one may be
+    Each is asked by itself, so that one that does not answer holds up no other: another one may be
     that stage, or become it.
     """
 
@@ -165,7 +166,7 @@ class RollCall:
         }
 
     async def _members(self) -> list[Member]:
-        """Returns the members if there is one for each stage, else assigns those that are missing.
+        """Returns the members if there is one for each stage, else assigns the missing stages.
 
         Raises:
             Unavailable: says what is missing.
@@ -203,7 +204,7 @@ class RollCall:
         return "; ".join(said)
 
     async def _call(self, addresses: Sequence[str]) -> None:
-        """Begins to ask workers that are new, and forgets those that are gone."""
+        """Begins to ask workers that are new, and forgets workers that are gone."""
         for address in self._workers.keys() - set(addresses):
             await self._workers.pop(address).close()
         self._workers = {

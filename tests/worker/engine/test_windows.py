@@ -22,7 +22,7 @@ from transformers import (
 from kernels.upload import StagedUploads
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -169,7 +169,9 @@ def serve(
         KVManager(
             n_blocks=n_blocks,
             block_size=BLOCK_SIZE,
-            groups=KVGroups(stages.place.kv_windows, policy.max_span_tokens, max_drafts=max_drafts),
+            groups=BlockGroups(
+                stages.place.kv_windows, policy.max_span_tokens, max_drafts=max_drafts
+            ),
             has_prefix_cache=has_prefix_cache,
             expected_use=use,
         ),
@@ -240,7 +242,7 @@ def test_tokens_are_the_oracles_in_the_least_memory_that_there_can_be(
 ) -> None:
     models = [load(checkpoints[name], stage_index=i, n_stages=n_stages) for i in range(n_stages)]
     assert models[0].kv_groups.windows == WINDOWS[name]
-    groups = KVGroups(WINDOWS[name], max_span_tokens=9)
+    groups = BlockGroups(WINDOWS[name], max_span_tokens=9)
     longest = max(request.max_sequence_len for request in requests_of())
     n_blocks = groups.n_blocks(
         -(-longest // BLOCK_SIZE), groups.n_at_once(longest), block_size=BLOCK_SIZE

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.clients.client import OUTPUT_CHARGE, PROMPT_CHARGE
 from services.scheduler.core.order.fair import N_KEPT, Fair
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
@@ -70,7 +70,7 @@ def request_of(
     priority: int = 0,
     weight: float = 1.0,
 ) -> Request:
-    account = Account(AccountLimits(weight=weight), name=client) if client else None
+    account = AccountUse(AccountLimits(weight=weight), name=client) if client else None
     return Request(RequestId(name), [1] * n_prompt, n_new, account=account, priority=priority)
 
 
@@ -110,7 +110,7 @@ def test_a_single_client_is_served_as_it_comes_to_the_batch(
         )
         driver = Driver(scheduler, requests)
         if client:
-            driver.account = Account(AccountLimits(), name=client)
+            driver.account = AccountUse(AccountLimits(), name=client)
         result = []
         returning = iter(returns)
         while not driver.is_done:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.fair_batch import FairBatch
@@ -38,7 +38,7 @@ class System:
         self.preempted: list[Request] = []
         self.in_flight: list[Batch] = []
         self._memory = StoredTokens(token_at, block_size=BLOCK_SIZE)
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, AccountUse] = {}
 
     def ask(
         self,
@@ -50,7 +50,7 @@ class System:
         weight: float = 1.0,
     ) -> Request:
         account = self._accounts.setdefault(
-            client, Account(AccountLimits(weight=weight), name=client)
+            client, AccountUse(AccountLimits(weight=weight), name=client)
         )
         request = Request(
             RequestId(f"{client}{len(self.requests)}"),

@@ -41,7 +41,7 @@ _REASONS = {
 }
 
 
-class Connection:
+class FrontendStream:
     """A connected frontend: its requests, and the message that waits to be sent to it."""
 
     def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
@@ -88,7 +88,7 @@ class Connection:
             self.is_overfull.set()
 
     def note_room(self) -> None:
-        """Tells the frontend of a free place, if it was told that there is none."""
+        """Tells the frontend of a free place in the pool, if it was told that there is none."""
         if self._is_told_full:
             self._has_mail.set()
 
