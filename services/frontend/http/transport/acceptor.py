@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from services.frontend.http.transport.connection_limits import Place, Places
+from services.frontend.http.transport.connection_limits import ConnectionPlace, ConnectionPlaces
 from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
@@ -27,11 +27,11 @@ EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 RETRY_S = 0.5
 """Seconds without accepting when a resource is exhausted."""
 
-Protocols = Callable[[Place | None], asyncio.Protocol]
+Protocols = Callable[[ConnectionPlace | None], asyncio.Protocol]
 
 
 class Acceptor:
-    """Accepts until it is closed. It has the methods of asyncio's servers that uvicorn uses."""
+    """Accepts until it is closed."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Acceptor:
         *,
         tls: ssl.SSLContext | None,
         handshake_limit_s: float,
-        places: Places,
+        places: ConnectionPlaces,
         refusals: Refusals,
     ) -> None:
         """Prepares for connections, which speak the protocol that `make_protocol` returns; it gets
@@ -102,7 +102,7 @@ class Acceptor:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, accepted: socket.socket, place: Place | None) -> None:
+    async def _open(self, accepted: socket.socket, place: ConnectionPlace | None) -> None:
         limit_s = None if self._tls is None else self._handshake_limit_s
         try:
             await self._loop.connect_accepted_socket(

@@ -9,7 +9,6 @@ would tell only to a task that waits for it.
 import asyncio
 
 from starlette.types import Scope
-from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 EXTENSION, WRITER = "orcinus.chunks", "writer"
@@ -51,9 +50,9 @@ class ChunkWriter:
         if not self.gone.done():
             self.gone.set_result(None)
 
-    def offer(self, scope: HTTPScope) -> None:
-        """Puts this writer into the scope of the request that it answers."""
-        scope["extensions"] = {EXTENSION: {WRITER: self}}
+    def extension(self) -> dict[str, dict[object, object]]:
+        """Returns the extensions of ASGI's scope that offer this writer to the app."""
+        return {EXTENSION: {WRITER: self}}
 
     @staticmethod
     def of(scope: Scope) -> "ChunkWriter | None":

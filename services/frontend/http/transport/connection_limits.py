@@ -27,10 +27,10 @@ class ConnectionLimits:
     send_limit_s: float = 30.0
 
 
-class Place:
+class ConnectionPlace:
     """The place of one connection, from its arrival until it is lost."""
 
-    def __init__(self, places: "Places", abort: Callable[[], None]) -> None:
+    def __init__(self, places: "ConnectionPlaces", abort: Callable[[], None]) -> None:
         self._places = places
         self.abort = abort
 
@@ -49,20 +49,20 @@ class Place:
         self._places.standing.discard(self)
 
 
-class Places:
+class ConnectionPlaces:
     """The places of connections, a fixed number. When all are taken, a new connection gets that of
     the one that has waited longest for a request, if one waits: silent ones keep nobody out."""
 
     def __init__(self, max_connections: int, *, refusals: Refusals) -> None:
         self._max_connections = max_connections
         self._refusals = refusals
-        self.taken: set[Place] = set()
-        self.waiting: dict[Place, None] = {}
+        self.taken: set[ConnectionPlace] = set()
+        self.waiting: dict[ConnectionPlace, None] = {}
         """The places of connections without a request; longest first."""
-        self.standing: set[Place] = set()
+        self.standing: set[ConnectionPlace] = set()
         """Those for whom there was no place, while they are told."""
 
-    def enter(self, abort: Callable[[], None]) -> Place | None:
+    def enter(self, abort: Callable[[], None]) -> ConnectionPlace | None:
         """Returns a place, whose connection waits; None if all are taken. `abort` closes the
         connection at once."""
         if len(self.taken) >= self._max_connections:
@@ -72,17 +72,17 @@ class Places:
                 return None
             longest.leave()
             longest.abort()
-        place = Place(self, abort)
+        place = ConnectionPlace(self, abort)
         self.taken.add(place)
         place.set_waiting()
         return place
 
-    def stand(self, abort: Callable[[], None]) -> Place | None:
+    def stand(self, abort: Callable[[], None]) -> ConnectionPlace | None:
         """Returns a place for a connection that has none, until it has been told; None if too many
         are being told."""
         if len(self.standing) >= MAX_STANDING:
             return None
-        place = Place(self, abort)
+        place = ConnectionPlace(self, abort)
         self.standing.add(place)
         return place
 

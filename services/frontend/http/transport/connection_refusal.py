@@ -3,8 +3,6 @@
 import json
 from http import HTTPStatus
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 from services.frontend.request.refusals import Refusal
 
 
@@ -28,6 +26,9 @@ def answer(status: HTTPStatus, message: str) -> bytes:
     kind = "server_error" if status >= 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
     body = json.dumps({"error": error}).encode()
-    head = b"%bcontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+    head = (
+        b"HTTP/1.1 %d %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+        b"connection: close\r\n"
+    )
     retry = b"retry-after: 1\r\n" if status == HTTPStatus.SERVICE_UNAVAILABLE else b""
-    return head % (STATUS_LINE[status], len(body)) + retry + b"\r\n" + body
+    return head % (status, status.phrase.encode(), len(body)) + retry + b"\r\n" + body
