@@ -1,12 +1,12 @@
 """One client call while it runs.
 
-It is submitted once per answer (`Submissions`), a few answers at a time, so that one call cannot
-fill the pool. The events of all answers come into one inbox and leave it as pieces of text; `close`
-cancels whatever still runs. Where a pipeline or a scheduler is lost, the scheduler client sees to
-it that each answer goes on.
+Each answer is submitted to the scheduler on its own (`Submissions`), a few at a time, so that one
+call cannot fill the pool. The events of all answers arrive in one inbox and leave it as pieces of
+text. `close` cancels the answers that still run. When a pipeline or a scheduler is lost, the
+scheduler client makes each answer go on.
 
-A call that goes on where a stream broke first makes every answer as it was (`replay`). Those that
-had not come to their end are submitted with their tokens.
+A call that resumes a broken stream first restores every answer (`replay`). Answers that had not
+ended are submitted together with the tokens that the client has.
 """
 
 import asyncio
@@ -49,20 +49,19 @@ from services.frontend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and written by one call."""
+    """Number of tokens that one call has read and generated."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Tokens of the prompts that a cache had."""
+    """Tokens of the prompts that were found in a cache."""
 
 
 class Generation:
     """One client call while it runs: `n` answers to each of its prompts.
 
-    Answers may be held until `until`, a point in time of the event loop's clock, unless a scheduler
-    has taken them.
-    With a resumption, the pieces are those that its client lacks.
+    Before a scheduler has accepted them, answers may be held until `until`, a time of the event
+    loop's clock. With a resumption, only the pieces that its client lacks are yielded.
     """
 
     __slots__ = (
@@ -155,23 +154,24 @@ class Generation:
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
         self._n_cached: dict[int, int] = {}
-        """Tokens that none of the answers to a prompt so far had to compute, by the prompt."""
+        """Number of tokens of a prompt, by the index of the prompt, that were in a cache for every
+        answer so far."""
         self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
         self._call.n_prompt_tokens = self._n_prompt_tokens
 
     @property
     def n_answers(self) -> int:
-        """The number of answers over all prompts."""
+        """Number of answers to all prompts together."""
         return self._answers.n_answers
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the client has a part of the answers already."""
+        """Whether the client had a part of the answers before this call."""
         return self._resumption is not None
 
     @property
     def usage(self) -> Usage:
-        """Tokens read and written so far."""
+        """Number of tokens read and generated so far."""
         return Usage(
             self._n_prompt_tokens,
             self._answers.n_tokens,
@@ -184,11 +184,12 @@ class Generation:
         return self._tokenizer.token_texts
 
     def prompt_of(self, index: int) -> EncodedPrompt:
-        """Returns the prompt that an answer belongs to."""
+        """Returns the prompt of an answer."""
         return self.prompts[index // self.options.n]
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
-        """Returns where in the text of an answer's prompt each of its tokens begins."""
+        """Returns, for each token of an answer's prompt, where in the text of the prompt it
+        begins."""
         are_added = self.options.add_special_tokens is not False
         return self.prompt_of(index).text_offsets(self._tokenizer, are_added=are_added)
 
@@ -197,43 +198,44 @@ class Generation:
         return self.prompt_of(index).text(self._tokenizer)
 
     def is_new(self, index: int) -> bool:
-        """Returns whether the client has nothing of an answer yet."""
+        """Returns whether the client has received nothing of an answer yet."""
         if self._resumption is None:
             return True
         so_far = self._resumption.answers[index]
         return not so_far.token_ids and not so_far.is_finished
 
     def message_reader(self, index: int) -> MessageReader:
-        """Returns a reader for the text of an answer to a conversation; one that goes on has read
-        what its client has. To be called once for each answer."""
+        """Returns a reader for the text of an answer to a conversation; after a resumption it has
+        read what the client received before. It may be called once for each answer."""
         reader = self._replayed.pop(index, None)
         if reader is not None:
             return reader
         return self.prompt_of(index).answer_format.reader(self.request_id, index)
 
     def end_at(self, deadline: float) -> None:
-        """Ends the call as timed out at a point in time of the event loop's clock, unless it is
-        closed by then."""
+        """Ends the call with TimedOut at a time of the event loop's clock, unless it is closed
+        before."""
         self._submissions.deadline = deadline
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     def stop_met(self, index: int) -> str:
-        """Returns the stop string that ended an answer, or nothing."""
+        """Returns the stop string that ended an answer; empty if none did."""
         return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
-        """Takes memory for output that is kept until the call ends; raises PoolFull if so much is
-        not left."""
+        """Takes memory for output that is kept until the call ends; raises PoolFull if the memory
+        budget has no room for it."""
         self._place.share.grow(n_bytes)
 
     async def start(self) -> None:
-        """Submits the first answers that have not ended and waits until they are in the pool.
+        """Submits the first answers that have not ended, and waits until the scheduler has accepted
+        them.
 
         Raises:
-            InvalidRequest: the scheduler refuses an answer, or a client cannot have what it says
-            that it has.
+            InvalidRequest: the scheduler refuses an answer, or the tokens of the resumption cannot
+            be what the stream had sent.
             PoolFull: there is too much at once.
-            TimedOut: the call's time is over.
+            TimedOut: the time of the call is over.
             Unavailable: an answer could not be submitted in time.
         """
         self._span.submitted(
@@ -249,15 +251,15 @@ class Generation:
         await self._submissions.start(missing, until=self._until)
 
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
-        """Yields the pieces of all answers as they come; empty pieces are left out. Those that come
-        while the reader waits leave through the outlet instead, if there is one that is ready.
-        Pieces with log-probabilities never do.
+        """Yields the pieces of all answers as they come; empty pieces are left out. While the
+        reader waits for the next piece, pieces leave through the outlet instead, if one is given
+        and ready. Pieces with log-probabilities are always yielded.
 
         Raises:
             Unavailable: no pipeline went on with the answers in time.
-            RequestFailed: an answer was given up.
+            RequestFailed: the scheduler gave an answer up.
             PoolFull: too much of the answers was not read.
-            TimedOut: the call's time is over.
+            TimedOut: the time of the call is over.
         """
         for piece in self._endings:
             yield piece
@@ -272,16 +274,19 @@ class Generation:
                 yield piece
 
     async def complete(self) -> list[Piece]:
-        """Returns the finished answers, each as one piece, in order; raises as `pieces` does, and
-        PoolFull if they take more memory than is left. Of `best_of` answers to a prompt, those with
-        the highest mean log-probability are returned, the best one first."""
+        """Returns the finished answers in order, each as one piece; see `WholeAnswers.best`.
+
+        Raises:
+            PoolFull: they take more memory than is left.
+            OrcinusError: whatever `pieces` raises.
+        """
         answers = WholeAnswers(self.options, self._place.share, n_answers=self.n_answers)
         async for piece in self.pieces():
             answers.add(piece)
         return answers.best()
 
     def put(self, event: Event, answer: Answer) -> None:
-        """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
+        """Takes an event of an answer when it arrives, whether the reader waits for it or not."""
         if isinstance(event, Tokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
@@ -297,15 +302,15 @@ class Generation:
                 self._give_up(self._inbox.error)
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
-        """Returns the message that submits an answer."""
+        """Returns the message by which an answer is submitted."""
         return self._answers.submission(index)
 
     def inbox(self, index: int) -> "AnswerInbox":
-        """Returns the inbox for the events of an answer that is submitted."""
+        """Returns the inbox for the events of a submitted answer."""
         return AnswerInbox(self, self._answers.begun[self._answers.name(index)])
 
     def close(self) -> None:
-        """Cancels the answers that still run; does nothing the second time."""
+        """Cancels the answers that still run. A second call has no effect."""
         if self._expiry is not None:
             self._expiry.cancel()
         self._submissions.close()
@@ -314,7 +319,7 @@ class Generation:
         self._span.closed(self._answers.n_tokens)
 
     def _send_at_once(self, event: Tokens, answer: Answer, outlet: Outlet) -> None:
-        """Does what the reader, which waits, would do with new tokens."""
+        """Sends new tokens through the outlet, in place of the reader, which waits for them."""
         try:
             if answer.is_plain and answer.has_news and self._shows_text_only:
                 if text := answer.add_plain(event.token_ids):
@@ -325,10 +330,10 @@ class Generation:
                 self._end(event.request_id, answer, piece)
             if piece.text or self._is_shown(piece):
                 outlet.take(piece)
-        except Exception as error:  # noqa: BLE001 - the reader raises it; here, all would end with it
+        except Exception as error:  # noqa: BLE001 - raised by the reader: here, it would end the link
             self._inbox.fail(error)
-        if answer.is_finished:
-            self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))  # it may be over
+        if answer.is_finished:  # the reader may have nothing more to wait for
+            self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))
 
     def _expire(self) -> None:
         error = TimedOut(TIMED_OUT, may_retry=False)
@@ -340,8 +345,12 @@ class Generation:
         self._submissions.withdraw()
 
     async def _resume_all(self, resumption: Resumption) -> None:
-        """Makes the answers, as far as the client has them; raises TimedOut if that, and waiting
-        for others that do so, takes longer than the call may."""
+        """Restores all answers as far as the client has them.
+
+        Raises:
+            TimedOut: that, with the wait for other calls that do the same, takes longer than the
+            call may.
+        """
         deadline = None if self._expiry is None else self._expiry.when()
         try:
             async with asyncio.timeout_at(deadline):
@@ -351,7 +360,7 @@ class Generation:
             raise TimedOut(TIMED_OUT, may_retry=False) from None
 
     async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
-        """Makes an answer, as far as the client has it."""
+        """Restores an answer as far as the client has it."""
         answer = self._answers.begin(index)
         prompt = self._answers.prompt(index)
         ending = so_far.ending(
@@ -398,7 +407,7 @@ class Generation:
         return self._cut_off(event, piece) if answer.is_finished else piece
 
     def _cut_off(self, event: Tokens, last: Piece) -> Piece:
-        """Has the scheduler end an answer that has ended here; returns its last piece."""
+        """Cancels an answer at the scheduler that has ended here, and returns its last piece."""
         self._submissions.cut_off(event.request_id)
         return last
 
@@ -430,7 +439,7 @@ class Generation:
 
 
 class AnswerInbox:
-    """The inbox for the events of one answer of a call."""
+    """Takes the events of one answer of a call."""
 
     __slots__ = ("_answer", "_generation")
 

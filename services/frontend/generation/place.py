@@ -1,4 +1,4 @@
-"""The place that one call takes in this process."""
+"""What one call holds of this process while it runs."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,18 +12,20 @@ from services.frontend.request.refusals import Refusals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The resources of the process that one call holds."""
+    """What one call holds of this process while it runs."""
 
     in_flight: AnswersInFlight
-    """Its answers that are not over for the scheduler. Who reads slowly keeps nobody else out."""
+    """Answers of this call that the scheduler still runs. A client that reads slowly does not
+    count: its answers are complete."""
     share: Share
-    """The memory that it takes until it ends; it grows with output that is kept."""
+    """Share of the memory budget that the call holds until it ends; it grows with output that is
+    kept."""
     budget: MemoryBudget
-    """The memory that its unread output is counted in."""
+    """Memory budget in which output counts that the client has not read."""
     refusals: Refusals = field(default_factory=Refusals)
     replaying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by the one call whose tokens are read once more."""
+    """Lock that a call holds while it replays tokens: only one call does so at a time."""
     max_at_once: int = 32
-    """Answers that are with the scheduler at a time."""
+    """Largest number of answers of the call that the scheduler has at a time."""
     account: scheduler_pb2.Account | None = None
-    """Whom the scheduler is told that the call is for."""
+    """Account for which the scheduler counts the call."""
