@@ -1,4 +1,4 @@
-"""The pipeline that is served, as far as a frontend must know it."""
+"""What a frontend knows of the pipeline that serves."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from orcinus.v1 import scheduler_pb2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
-    """The pipeline that is served: its model, the model's limits and its own shape."""
+    """A pipeline: its model, the limits of the model, and its shape."""
 
     model: str
     vocab_size: int
@@ -19,7 +19,7 @@ class Pipeline:
 
     @classmethod
     def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "Pipeline":
-        """Returns the pipeline that the scheduler describes."""
+        """Returns the pipeline that a message of the scheduler describes."""
         return cls(
             model=message.model,
             vocab_size=message.vocab_size,
