@@ -9,8 +9,10 @@ the other protocol's.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from email.utils import formatdate
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -70,12 +72,18 @@ def new_cycle(
         logger=log,
         access_logger=log,
         access_log=False,
-        default_headers=[(b"date", formatdate(usegmt=True).encode())],
+        default_headers=_date_header(int(time.time())),
         message_event=asyncio.Event(),
         expect_100_continue=head.expects_continue,
         keep_alive=head.keeps_alive,
         on_response=on_response,
     )
+
+
+@lru_cache(maxsize=1)
+def _date_header(at_s: int) -> list[tuple[bytes, bytes]]:
+    """Returns the header with a time, in seconds since 1970."""
+    return [(b"date", formatdate(at_s, usegmt=True).encode())]
 
 
 def without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:

@@ -30,13 +30,8 @@ class Head(NamedTuple):
     """Names in lower case, with their values, in the order in which they came."""
     keeps_alive: bool
     """Whether the client lets the connection stay open after the answer."""
-
-    @property
-    def expects_continue(self) -> bool:
-        """Whether the client sends the body only once it is asked to."""
-        return any(
-            name == b"expect" and value.lower() == b"100-continue" for name, value in self.headers
-        )
+    expects_continue: bool
+    """Whether the client sends the body only once it is asked to."""
 
 
 class Receiver(Protocol):
@@ -60,6 +55,7 @@ class RequestParser:
         self._receiver = receiver
         self._url = b""
         self._headers: Headers = []
+        self._expects_continue = False
         self._begin_parsing()
 
     @property
@@ -121,7 +117,7 @@ class RequestParser:
     # Called by httptools
 
     def on_message_begin(self) -> None:
-        self._url, self._headers = b"", []
+        self._url, self._headers, self._expects_continue = b"", [], False
         self._incoming.begin()
 
     def on_url(self, url: bytes) -> None:
@@ -131,7 +127,10 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._incoming.is_in_body:  # a trailer, which no endpoint reads
             return
-        self._headers.append((name.lower(), value))
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self._headers.append((name, value))
         self._incoming.add_header(name, value, n_headers=len(self._headers))
 
     def on_headers_complete(self) -> None:
@@ -144,11 +143,12 @@ class RequestParser:
             return  # the head comes again without its upgrade
         self._receiver.begin(
             Head(
-                method=method.decode("ascii"),
-                url=self._url,
-                version=version,
-                headers=self._headers,
-                keeps_alive=version != "1.0" and self._parser.should_keep_alive(),
+                method.decode("ascii"),
+                self._url,
+                version,
+                self._headers,
+                version != "1.0" and self._parser.should_keep_alive(),
+                self._expects_continue,
             )
         )
         self._incoming.begin_body()
