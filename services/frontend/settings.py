@@ -76,147 +76,149 @@ class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
     model: Path
-    """Directory of the checkpoint, or a GGUF file. The frontend reads its tokenizer, its chat
-    template and its defaults."""
+    """Directory of the checkpoint, or a GGUF file; only its tokenizer, chat template and generation
+    defaults are read."""
 
     served_model_name: ModelNames = ()
-    """Names by which clients know the model, separated by commas or given one by one; answers show
-    the first. Without any, the model has the name of the workers' directory."""
+    """Names by which clients know the model, separated by commas or given one by one. Answers show
+    the first. Without any, the name that the workers report."""
 
     generation_config: Literal["auto", "none"] = "auto"
-    """Source of the defaults of requests. `auto` takes temperature, top_k, top_p, min_p,
-    repetition_penalty and max_new_tokens from the checkpoint's generation_config.json; `none`
-    ignores the file."""
+    """Source of defaults for fields that a request leaves out. `auto` takes temperature, top_k,
+    top_p, min_p, repetition_penalty and max_new_tokens from the checkpoint's
+    generation_config.json; `none` ignores that file."""
 
     refuse_unknown_fields: bool = False
-    """Whether a body with an unknown field is refused, which finds misspelt fields. Otherwise
-    unknown fields are ignored, and named in the header `x-orcinus-ignored-fields` of the answer."""
+    """Whether a body with an unknown field is refused, which finds misspelt ones. Otherwise unknown
+    fields are ignored and named in the answer's header `x-orcinus-ignored-fields`."""
 
     scheduler: Address
-    """Address of the scheduler. If the name has several addresses, calls go to the scheduler that
-    leads."""
+    """Address, host:port, of the schedulers. Where the name has several addresses, the frontend
+    finds the one that leads."""
 
     http_address: Address = "127.0.0.1:8000"
-    """Address at which the HTTP API listens; by default only this machine can reach it."""
+    """Address, host:port, where the HTTP APIs listen. The default is reachable from this machine
+    only."""
 
     http_socket: Path | None = None
-    """Path of a Unix socket at which the HTTP API listens too, always without TLS. Its file has
-    mode 0660: the user and the group of the process may connect. A socket that a dead process has
-    left is replaced."""
+    """Path of a Unix socket on which the HTTP APIs are served too, always without TLS, for a proxy
+    on the same machine. The file has mode 0660, so the process's user and group may connect. A file
+    that a dead process has left is replaced."""
 
     grpc_address: Address = "127.0.0.1:50051"
-    """Address at which the gRPC API listens; by default only this machine can reach it."""
+    """Address, host:port, where the gRPC API listens. The default is reachable from this machine
+    only."""
 
     grpc_socket: Path | None = None
-    """Path of a Unix socket at which the gRPC API listens too, under the same rules as
-    `http_socket`. All its clients together have the limits of one connection, and a client that
-    sends headers without end is not noticed: only trusted users should be able to write to its
-    file."""
+    """Path of a Unix socket on which the gRPC API is served too, under the rules of `http_socket`.
+    All its clients together have the limits of one connection, and a client that sends headers
+    without end is not noticed: let only trusted processes write to its file."""
 
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
-    """Format in which the model calls tools. `auto` finds it from the chat template and the special
-    tokens. With `none`, calls are text, and a request cannot require one."""
+    """Format in which the model calls tools. `auto` finds it in the chat template and the special
+    tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require one."""
 
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
     `none`, reasoning is part of the content."""
 
     public_tls_dir: Path | None = None
-    """Directory with `tls.crt` and `tls.key` for clients of both APIs, as a Secret mounts them. The
-    files are read again when they change. Without the setting, clients connect in plaintext."""
+    """Directory with `tls.crt` and `tls.key` for clients of both APIs, laid out as a mounted
+    Secret. Files are read again when they change. When not set, clients speak without TLS."""
 
     api_keys_file: Path | None = None
-    """JSON file with the keys that clients must show, see `api_keys.py`. It is read again when it
-    changes. Without the setting, anyone may call."""
+    """JSON file with the API keys that clients must show; `python -m services.frontend.api_keys`
+    makes entries. Read again when it changes. When not set, no key is asked for."""
 
     cors_origins: Origins = ()
-    """Origins, `https://host:port`, of web pages whose scripts may use the HTTP API, separated by
-    commas; `*` allows all. Browsers let no other pages use it."""
+    """Origins, `https://host:port`, of web pages whose scripts may use the HTTP APIs, separated by
+    commas; `*` stands for all. Browsers keep other pages out."""
 
     max_body_bytes: PositiveInt = 8 * 2**20
-    """Largest request in bytes: a million tokens fit, and an upload by mistake does not."""
+    """Largest request body, in bytes. The default holds a prompt of a million tokens and stops
+    uploads by mistake."""
 
     max_connections: PositiveInt = 2048
-    """Largest number of connections of each API. When another comes, over HTTP the connection that
-    has been idle longest is closed, and over gRPC the new one. Each connection takes a file
-    descriptor, and the process needs 256 more."""
+    """Connections of each API at most; bounds memory and file descriptors, of which the process
+    needs 256 more. When there are more, the HTTP connection that has been idle longest is closed,
+    or the new gRPC connection."""
 
     max_head_bytes: PositiveInt = 32 * 2**10
-    """Largest size of an HTTP request line and its headers, in bytes; for gRPC it is 16 KiB of
-    metadata."""
+    """Bytes of an HTTP request's line and headers at most; bounds the memory of a connection before
+    its key is known. gRPC has 16 KiB of metadata."""
 
     max_headers: PositiveInt = 100
-    """Largest number of headers of an HTTP request."""
+    """Headers of an HTTP request at most."""
 
     head_limit_s: PositiveFloat = 10.0
-    """Seconds for the TLS handshake; and seconds from the first byte of a request, or from the
-    connection if it is the first request, until the headers are complete."""
+    """Seconds for the TLS handshake, and from connecting, or a request's first byte, until its
+    headers are complete. Keeps slow senders from holding connections."""
 
     body_limit_s: PositiveFloat = 60.0
-    """Seconds from the end of the headers until the body of a request, or its message, is
+    """Seconds from the end of the headers until the body of a request, or a gRPC message, is
     complete."""
 
     idle_limit_s: PositiveFloat = 75.0
-    """Seconds that a connection stays open between requests. Most clients and proxies keep
-    connections for less, so that they close them and no request meets a connection that is being
-    closed."""
+    """Seconds that a connection stays open between requests. Longer than most clients and proxies
+    keep theirs, so that they close it and no request meets a closing connection."""
 
     send_limit_s: PositiveFloat = 30.0
-    """Seconds in which a client that does not keep up must read 16 KiB of its answer, or over gRPC
-    a message; otherwise the answer ends."""
+    """Seconds in which a client must read 16 KiB of its waiting answer, or a message over gRPC;
+    otherwise the answer ends, so that unread output does not fill the memory."""
 
     comment_s: PositiveFloat = 15.0
-    """Seconds without an event after which a stream gets a comment, so that no proxy takes its
-    connection for idle. Most proxies wait for a minute, some for half a minute."""
+    """Seconds without an event after which a stream gets a comment, so that proxies do not close
+    the connection as idle; most wait for a minute, some for half of one."""
 
     max_prompt_characters: PositiveInt = 256 * 2**10
-    """Largest number of characters of the texts of one call together, and of a conversation as its
-    template writes it: some 60,000 tokens of English. Making tokens of so many takes 40 MB of
-    memory for English, 115 MB for Chinese and 185 MB for emoji."""
+    """Characters that the texts of one call may have together, and a conversation as its template
+    writes it; some 60,000 tokens of English. Bounds the memory of tokenizing: 40 MB for English,
+    115 MB for Chinese, 185 MB for emoji."""
 
     render_limit_s: PositiveFloat = 1.0
-    """Seconds of processor time in which the chat template must write a conversation; most take
-    less than a thousandth."""
+    """Seconds of processor time in which the chat template must render a conversation; most take
+    less than a thousandth. Stops templates that loop."""
 
     max_in_flight: PositiveInt = 4096
-    """Largest number of answers in flight, without answers that wait for others of their call. It
-    bounds the memory of this process."""
+    """Answers in flight at most, without those that wait for others of their call; further calls
+    are refused with 429. Bounds this process's memory, at 5 KiB each."""
 
     max_answers_at_once: PositiveInt = 32
-    """Largest number of answers of one call that the scheduler has at a time; the next is sent when
-    one ends. So one call with many answers does not fill the pool."""
+    """Answers of one call that are with the scheduler at a time; the next is submitted when one
+    ends. Keeps one call with many answers from filling the pool."""
 
     max_in_flight_bytes: PositiveInt = 64 * 2**20
-    """Memory, in bytes, that data of clients may take together: running requests and requests that
-    wait, texts of which tokens are made, and output that is not read. A larger request is taken
-    only when there is nothing else."""
+    """Bytes of memory that clients' data may take together: requests in flight or held, texts that
+    are tokenized, output that is not read. A larger request is taken only when there is nothing
+    else."""
 
     page: bool = False
-    """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` tells what the
-    scheduler does: to anyone if there are no API keys, else to keys with `may_watch`."""
+    """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` its feed.
+    Without API keys everyone who reaches the frontend may look; with them, keys with `may_watch`.
+    """
 
     max_viewers: PositiveInt = 16
-    """Largest number of streams of `/pipeline/events` at once."""
+    """Streams of `/pipeline/events` at once at most; each may take 2.5 MiB."""
 
     max_request_s: NonNegativeFloat = 0.0
-    """Seconds that a call for text may take, including the time that it waits; 0 sets no limit.
-    Clients may set a shorter one for their calls."""
+    """Seconds that a generating call may take, waiting included; 0 sets no limit. Clients may set a
+    shorter one for a call."""
 
     hold_s: NonNegativeFloat = 30.0
-    """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once. The
-    default is longer than the lead takes to pass from one scheduler to another."""
+    """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.
+    Longer than a change of the leading scheduler takes, so that clients do not notice it."""
 
     resume_s: NonNegativeFloat = 600.0
-    """Seconds that an accepted request waits, from each loss of a pipeline or scheduler, until it
-    goes on. The default is longer than a stage takes to load."""
+    """Seconds from each loss of its pipeline that a request which a scheduler had accepted waits to
+    continue; then it ends with the error `unavailable`. Longer than a stage takes to load."""
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and
-    clients learn that they should turn elsewhere. gRPC connections are renewed twice in that
-    time."""
+    clients learn to go elsewhere. gRPC connections are renewed twice in that time."""
 
     drain_s: NonNegativeFloat = 30.0
-    """Seconds that running requests have to finish after the time to linger."""
+    """Seconds that running requests have to finish after `linger_s`; then they end with the error
+    `unavailable`. The pod's grace period must be longer than both together."""
 
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the largest memory that the frontend may need, in bytes, by setting."""
