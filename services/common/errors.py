@@ -21,6 +21,10 @@ Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC,
 MAX_MESSAGE_LENGTH = 1000
 """Characters of an error at most, however much of a client's own text it repeats."""
 
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client that was refused for too much at once may try again, unless the
+refusal knows better: the time of a few short answers."""
+
 MAX_QUOTE_LENGTH = 80
 """Characters of a client's text that an error repeats."""
 
@@ -83,7 +87,7 @@ class PermissionDenied(OrcinusError):
 class PoolFull(OrcinusError):
     """The request pool, or what one client may have of it, is at its limit."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 

@@ -9,9 +9,6 @@ import asyncio
 
 from services.common.errors import PoolFull
 
-RETRY_AFTER_S = 1.0
-"""Seconds after which a caller that was refused may try again."""
-
 
 class StreamPlaces:
     """The places of one method, or of several."""
@@ -31,9 +28,7 @@ class StreamPlaces:
             PoolFull: there is none.
         """
         if self.n_taken >= self._n_places:
-            raise PoolFull(
-                f"there are {self._n_places} {self._of} already", retry_after_s=RETRY_AFTER_S
-            )
+            raise PoolFull(f"there are {self._n_places} {self._of} already")
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("not in a task")

@@ -36,7 +36,6 @@ from pydantic import (
 from services.common import errors
 from services.common.mounted import Mounted
 from services.common.priority import DEFAULT_PRIORITY, PRIORITIES
-from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal, Refusals
@@ -106,7 +105,7 @@ class ApiKeyFile(BaseModel):
         return self
 
 
-class TokenBucket:
+class CallBucket:
     """A limit of calls per minute. Calls that are not made add up to at most those of one
     minute."""
 
@@ -142,7 +141,7 @@ class Account:
         self._max_in_flight: int | None = None
         self._min_priority = DEFAULT_PRIORITY
         self._may_watch = True
-        self._bucket: TokenBucket | None = None
+        self._bucket: CallBucket | None = None
         self._message: scheduler_pb2.Account | None = None
         if key is not None:
             self.set_limits(key, now=now)
@@ -162,7 +161,7 @@ class Account:
         if per_minute is None:
             self._bucket = None
         elif self._bucket is None or self._bucket.per_minute != per_minute:
-            self._bucket = TokenBucket(per_minute, now=now)
+            self._bucket = CallBucket(per_minute, now=now)
 
     @property
     def name(self) -> str:
@@ -232,10 +231,7 @@ class Account:
         limit = self._max_in_flight
         if limit is not None and self._n_in_flight + n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
-            raise errors.PoolFull(
-                f"this API key allows {limit} answers in the making",
-                retry_after_s=DEFAULT_RETRY_AFTER_S,
-            )
+            raise errors.PoolFull(f"this API key allows {limit} answers in the making")
         self._n_in_flight += n_answers
         return AnswersInFlight(n_answers, self._release)
 

@@ -72,7 +72,7 @@ class Grammars:
             ValueError: the file is broken, or has no token that ends an output.
         """
         self._tokenizer = _tokenizer(tokenizer_file, vocab_size, eos_token_ids)
-        self._vocabulary = _Vocabulary(
+        self._vocabulary = _SharedVocabulary(
             vocab_size=vocab_size,
             n_known=self._tokenizer.vocab_size,
             eos_token_ids=self._tokenizer.eos_tokens,
@@ -172,7 +172,7 @@ class Matcher:
     with another lexer when the one that it shares with other outputs is full.
     """
 
-    def __init__(self, shared: _Shared, vocabulary: "_Vocabulary") -> None:
+    def __init__(self, shared: _Shared, vocabulary: "_SharedVocabulary") -> None:
         self.is_cut = False
         """Whether the output ends because a step takes too much work, or because nothing can
         follow, and not at an end of its grammar."""
@@ -254,7 +254,7 @@ class Matcher:
         self._start = self._matcher = None
 
 
-class _Vocabulary:
+class _SharedVocabulary:
     """The tokens that a model and its tokenizer both have, as bits of a mask."""
 
     def __init__(self, *, vocab_size: int, n_known: int, eos_token_ids: Sequence[int]) -> None:

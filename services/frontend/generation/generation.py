@@ -19,10 +19,10 @@ from orcinus.v1 import scheduler_pb2
 from services.common.errors import InvalidRequest, TimedOut
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
+from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
-from services.frontend.generation.place import Place
 from services.frontend.generation.replay import replay
 from services.frontend.generation.submissions import Submissions
 from services.frontend.generation.whole_answers import WholeAnswers
@@ -30,13 +30,13 @@ from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
     TIMED_OUT,
     Accepted,
+    Completed,
     Event,
     Failed,
-    Finished,
+    OutputTokens,
     PromptLogprobs,
-    Tokens,
 )
-from services.frontend.observing.metrics import Call
+from services.frontend.observing.metrics import MeasuredCall
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions
@@ -76,8 +76,8 @@ class Generation:
         "_n_prompt_tokens",
         "_outlet",
         "_pipeline_model",
-        "_place",
         "_replayed",
+        "_resources",
         "_resumption",
         "_running",
         "_shows_text_only",
@@ -101,12 +101,12 @@ class Generation:
         model: str,
         shown_model: str = "",
         until: float,
-        place: Place,
+        resources: CallResources,
         request_id: str | None = None,
         was_held: bool = False,
         resumption: Resumption | None = None,
         span: RequestSpan = UNRECORDED,
-        call: Call | None = None,
+        call: MeasuredCall | None = None,
     ) -> None:
         self.request_id = (
             request_id or new_request_id() if resumption is None else resumption.request_id
@@ -126,16 +126,16 @@ class Generation:
             tokenizer,
             submission_id=submission_id,
             resumption=resumption,
-            account=place.account,
+            account=resources.account,
             trace=span.message,
         )
         self._tokenizer = tokenizer
         self._until = until
-        self._place = place
+        self._resources = resources
         self._resumption = resumption
         self._span = span
-        self._call = call or Call(self.n_answers)
-        self._inbox = Inbox(place.budget, refusals=place.refusals)
+        self._call = call or MeasuredCall(self.n_answers)
+        self._inbox = Inbox(resources.budget, refusals=resources.refusals)
         self._outlet: Outlet | None = None
         self._shows_text_only = not options.shows_tokens
         self._endings: list[Piece] = []
@@ -147,7 +147,7 @@ class Generation:
             scheduler,
             self,
             model=model,
-            place=place,
+            resources=resources,
             was_held=was_held,
             span=span,
         )
@@ -225,7 +225,7 @@ class Generation:
     def keep(self, n_bytes: int) -> None:
         """Takes memory for output that is kept until the call ends; raises PoolFull if the memory
         budget has no room for it."""
-        self._place.share.grow(n_bytes)
+        self._resources.share.grow(n_bytes)
 
     async def start(self) -> None:
         """Submits the first answers that have not ended, and waits until the scheduler has accepted
@@ -247,7 +247,7 @@ class Generation:
             raise self._inbox.error
         missing = [index for index in range(self.n_answers) if not self._answers.has_ended(index)]
         self._running.update(map(self._answers.name, missing))
-        self._place.in_flight.end(self.n_answers - len(missing))
+        self._resources.in_flight.end(self.n_answers - len(missing))
         await self._submissions.start(missing, until=self._until)
 
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
@@ -280,14 +280,14 @@ class Generation:
             PoolFull: they take more memory than is left.
             OrcinusError: whatever `pieces` raises.
         """
-        answers = WholeAnswers(self.options, self._place.share, n_answers=self.n_answers)
+        answers = WholeAnswers(self.options, self._resources.share, n_answers=self.n_answers)
         async for piece in self.pieces():
             answers.add(piece)
         return answers.best()
 
     def put(self, event: Event, answer: Answer) -> None:
         """Takes an event of an answer when it arrives, whether the reader waits for it or not."""
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
                 self._send_at_once(event, answer, outlet)
@@ -318,7 +318,7 @@ class Generation:
         self._inbox.close()
         self._span.closed(self._answers.n_tokens)
 
-    def _send_at_once(self, event: Tokens, answer: Answer, outlet: Outlet) -> None:
+    def _send_at_once(self, event: OutputTokens, answer: Answer, outlet: Outlet) -> None:
         """Sends new tokens through the outlet, in place of the reader, which waits for them."""
         try:
             if answer.is_plain and answer.has_news and self._shows_text_only:
@@ -333,7 +333,7 @@ class Generation:
         except Exception as error:  # noqa: BLE001 - raised by the reader: here, it would end the link
             self._inbox.fail(error)
         if answer.is_finished:  # the reader may have nothing more to wait for
-            self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))
+            self._inbox.put_nowait(Completed(event.request_id, FinishReason.STOP))
 
     def _expire(self) -> None:
         error = TimedOut(TIMED_OUT, may_retry=False)
@@ -368,7 +368,7 @@ class Generation:
         )
         reader = prompt.answer_format.reader(self.request_id, index)
         self._replayed[index] = reader
-        async with self._place.replaying:
+        async with self._resources.replaying:
             piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
         if answer.is_finished:
             self._note_end(piece.finish_reason or FinishReason.STOP, answer)
@@ -379,7 +379,7 @@ class Generation:
 
     def _apply(self, event: Event) -> Piece:
         answer = self._answers.begun[event.request_id]
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             piece = self._take_tokens(event, answer)
         else:
             piece = self._take_other(event, answer)
@@ -389,7 +389,7 @@ class Generation:
 
     def _take_other(self, event: Event, answer: Answer) -> Piece:
         match event:
-            case Finished():
+            case Completed():
                 return answer.finish(event.reason)
             case Failed():
                 raise event.error
@@ -397,7 +397,7 @@ class Generation:
                 answer.take_prompt_logprobs(event.logprobs)
         return Piece(answer.index)
 
-    def _take_tokens(self, event: Tokens, answer: Answer) -> Piece:
+    def _take_tokens(self, event: OutputTokens, answer: Answer) -> Piece:
         if not answer.has_news:
             answer.has_news = True
             self._note_first(event, answer.index)
@@ -406,12 +406,12 @@ class Generation:
         piece = answer.add(event.token_ids, event.logprobs)
         return self._cut_off(event, piece) if answer.is_finished else piece
 
-    def _cut_off(self, event: Tokens, last: Piece) -> Piece:
+    def _cut_off(self, event: OutputTokens, last: Piece) -> Piece:
         """Cancels an answer at the scheduler that has ended here, and returns its last piece."""
         self._submissions.cut_off(event.request_id)
         return last
 
-    def _note_first(self, event: Tokens, index: int) -> None:
+    def _note_first(self, event: OutputTokens, index: int) -> None:
         self._span.first_token()
         self._call.took_tokens(index)
         if not event.start:

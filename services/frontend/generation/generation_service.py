@@ -25,15 +25,14 @@ from prometheus_client import CollectorRegistry
 
 from services.common import errors
 from services.frontend.api_keys import Account
+from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation
-from services.frontend.generation.place import Place
 from services.frontend.generation.request_encoder import RequestEncoder
 from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.link.scheduler_client import SchedulerClient
-from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
-from services.frontend.observing.metrics import Call, FrontendMetrics
+from services.frontend.observing.metrics import FrontendMetrics, MeasuredCall
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.client_call import current_call
@@ -42,7 +41,7 @@ from services.frontend.request.generation_request import (
     GenerationRequest,
     Prompt,
 )
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import Pipeline
@@ -194,12 +193,12 @@ class GenerationService:
         options.check()
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         request.check()
-        with self._admitted(request, account or self._anybody) as place:
+        with self._admitted(request, account or self._anybody) as resources:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
             limits.stop_token_ids(options)
             encoding = self._prompt_encoder.to_tokens(
-                prompt, limits, place.share, add_special_tokens=options.add_special_tokens
+                prompt, limits, resources.share, add_special_tokens=options.add_special_tokens
             )
             return await _until(deadline, encoding)
 
@@ -220,8 +219,10 @@ class GenerationService:
         limits = self._model_limits(self.describe())
         limits.check_model(model)
         limits.check_text(DETOKENIZED_FIELD, token_ids)
-        with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
-            return await _until(deadline, self._prompt_encoder.to_text(token_ids, place.share))
+        with self._admitted(
+            GenerationRequest(prompts=("",)), account or self._anybody
+        ) as resources:
+            return await _until(deadline, self._prompt_encoder.to_text(token_ids, resources.share))
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
         """Returns the names that tokens have in the vocabulary; raises PoolFull if the memory
@@ -262,9 +263,9 @@ class GenerationService:
             account = account or self._anybody
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
-            with self._admitted(request, account) as place:
+            with self._admitted(request, account) as resources:
                 generation = await _until(
-                    deadline, self._generation(request, until, place, span, call)
+                    deadline, self._generation(request, until, resources, span, call)
                 )
                 try:
                     if deadline is not None:
@@ -301,9 +302,9 @@ class GenerationService:
         self,
         request: GenerationRequest,
         until: float,
-        place: Place,
+        resources: CallResources,
         span: RequestSpan,
-        call: Call,
+        call: MeasuredCall,
     ) -> Generation:
         was_held = not self._scheduler.pipeline.is_open
         self.n_waiting += request.n_answers
@@ -312,8 +313,8 @@ class GenerationService:
         finally:
             self.n_waiting -= request.n_answers
         limits = self._model_limits(pipeline)
-        prompts = await self._request_encoder.encode(request, limits, place.share)
-        place.share.grow(self._n_bytes(prompts, request.options))
+        prompts = await self._request_encoder.encode(request, limits, resources.share)
+        resources.share.grow(self._n_bytes(prompts, request.options))
         client_call = current_call()
         return Generation(
             request.options,
@@ -323,7 +324,7 @@ class GenerationService:
             model=pipeline.model,
             shown_model=limits.names[0],
             until=until,
-            place=place,
+            resources=resources,
             request_id=None if client_call is None else client_call.request_id,
             was_held=was_held,
             resumption=request.resumption,
@@ -332,7 +333,7 @@ class GenerationService:
         )
 
     @contextmanager
-    def _admitted(self, request: GenerationRequest, account: Account) -> Iterator[Place]:
+    def _admitted(self, request: GenerationRequest, account: Account) -> Iterator[CallResources]:
         """Admits a call until it has ended for its client.
 
         Raises:
@@ -368,7 +369,7 @@ class GenerationService:
                 self._idle.clear()
                 try:
                     with AnswersInFlight(n_answers, release) as in_flight:
-                        yield Place(
+                        yield CallResources(
                             in_flight=in_flight,
                             share=share,
                             budget=self._budget,
@@ -387,20 +388,20 @@ class GenerationService:
     def _check_in_flight(self, n_answers: int) -> None:
         if self.n_in_flight + n_answers > self._limits.max_in_flight:
             self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+            raise errors.PoolFull("too many requests")
 
     def _end_call(self) -> None:
         self._n_calls -= 1
         if self._n_calls == 0:
             self._idle.set()
 
-    def _last_limits(self) -> Limits | None:
+    def _last_limits(self) -> ModelLimits | None:
         """Returns the limits of the model that is served, or was served last; None if there was
         none."""
         return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
-    def _model_limits(self, pipeline: Pipeline) -> Limits:
-        return Limits(pipeline, self._model.names)
+    def _model_limits(self, pipeline: Pipeline) -> ModelLimits:
+        return ModelLimits(pipeline, self._model.names)
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
         """Returns the approximate memory of a request, in bytes, once its prompts are tokens,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from services.common import errors
-from services.frontend.link.scheduler_events import Event, PromptLogprobs, Tokens
+from services.frontend.link.scheduler_events import Event, OutputTokens, PromptLogprobs
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
@@ -38,9 +38,6 @@ Those of a prompt are counted before they come."""
 
 MAX_UNREAD_BYTES = 2**20
 """Largest memory of the unread events of one call, in bytes: some 80,000 tokens."""
-
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client whose call was ended may try again."""
 
 
 class Inbox:
@@ -116,7 +113,7 @@ class Inbox:
                 self._arrival = None
                 self.is_awaited = False
         event = self._events.popleft()
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             event = self._with_next(event)
             self._n_read += len(event.token_ids)
         else:
@@ -130,7 +127,7 @@ class Inbox:
         self._events.clear()
         self._count(MAX_LOOSE)
 
-    def _with_next(self, tokens: Tokens) -> Tokens:
+    def _with_next(self, tokens: OutputTokens) -> OutputTokens:
         """Returns tokens together with the following ones of the same answer, up to
         READ_AT_ONCE."""
         events = self._events
@@ -139,7 +136,7 @@ class Inbox:
         parts, n_tokens = [tokens], len(tokens.token_ids)
         while events:
             following = events[0]
-            if not isinstance(following, Tokens) or following.request_id != tokens.request_id:
+            if not isinstance(following, OutputTokens) or following.request_id != tokens.request_id:
                 break
             n_tokens += len(following.token_ids)
             if n_tokens > READ_AT_ONCE:
@@ -157,12 +154,10 @@ class Inbox:
         """Joins the tokens of each answer, and counts the unread events in the budget."""
         self._events = deque(_packed(self._events))
         max_loose = max(MAX_LOOSE, 2 * len(self._events))
-        n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, Tokens))
+        n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, OutputTokens))
         if not self._count(max_loose, n_bytes):
             self._refusals[Refusal.UNREAD] += 1
-            self._error = errors.PoolFull(
-                "too much of the answers was not read", retry_after_s=RETRY_AFTER_S
-            )
+            self._error = errors.PoolFull("too much of the answers was not read")
             self.close()
 
     def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
@@ -179,29 +174,29 @@ class Inbox:
         return True
 
 
-def _n_bytes(tokens: Tokens) -> int:
+def _n_bytes(tokens: OutputTokens) -> int:
     n_numbers = 0 if tokens.logprobs is None else tokens.logprobs.n_numbers
     return TOKEN_BYTES * len(tokens.token_ids) + NUMBER_BYTES * n_numbers
 
 
-def _joined(parts: Sequence[Tokens]) -> Tokens:
+def _joined(parts: Sequence[OutputTokens]) -> OutputTokens:
     """Returns consecutive tokens of one answer as one event."""
     first = parts[0]
     token_ids = array("I", chain.from_iterable(part.token_ids for part in parts))
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     of_all = Logprobs.joined(logprobs) if logprobs else None
-    return Tokens(first.request_id, token_ids, first.start, of_all, first.n_cached)
+    return OutputTokens(first.request_id, token_ids, first.start, of_all, first.n_cached)
 
 
 def _packed(events: Iterable[Event]) -> Iterator[Event]:
     """Yields the events with the tokens of each answer joined, up to READ_AT_ONCE. The order of
     events of the same answer stays; the order between answers does not matter."""
-    firsts: dict[str, Tokens] = {}
+    firsts: dict[str, OutputTokens] = {}
     tokens: dict[str, array[int]] = {}
     logprobs: dict[str, list[Logprobs]] = {}
     ends: list[Event] = []
     for event in events:
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             firsts.setdefault(event.request_id, event)
             tokens.setdefault(event.request_id, array("I")).extend(event.token_ids)
             if event.logprobs is not None:
@@ -217,5 +212,5 @@ def _packed(events: Iterable[Event]) -> Iterator[Event]:
             part = token_ids[start : start + READ_AT_ONCE]
             of_part = of_all and of_all.part(start, start + len(part))
             n_cached = 0 if start else first.n_cached
-            yield Tokens(request_id, part, first.start + start, of_part, n_cached)
+            yield OutputTokens(request_id, part, first.start + start, of_part, n_cached)
     yield from ends

@@ -13,7 +13,7 @@ from services.common.sampling import OPTIONS
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.grammar_check import GrammarCheck
@@ -37,7 +37,7 @@ class RequestEncoder:
         self._message_format = message_format
 
     async def encode(
-        self, request: GenerationRequest, limits: Limits, share: Share
+        self, request: GenerationRequest, limits: ModelLimits, share: Share
     ) -> tuple[EncodedPrompt, ...]:
         """Returns the prompts of a request as tokens, checked against the limits of the model.
 
@@ -86,7 +86,7 @@ class RequestEncoder:
         conversation: Conversation,
         token_ids: Sequence[int],
         options: GenerationOptions,
-        limits: Limits,
+        limits: ModelLimits,
         share: Share,
     ) -> AnswerFormat:
         """Returns the format of answers to a conversation, whose grammar, if it has one, has been

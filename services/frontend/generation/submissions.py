@@ -12,20 +12,20 @@ from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
-from services.frontend.generation.place import Place
+from services.frontend.generation.call_resources import CallResources
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import Event, Failed
-from services.frontend.link.submitted_request import Inbox
+from services.frontend.link.submitted_request import EventSink
 from services.frontend.observing.request_span import RequestSpan
 
 
-class Call(Protocol):
+class SubmittedCall(Protocol):
     """A call whose answers are submitted."""
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
         """Returns the message that submits an answer."""
 
-    def inbox(self, index: int) -> Inbox:
+    def inbox(self, index: int) -> EventSink:
         """Returns the receiver of the events of a submitted answer."""
 
 
@@ -35,17 +35,17 @@ class Submissions:
     def __init__(
         self,
         scheduler: SchedulerClient,
-        call: Call,
+        call: SubmittedCall,
         *,
         model: str,
-        place: Place,
+        resources: CallResources,
         was_held: bool,
         span: RequestSpan,
     ) -> None:
         self._scheduler = scheduler
-        self._call: Call | None = call  # None once it is closed
+        self._call: SubmittedCall | None = call  # None once it is closed
         self._model = model
-        self._place = place
+        self._resources = resources
         self._was_held = was_held
         self._span = span
         self.deadline: float | None = None
@@ -100,7 +100,7 @@ class Submissions:
         for request_id in self.at_scheduler:
             self._scheduler.cancel(request_id)
         self.at_scheduler.clear()
-        self._place.in_flight.close()
+        self._resources.in_flight.close()
 
     def close(self) -> None:
         """Withdraws all answers and lets go of the call, which refers to this object: its memory
@@ -111,7 +111,7 @@ class Submissions:
     def _end(self, request_id: str) -> None:
         if request_id in self.at_scheduler:
             self.at_scheduler.remove(request_id)
-            self._place.in_flight.end(1)
+            self._resources.in_flight.end(1)
             self._submit_next(until=None)
 
     def _submit_next(self, *, until: float | None) -> None:
@@ -119,7 +119,9 @@ class Submissions:
         first answers, which `start` waits for."""
         call = self._call
         while (
-            call is not None and self._waiting and len(self.at_scheduler) < self._place.max_at_once
+            call is not None
+            and self._waiting
+            and len(self.at_scheduler) < self._resources.max_at_once
         ):
             index = self._waiting.popleft()
             submission = call.submission(index)

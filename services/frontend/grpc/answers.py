@@ -23,7 +23,7 @@ _FINISH_REASONS = {
 }
 
 
-class Answers:
+class AnswerMessages:
     """The messages for the answers of one call. After a resumption they begin where the client has
     stopped receiving."""
 

@@ -17,7 +17,7 @@ from services.common.health import Health
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import DETOKENIZED_FIELD, GenerationService
 from services.frontend.grpc import reflection
-from services.frontend.grpc.answers import Answers
+from services.frontend.grpc.answers import AnswerMessages
 from services.frontend.grpc.requests import check_stream, to_prompt, to_request, to_resumed
 from services.frontend.grpc.transfers import Transfers
 from services.frontend.request.generation_request import GenerationRequest
@@ -54,7 +54,7 @@ class InferenceServicer:
         request = self._to_request(message)
         async with self._service.open(request, account) as generation:
             pieces = await generation.complete()
-            answers = Answers(generation, message)
+            answers = AnswerMessages(generation, message)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
                 return await asyncio.to_thread(answers.whole, pieces)
             return answers.whole(pieces)
@@ -71,7 +71,7 @@ class InferenceServicer:
         if message.HasField("resumption"):
             request = to_resumed(request, message)
         async with self._service.open(request, account) as generation:
-            answers = Answers(generation, message)
+            answers = AnswerMessages(generation, message)
             async for piece in generation.pieces():
                 if (response := answers.streamed(piece)) is not None:
                     yield response

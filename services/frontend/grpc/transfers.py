@@ -27,7 +27,7 @@ from services.frontend.grpc.field_count import has_more_fields
 from services.frontend.grpc.turns import Turns
 from services.frontend.loop_share import LoopShare
 from services.frontend.request.client_call import ID_HEADER, begin_call
-from services.frontend.request.memory_budget import RETRY_AFTER_S, MemoryBudget
+from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_MESSAGE_BYTES = 4 * 2**20
@@ -180,10 +180,7 @@ class LimitedExchange(TimedExchange):
         transfers = self._transfers
         if transfers.n_unread[self._context.peer()] >= MAX_UNREAD_CALLS:
             transfers.refusals[Refusal.UNREAD] += 1
-            raise errors.PoolFull(
-                "this connection has too many calls whose answers are not read",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise errors.PoolFull("this connection has too many calls whose answers are not read")
 
     def note_unread(self, message: Any) -> None:
         """Counts an answer that was not read within the limit and stays with gRPC until its client

@@ -9,7 +9,6 @@ import asyncio
 from types import TracebackType
 
 from services.common import errors
-from services.frontend.request.memory_budget import RETRY_AFTER_S
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_WAITING = 1024
@@ -88,9 +87,7 @@ class Turns:
     def refuse(self) -> errors.PoolFull:
         """Counts a refusal and returns its error."""
         self._refusals[Refusal.MEMORY] += 1
-        return errors.PoolFull(
-            "too many requests are being received; try again", retry_after_s=RETRY_AFTER_S
-        )
+        return errors.PoolFull("too many requests are being received; try again")
 
     def _refuse_oldest(self, peer: str) -> None:
         """Refuses the call that has waited longest: among the client's own if `peer` has many, else

@@ -15,7 +15,6 @@ from typing import NamedTuple
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
-from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.refusals import Refusal, Refusals
 
 BELIEVED_S = 1.0
@@ -70,7 +69,7 @@ class PoolGate:
             return
         if self._n_free <= self._n_unanswered:
             self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+            raise errors.PoolFull("too many requests")
 
     def note_late(self, account: str, priority: int, for_s: float, *, now: float) -> None:
         """Notes that requests of an account, of this priority and lower ones, would be too late for

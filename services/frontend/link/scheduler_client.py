@@ -25,16 +25,16 @@ from services.frontend.link.scheduler_events import (
     Accepted,
     Event,
     Failed,
+    OutputTokens,
     PromptLogprobs,
     Suspended,
-    Tokens,
     columns_of,
     ends_of,
     news_of,
     tokens_of,
 )
 from services.frontend.link.scheduler_stream import SchedulerStream
-from services.frontend.link.submitted_request import Inbox, SubmittedRequest
+from services.frontend.link.submitted_request import EventSink, SubmittedRequest
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.pipeline import Pipeline
 from services.frontend.request.refusals import Refusal, Refusals
@@ -114,7 +114,7 @@ class SchedulerClient:
     def submit(
         self,
         submission: scheduler_pb2.Submission,
-        inbox: Inbox,
+        inbox: EventSink,
         *,
         model: str,
         until: float | None,
@@ -247,7 +247,7 @@ class SchedulerClient:
         if request is None or request.next_attempt is not None:
             return  # it was cancelled a moment ago, or has failed and is held
         match event:
-            case Tokens() | PromptLogprobs():
+            case OutputTokens() | PromptLogprobs():
                 self._deliver_news(request, event)
                 return
             case Accepted():
@@ -284,11 +284,13 @@ class SchedulerClient:
                 continue
             request.inbox.put_nowait(news)
 
-    def _deliver_news(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> None:
+    def _deliver_news(
+        self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
+    ) -> None:
         """Delivers the part of an event that is new, if any; ends the request if the event does not
         fit it."""
         try:
-            if isinstance(event, Tokens):
+            if isinstance(event, OutputTokens):
                 news: Event | None = request.new_tokens(event)
             else:
                 news = request.new_prompt_logprobs(event)

@@ -16,10 +16,6 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.refusals import Refusal
 
-DEFAULT_RETRY_AFTER_S = 1.0
-"""Seconds that a client should wait if a full pool does not say how long: the time of a few short
-answers."""
-
 TIMED_OUT = "the request took longer than it may"
 
 _LIMITS = {
@@ -38,7 +34,7 @@ class Accepted:
     is_last: ClassVar[bool] = False
 
 
-class Tokens(NamedTuple):
+class OutputTokens(NamedTuple):
     """Event: the request has new tokens. `start` is the index of the first of them in the output,
     from 0."""
 
@@ -55,7 +51,7 @@ class Tokens(NamedTuple):
         return False
 
 
-tokens_of = maker(Tokens)
+tokens_of = maker(OutputTokens)
 """Makes a `Tokens` of a tuple of its fields, faster than its constructor."""
 
 
@@ -80,7 +76,7 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Completed:
     """Event: the request has all its tokens."""
 
     request_id: str
@@ -99,7 +95,7 @@ class Failed:
     is_last: ClassVar[bool] = True
 
 
-Event = Accepted | PromptLogprobs | Tokens | Suspended | Finished | Failed
+Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Completed | Failed
 
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
@@ -122,7 +118,7 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
         of_tokens = Logprobs.parse(update.logprobs) if update.logprobs else None
         start = update.start
         n_cached = 0 if start else update.n_cached_tokens
-        yield Tokens(update.request_id, token_ids, start, of_tokens, n_cached)
+        yield OutputTokens(update.request_id, token_ids, start, of_tokens, n_cached)
 
 
 def columns_of(
@@ -148,12 +144,12 @@ def ends_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
         yield _end(completed)
 
 
-def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
+def _end(completed: scheduler_pb2.Completion) -> Completed | Failed:
     match completed.reason:
         case scheduler_pb2.COMPLETION_REASON_STOP:
-            return Finished(completed.request_id, FinishReason.STOP)
+            return Completed(completed.request_id, FinishReason.STOP)
         case scheduler_pb2.COMPLETION_REASON_LENGTH:
-            return Finished(completed.request_id, FinishReason.LENGTH)
+            return Completed(completed.request_id, FinishReason.LENGTH)
         case scheduler_pb2.COMPLETION_REASON_FAILED:
             error = errors.RequestFailed(completed.message or "the request could not be served")
             return Failed(completed.request_id, error)
@@ -188,5 +184,5 @@ def _unavailable(message: str) -> errors.Unavailable:
 
 def _retry_after_s(rejected: scheduler_pb2.Rejection) -> float:
     if not rejected.HasField("retry_after"):
-        return DEFAULT_RETRY_AFTER_S
+        return errors.RETRY_AFTER_S
     return rejected.retry_after.ToNanoseconds() / 1e9

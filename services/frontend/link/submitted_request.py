@@ -12,7 +12,7 @@ from typing import Protocol
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
-from services.frontend.link.scheduler_events import Event, PromptLogprobs, Tokens
+from services.frontend.link.scheduler_events import Event, OutputTokens, PromptLogprobs
 from services.frontend.observing.request_span import RequestSpan
 
 MAX_EXTENSIONS = 5
@@ -20,7 +20,7 @@ MAX_EXTENSIONS = 5
 request that crashes its schedulers must not do so for ever."""
 
 
-class Inbox(Protocol):
+class EventSink(Protocol):
     """Receives the events of a request, or of several that belong together."""
 
     def put_nowait(self, event: Event, /) -> None: ...
@@ -31,7 +31,7 @@ class SubmittedRequest:
     """A request from its submission to its end."""
 
     submission: scheduler_pb2.Submission
-    inbox: Inbox
+    inbox: EventSink
     model: str
     until: float
     deadline: float | None = None
@@ -94,7 +94,7 @@ class SubmittedRequest:
             self.next_attempt.cancel()
             self.next_attempt = None
 
-    def new_tokens(self, event: Tokens) -> Tokens:
+    def new_tokens(self, event: OutputTokens) -> OutputTokens:
         """Keeps the tokens of an event, and returns the event with only the new ones.
 
         Raises:
@@ -112,7 +112,7 @@ class SubmittedRequest:
                     f"tokens from {event.start} on do not continue the {n_kept} that are there"
                 )
             logprobs = event.logprobs and event.logprobs.part(n_known, len(event.token_ids))
-            event = Tokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
+            event = OutputTokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
         kept.extend(event.token_ids)
         if self.was_lost:
             self._recover()
@@ -147,7 +147,7 @@ class SubmittedRequest:
         self.next_prompt_position += len(new)
         return event
 
-    def _check_logprobs(self, event: Tokens, *, has_tokens: bool) -> None:
+    def _check_logprobs(self, event: OutputTokens, *, has_tokens: bool) -> None:
         """Raises RequestFailed if tokens come without the log-probabilities that are wanted: the
         scheduler is of another version."""
         submission = self.submission

@@ -39,7 +39,7 @@ CLIENT_CLOSED_REQUEST = 499
 OTHER_ROUTE = "other"
 
 
-class Call:
+class MeasuredCall:
     """The measurements of one client call while it runs."""
 
     def __init__(self, n_answers: int) -> None:
@@ -130,9 +130,9 @@ class FrontendMetrics:
         )
 
     @contextmanager
-    def call(self, request: GenerationRequest, *, model: str) -> Iterator[Call]:
+    def call(self, request: GenerationRequest, *, model: str) -> Iterator[MeasuredCall]:
         """Measures the call that runs inside the `with` block."""
-        call = Call(request.n_answers)
+        call = MeasuredCall(request.n_answers)
         if request.resumption is not None:
             self._resumed.inc(len(request.resumption.answers))
         error_type = OTHER_ERROR
@@ -173,7 +173,7 @@ class FrontendMetrics:
         """Counts an HTTP request that has ended."""
         self._http.labels(route, str(status)).inc()
 
-    def _note(self, call: Call, labels: tuple[str, ...], error_type: str) -> None:
+    def _note(self, call: MeasuredCall, labels: tuple[str, ...], error_type: str) -> None:
         trace = exemplar()
         self._duration.labels(*labels, error_type).observe(call.elapsed_s, trace)
         first_token_s = call.time_to_first_token_s
@@ -195,7 +195,7 @@ class Serving(Protocol):
     def reason_against(self) -> str: ...
 
 
-class Answers(Protocol):
+class AnswerCounts(Protocol):
     """The number of answers in flight, for their gauges."""
 
     @property
@@ -205,20 +205,20 @@ class Answers(Protocol):
     def n_waiting(self) -> int: ...
 
 
-class KnownPipeline(Protocol):
+class PipelineState(Protocol):
     """The state of the pipeline, for its gauge."""
 
     @property
     def is_open(self) -> bool: ...
 
 
-class Connection(Protocol):
+class SchedulerLink(Protocol):
     """The link to the scheduler, for its metrics."""
 
     n_resubmitted: int
 
     @property
-    def pipeline(self) -> KnownPipeline: ...
+    def pipeline(self) -> PipelineState: ...
 
     @property
     def n_held(self) -> int: ...
@@ -236,8 +236,8 @@ class FrontendState(Collector):
 
     def __init__(
         self,
-        answers: Answers,
-        connection: Connection,
+        answers: AnswerCounts,
+        connection: SchedulerLink,
         refusals: Mapping[Refusal, int],
         *,
         serving: Serving,

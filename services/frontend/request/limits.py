@@ -10,7 +10,7 @@ from services.frontend.request.pipeline import Pipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ModelLimits:
     """The limits of the model that a pipeline serves, applied to requests."""
 
     pipeline: Pipeline

@@ -11,9 +11,6 @@ from typing import Self
 from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
-RETRY_AFTER_S = 1.0
-"""Seconds after which a refused client may try again."""
-
 
 class MemoryBudget:
     """A number of bytes, and the shares that are taken of it. A share that is the only one may
@@ -42,9 +39,7 @@ class MemoryBudget:
     def refuse(self) -> errors.PoolFull:
         """Counts a refusal and returns its error."""
         self._refusals[Refusal.MEMORY] += 1
-        return errors.PoolFull(
-            "requests take all the memory that they may; try again", retry_after_s=RETRY_AFTER_S
-        )
+        return errors.PoolFull("requests take all the memory that they may; try again")
 
 
 class Share:

@@ -32,9 +32,6 @@ COPIES = 4
 """Bytes of memory for each character of a grammar while it is checked. The memory for compiling it
 is counted elsewhere, in `settings.GRAMMARS_BYTES`."""
 
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client may try again whose grammar could not be checked."""
-
 _NONE_CAN = (
     "the model that is served can follow no format: it has no token to end an output with, or no "
     "tokenizer that is known"
@@ -98,9 +95,7 @@ class GrammarCheck:
             return _NONE_CAN
         except NoAnswer as error:
             log.warning("a grammar could not be checked: %s", error)
-            raise errors.PoolFull(
-                "the format could not be checked; try again", retry_after_s=RETRY_AFTER_S
-            ) from error
+            raise errors.PoolFull("the format could not be checked; try again") from error
         return "" if reason is None else f"cannot be followed: {reason}"[:MAX_MESSAGE_LENGTH]
 
     def _of(self, pipeline: Pipeline, tokenizer_file: Path) -> GrammarProcess:

@@ -43,7 +43,7 @@ MAX_BLAMED = 16
 followed."""
 
 
-class Family(Protocol):
+class ToolCallFormat(Protocol):
     """The format in which a family of models writes tool calls."""
 
     @property
@@ -72,14 +72,18 @@ class Family(Protocol):
         those of arguments."""
 
 
-FAMILIES: Mapping[str, Family] = {"hermes": Hermes(), "llama3": Llama3(), "mistral": Mistral()}
+FAMILIES: Mapping[str, ToolCallFormat] = {
+    "hermes": Hermes(),
+    "llama3": Llama3(),
+    "mistral": Mistral(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
     """How the answers to one prompt are written and read."""
 
-    family: Family | None = None
+    family: ToolCallFormat | None = None
     tool_names: frozenset[str] = frozenset()
     is_single: bool = False
     must_call: bool = False
@@ -191,7 +195,12 @@ class MessageFormat:
         return tail.rstrip().endswith(reasoning.BEGIN)
 
     def _grammar(
-        self, family: Family | None, conversation: Conversation, *, is_thinking: bool, asked: str
+        self,
+        family: ToolCallFormat | None,
+        conversation: Conversation,
+        *,
+        is_thinking: bool,
+        asked: str,
     ) -> str:
         """Returns the grammar of answers that call tools, or follow the grammar `asked`, after the
         reasoning."""
@@ -208,7 +217,9 @@ class MessageFormat:
         lark = "\n".join([start, reply, rules, TEXT])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
 
-    def _call_rules(self, family: Family, conversation: Conversation, *, has_other: bool) -> str:
+    def _call_rules(
+        self, family: ToolCallFormat, conversation: Conversation, *, has_other: bool
+    ) -> str:
         """Returns the rule `answer` of a grammar: calls; or text with calls in it, if the model is
         free to call and the client asks for no other grammar (`has_other`). Where the model is free
         to call, only strict tools keep their schemas."""
@@ -255,7 +266,7 @@ def _family_of(tokenizer: Tokenizer, template: str) -> str:
     return "hermes"
 
 
-def _call_id(family: Family, answer: str, index: int) -> str:
+def _call_id(family: ToolCallFormat, answer: str, index: int) -> str:
     digest = hashlib.sha256(f"{answer}-{index}".encode()).hexdigest()
     return family.id_prefix + digest[: family.id_length]
 

@@ -13,7 +13,7 @@ from functools import partial
 from services.common import errors
 from services.frontend.request.conversation import JSON_BYTES, Conversation
 from services.frontend.request.generation_request import Prompt, n_characters, prompt_field
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.chat_template import ChatTemplate
@@ -75,7 +75,7 @@ class PromptEncoder:
         self._threads = threads
         self._is_template_slow = False
 
-    def check_length(self, prompts: Sequence[Prompt], limits: Limits | None) -> None:
+    def check_length(self, prompts: Sequence[Prompt], limits: ModelLimits | None) -> None:
         """Checks the lengths of a call's prompts as far as that takes no work; against the limits
         of the model too, if they are known.
 
@@ -96,7 +96,7 @@ class PromptEncoder:
     async def to_tokens(
         self,
         prompt: Prompt,
-        limits: Limits,
+        limits: ModelLimits,
         share: Share,
         *,
         add_special_tokens: bool | None = None,
@@ -162,7 +162,7 @@ class PromptEncoder:
         )
 
     def _check_model_length(
-        self, field: str, prompt: str | tuple[int, ...], limits: Limits
+        self, field: str, prompt: str | tuple[int, ...], limits: ModelLimits
     ) -> None:
         is_text = isinstance(prompt, str)
         n_tokens = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)

@@ -28,9 +28,6 @@ MAX_WAITING_CHARACTERS = 2 * 2**20
 """Largest number of characters of the texts that wait for a lane: a few seconds of work. One text
 may wait in any case."""
 
-BUSY_RETRY_S = 1.0
-"""Seconds after which a client that was refused may try again."""
-
 ENCODE_BYTES = 160
 """Bytes of memory that the tokenizers library takes while it works, for each character of a text
 and once more for each of its bytes in UTF-8. Measured: 130 for each letter of English, 305 for
@@ -112,9 +109,7 @@ class TextLane:
     async def _wait_turn(self, n_characters: int) -> None:
         if self._n_waiting and self._n_waiting + n_characters > MAX_WAITING_CHARACTERS:
             self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.PoolFull(
-                "too many long texts at once; try again", retry_after_s=BUSY_RETRY_S
-            )
+            raise errors.PoolFull("too many long texts at once; try again")
         self._n_waiting += n_characters
         try:
             await self._turn.acquire()

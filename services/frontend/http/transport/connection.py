@@ -49,7 +49,7 @@ GOODBYE_S = 1.0
 `server.FINISH_S`."""
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """A client's connection, within limits."""
 
     def __init__(self, server: ServerState, place: ConnectionPlace | None) -> None:

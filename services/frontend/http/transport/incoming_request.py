@@ -18,7 +18,7 @@ may follow each other without a byte of the body."""
 VERSIONS = frozenset({"1.0", "1.1"})
 
 
-class Mark(NamedTuple):
+class ReadMark(NamedTuple):
     """A point in what has come."""
 
     n_requests: int
@@ -47,11 +47,11 @@ class IncomingRequest:
         """Whether a part of a request has come, and not all of it."""
         return self._n_head > 0
 
-    def mark(self) -> Mark:
+    def mark(self) -> ReadMark:
         """Returns the point in what has come, for `add_piece`."""
-        return Mark(self._n_requests, self.is_in_body, self._n_body)
+        return ReadMark(self._n_requests, self.is_in_body, self._n_body)
 
-    def add_piece(self, n_bytes: int, *, since: Mark) -> None:
+    def add_piece(self, n_bytes: int, *, since: ReadMark) -> None:
         """Counts bytes that the parser has been fed since a point, if all of them belong to one
         head, or to one body."""
         if since.n_requests != self._n_requests or since.is_in_body != self.is_in_body:

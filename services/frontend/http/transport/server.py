@@ -15,7 +15,7 @@ import ssl
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.http.transport.acceptor import Acceptor
-from services.frontend.http.transport.connection import Connection
+from services.frontend.http.transport.connection import HttpConnection
 from services.frontend.http.transport.connection_limits import ConnectionLimits, ConnectionPlaces
 from services.frontend.http.transport.gathering_transport import WriteRound
 from services.frontend.http.transport.loop_shares import LoopShares
@@ -100,7 +100,7 @@ class HttpServer:
     def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> Acceptor:
         acceptor = Acceptor(
             listener,
-            lambda place: Connection(self.state, place),
+            lambda place: HttpConnection(self.state, place),
             tls=tls,
             handshake_limit_s=self.state.limits.head_limit_s,
             places=self.state.places,

@@ -11,7 +11,7 @@ from services.frontend.request.refusals import Refusals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class CallResources:
     """What one call holds of this process while it runs."""
 
     in_flight: AnswersInFlight
