@@ -25,27 +25,29 @@ from services.frontend.http.transport.unread_output import UnreadOutput
 from services.frontend.request.refusals import Refusal
 
 PIECE_BYTES = 4096
-"""Bytes that the parser gets at once: no more than 150 requests are in them."""
+"""Number of bytes that the parser gets at once: no more than 150 requests are in them."""
 
 MAX_AHEAD_BYTES = 64 * 2**10
-"""Bytes that a client may send ahead of an answer; then it is no longer read from."""
+"""Number of bytes that a client may send ahead of an answer; beyond that, nothing more is read from
+it."""
 
 AHEAD_S = 0.001
 """Seconds between an answer and a request that was sent ahead of it, so that thousands of such
 requests do not keep the loop busy."""
 
 LARGE_READ_BYTES = 16 * 2**10
-"""Bytes that come at once, after which other connections have their turn before more are read."""
+"""Number of bytes of a read after which other connections have their turn before more is read."""
 
 PARSE_S = 0.001
-"""Seconds after which a connection lets others have their turn before it parses on: chunks of a
-byte each take a hundred times as long as one large one."""
+"""Seconds of parsing after which other connections have their turn: chunks of one byte each take a
+hundred times as long as one large chunk."""
 
 MAX_DROPPED_BYTES = 2**20
-"""Bytes that are read, and dropped, after a refusal; then the client must wait, or read."""
+"""Number of bytes that are read, and dropped, after a refusal; beyond that, nothing more is read
+from the client."""
 
 GOODBYE_S = 1.0
-"""Seconds that a client has to take a refusal, or the goodbye of TLS; less than
+"""Seconds that a client has to read a refusal, or to answer the goodbye of TLS; less than
 `server.FINISH_S`."""
 
 
@@ -53,7 +55,7 @@ class HttpConnection(asyncio.Protocol):
     """A client's connection, within limits."""
 
     def __init__(self, server: ServerState, place: ConnectionPlace | None) -> None:
-        """Prepares for a connection that has a place, or None if there is none for it."""
+        """Prepares for a connection with a place, or with None if there is none for it."""
         self._server = server
         self._limits = server.limits
         self._refusals = server.refusals
@@ -63,7 +65,7 @@ class HttpConnection(asyncio.Protocol):
         self._ahead = bytearray()  # what came and is not parsed yet
         self._is_ahead_paused = False
         self._waits_to_parse = False
-        self._is_over = False  # refused: nothing is parsed any more
+        self._is_over = False  # refused or lost: nothing is parsed any more
         self._n_dropped = 0  # bytes that came after that
         self._unread: UnreadOutput | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -72,7 +74,7 @@ class HttpConnection(asyncio.Protocol):
     # Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wraps the transport of a new connection, if there is a place for it."""
+        """Begins to read from a new connection if it has a place, and refuses it if not."""
         self._transport = GatheringTransport(
             transport, self._server.writes, self._shares.reads, on_close=self._closing
         )
@@ -102,7 +104,7 @@ class HttpConnection(asyncio.Protocol):
         self._watch_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends what waits for the client."""
+        """Ends everything that waits for the client."""
         self._is_over = True
         self._ahead.clear()
         self._await(None)
@@ -143,9 +145,9 @@ class HttpConnection(asyncio.Protocol):
             self._unread.end()
 
     def finish(self) -> None:
-        """Closes the connection if it is idle, else with its answer. Over TLS, an end needs a
-        goodbye from both sides, and a client that keeps an idle connection in a pool does not look
-        at it: such a connection is not waited for."""
+        """Closes the connection if it is idle, else with its answer. The end of a TLS connection
+        needs a goodbye from both sides, and a client with an idle connection in a pool does not
+        look at it: the goodbye is waited for only for GOODBYE_S."""
         if (cycle := self._requests.last) is None:
             self._transport.close()
         else:
@@ -154,7 +156,8 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_later(GOODBYE_S, self._say_goodbye)
 
     def _say_goodbye(self) -> None:
-        """Ends a connection that has nothing more to send; one that has is `UnreadOutput`'s."""
+        """Aborts a connection that has nothing more to send. If it has, `UnreadOutput` watches
+        it."""
         if not self._transport.get_write_buffer_size():
             self._transport.abort()
 
@@ -165,7 +168,7 @@ class HttpConnection(asyncio.Protocol):
     # What comes from the client
 
     def data_received(self, data: bytes) -> None:
-        """Parses what comes, as far as it is time for it."""
+        """Parses what comes, unless it must wait for an answer or for a turn."""
         if self._is_over:
             self._drop(data)
             return
@@ -179,13 +182,14 @@ class HttpConnection(asyncio.Protocol):
         self._watch_client()
 
     def _let_others_read(self) -> None:
-        """Reads on in its next turn."""
+        """Resumes reading in its next turn."""
         if not self._is_ahead_paused:
             self._transport.pause_reading()
             self._transport.resume_reading()
 
     def _drop(self, data: bytes) -> None:
-        """Drops what comes after a refusal, for a client that reads only when it has sent all."""
+        """Drops what comes after a refusal, since some clients read only when they have sent
+        everything."""
         self._n_dropped += len(data)
         if self._n_dropped > MAX_DROPPED_BYTES:
             self._transport.pause_reading()
@@ -221,7 +225,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _parse_later(self) -> None:
-        """Goes on in the next turn. There is no second turn while one waits."""
+        """Goes on parsing in the next turn, of which at most one is taken at a time."""
         if not self._waits_to_parse:
             self._waits_to_parse = True
             self._loop.call_soon(self._shares.reads.take, self._parse_in_turn)
@@ -292,7 +296,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _refuse(self, refused: Refused) -> None:
-        """Ends the connection: with an answer, if none is being given, else after that."""
+        """Ends the connection: with an answer, if no other answer is being sent, else after that
+        one."""
         self._is_over = True
         self._refusals[refused.reason] += 1
         cycle = self._requests.last
@@ -301,7 +306,7 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.abort()
             else:
                 self._end(refused.status, refused.message)
-                cycle.disconnected = True  # for its reader: the rest of the body will never come
+                cycle.disconnected = True  # the rest of the body will never come
                 self._requests.end_current()
         elif cycle is None:
             self._end(refused.status, refused.message)
@@ -309,8 +314,8 @@ class HttpConnection(asyncio.Protocol):
             cycle.keep_alive = False
 
     def _end(self, status: HTTPStatus, message: str) -> None:
-        """Answers and closes. A client that is still sending would lose the answer if its
-        connection were closed at once: it is read from a little longer."""
+        """Sends an answer and closes the connection. A client that is still sending would lose the
+        answer if its connection were closed at once, so its data is read a little longer."""
         self._is_over = True
         self._ahead.clear()
         self._await(None)

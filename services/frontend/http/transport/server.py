@@ -25,10 +25,10 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 
 BACKLOG = 2048
-"""Connections that may wait to be accepted: a burst of clients that connect at once."""
+"""Number of connections that may wait to be accepted: a burst of clients that connect at once."""
 
 FINISH_S = 2.0
-"""Seconds for writing out the last answers, after draining."""
+"""Seconds for sending the last answers, after draining."""
 
 
 class HttpServer:
@@ -110,7 +110,7 @@ class HttpServer:
         return acceptor
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])  # of several with one name, the last
+        headers = dict(scope["headers"])  # the last one of each name
         call = begin_call(_text(headers.get(_ID)), timeout=_text(headers.get(_TIMEOUT)))
 
         async def send_on(message: Message) -> None:
@@ -145,17 +145,17 @@ def listen(address: str) -> socket.socket:
         )
     except OSError as error:
         raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
-    # Connections inherit it. asyncio's own loop sets it only on sockets that name their protocol,
-    # which these do not: each event would wait for the client to acknowledge the one before.
+    # Accepted connections inherit the option. The loop of asyncio sets it only on sockets that name
+    # their protocol, unlike these: each event would wait until the one before is acknowledged.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def reason_of(error: OSError) -> str:
-    """Returns the system's own words, without the address that asyncio and sockets add to them."""
+    """Returns the message of the system, without the address that asyncio and sockets add to it."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 def address_of(listener: socket.socket, address: str) -> str:
-    """Returns the `host:port` that clients can use, once it is known."""
+    """Returns the `host:port` at which clients reach a listener that was bound to `address`."""
     return f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"
