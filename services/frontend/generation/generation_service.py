@@ -44,7 +44,7 @@ from services.frontend.request.generation_request import (
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import MemoryBudget
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.message_format import (
@@ -145,7 +145,7 @@ class GenerationService:
                 async with asyncio.timeout_at(deadline if _now() < deadline < math.inf else None):
                     await self._scheduler.pipeline.wait_change()
 
-    def describe(self) -> Pipeline:
+    def describe(self) -> ServedPipeline:
         """Returns the pipeline that serves, or else the last one that did; raises Unavailable if
         there has been none."""
         return self._scheduler.pipeline.last
@@ -400,7 +400,7 @@ class GenerationService:
         none."""
         return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
-    def _model_limits(self, pipeline: Pipeline) -> ModelLimits:
+    def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
         return ModelLimits(pipeline, self._model.names)
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:

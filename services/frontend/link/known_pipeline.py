@@ -8,7 +8,7 @@ import asyncio
 import math
 
 from services.common import errors
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 
 STOPPING = "the server is stopping"
 NO_PIPELINE = "no pipeline at the moment; try again"
@@ -18,11 +18,11 @@ class KnownPipeline:
     """Keeps the pipeline that serves, or served last, and wakes tasks that wait for a change."""
 
     def __init__(self) -> None:
-        self.current: Pipeline | None = None
+        self.current: ServedPipeline | None = None
         """Pipeline that serves; None if there is none."""
         self.is_stopping = False
         """Whether this process takes no more requests."""
-        self._last: Pipeline | None = None
+        self._last: ServedPipeline | None = None
         self._last_open = -math.inf
         self._changed = asyncio.Event()
 
@@ -32,7 +32,7 @@ class KnownPipeline:
         return self.current is not None
 
     @property
-    def last(self) -> Pipeline:
+    def last(self) -> ServedPipeline:
         """Pipeline that serves, or the last one that did.
 
         Raises:
@@ -49,7 +49,7 @@ class KnownPipeline:
         """Name of the model that is served, or was served last; empty before the first pipeline."""
         return "" if self._last is None else self._last.model
 
-    def was(self, pipeline: Pipeline) -> bool:
+    def was(self, pipeline: ServedPipeline) -> bool:
         """Returns whether `pipeline` equals the one that serves, or the last one that did."""
         return pipeline == self._last
 
@@ -62,7 +62,7 @@ class KnownPipeline:
         """
         return math.inf if self.is_open else self._last_open + hold_s
 
-    async def wait_open(self, until: float | None = None) -> Pipeline:
+    async def wait_open(self, until: float | None = None) -> ServedPipeline:
         """Waits for a pipeline and returns it.
 
         Raises:
@@ -84,7 +84,7 @@ class KnownPipeline:
         """Waits until a pipeline or a scheduler comes or goes."""
         await self._changed.wait()
 
-    def open(self, pipeline: Pipeline) -> None:
+    def open(self, pipeline: ServedPipeline) -> None:
         """Notes the pipeline that serves from now on."""
         self.current = self._last = pipeline
         self.note_change()

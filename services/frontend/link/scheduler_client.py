@@ -36,7 +36,7 @@ from services.frontend.link.scheduler_events import (
 from services.frontend.link.scheduler_stream import SchedulerStream
 from services.frontend.link.submitted_request import EventSink, SubmittedRequest
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class SchedulerClient:
         if response.is_closed:
             self._shut()
         elif response.HasField("pipeline") and not self.pipeline.is_stopping:
-            self._open(Pipeline.from_proto(response.pipeline))
+            self._open(ServedPipeline.from_proto(response.pipeline))
         for event in news_of(response):
             self._deliver(event)
         self._deliver_columns(response)
@@ -211,7 +211,7 @@ class SchedulerClient:
             for_s = rejected.account_time.ToNanoseconds() / 1e9
             self._gate.note_late(submission.account.name, submission.priority, for_s, now=_now())
 
-    def _open(self, pipeline: Pipeline) -> None:
+    def _open(self, pipeline: ServedPipeline) -> None:
         if not self.pipeline.was(pipeline):
             log.info("scheduler at %s serves %s", self._address, pipeline)
         if self._expiry is not None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from services.common import errors
 from services.common.sampling import MAX_PROMPT_LOGPROBS
 from services.frontend.request.generation_request import DEFAULT_MAX_TOKENS, GenerationOptions
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
     """The limits of the model that a pipeline serves, applied to requests."""
 
-    pipeline: Pipeline
+    pipeline: ServedPipeline
     served_names: tuple[str, ...] = ()
     """Names by which clients know the model; if there are none, the pipeline's name for it is the
     only one."""

@@ -6,7 +6,7 @@ from orcinus.v1 import scheduler_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class ServedPipeline:
     """A pipeline: its model, the limits of the model, and its shape."""
 
     model: str
@@ -18,7 +18,7 @@ class Pipeline:
     can_follow_grammars: bool = False
 
     @classmethod
-    def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "Pipeline":
+    def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "ServedPipeline":
         """Returns the pipeline that a message of the scheduler describes."""
         return cls(
             model=message.model,

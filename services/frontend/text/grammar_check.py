@@ -13,7 +13,7 @@ from pathlib import Path
 from services.common import errors
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.output_format import MAX_MESSAGE_LENGTH
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusals
 from services.frontend.text.grammar_process import CannotFollow, GrammarProcess, NoAnswer
 from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, TextLane
@@ -46,13 +46,13 @@ class GrammarCheck:
         followed."""
         self._tokenizer_file = tokenizer_file
         self._lane = TextLane("grammars", refusals)
-        self._model: Pipeline | None = None
+        self._model: ServedPipeline | None = None
         self._process: GrammarProcess | None = None
         self._verdicts: OrderedDict[bytes, str] = (
             OrderedDict()
         )  # the reason against a grammar; empty for none
 
-    async def check(self, field: str, grammar: str, pipeline: Pipeline, share: Share) -> None:
+    async def check(self, field: str, grammar: str, pipeline: ServedPipeline, share: Share) -> None:
         """Returns if a grammar, which came in `field`, can be followed. The memory for the check is
         added to the share of the call meanwhile.
 
@@ -84,7 +84,7 @@ class GrammarCheck:
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
 
-    def _verdict(self, grammar: str, pipeline: Pipeline, tokenizer_file: Path) -> str:
+    def _verdict(self, grammar: str, pipeline: ServedPipeline, tokenizer_file: Path) -> str:
         """Returns the reason why a grammar cannot be followed; empty if it can. It runs in the
         thread of the lane."""
         process = self._of(pipeline, tokenizer_file)
@@ -98,7 +98,7 @@ class GrammarCheck:
             raise errors.PoolFull("the format could not be checked; try again") from error
         return "" if reason is None else f"cannot be followed: {reason}"[:MAX_MESSAGE_LENGTH]
 
-    def _of(self, pipeline: Pipeline, tokenizer_file: Path) -> GrammarProcess:
+    def _of(self, pipeline: ServedPipeline, tokenizer_file: Path) -> GrammarProcess:
         """Returns the process for a model; the process for another model is ended."""
         model = CheckedModel(
             tokenizer_file=str(tokenizer_file.absolute()),

@@ -22,7 +22,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
-from services.frontend.http.transport.request_parser import Head
+from services.frontend.http.transport.request_parser import RequestHead
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def ends_of(transport: asyncio.Transport) -> Scope:
 
 
 def new_cycle(
-    head: Head,
+    head: RequestHead,
     ends: Scope,
     *,
     transport: asyncio.Transport,

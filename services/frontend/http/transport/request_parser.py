@@ -19,7 +19,7 @@ UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
 Headers = list[tuple[bytes, bytes]]
 
 
-class Head(NamedTuple):
+class RequestHead(NamedTuple):
     """The request line and the headers of a request."""
 
     method: str
@@ -37,7 +37,7 @@ class Head(NamedTuple):
 class Receiver(Protocol):
     """Takes the parts of requests in the order in which they come."""
 
-    def begin(self, head: Head) -> None:
+    def begin(self, head: RequestHead) -> None:
         """Takes the head of a request."""
 
     def add_body(self, data: bytes) -> None:
@@ -142,7 +142,7 @@ class RequestParser:
                 raise malformed("this is no proxy")
             return  # the head comes again without its upgrade
         self._receiver.begin(
-            Head(
+            RequestHead(
                 method.decode("ascii"),
                 self._url,
                 version,

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from services.frontend.http.transport.chunk_writer import ChunkWriter
 from services.frontend.http.transport.connection_limits import ConnectionPlace
 from services.frontend.http.transport.request_cycle import new_cycle, without_chunks
-from services.frontend.http.transport.request_parser import Head
+from services.frontend.http.transport.request_parser import RequestHead
 from services.frontend.http.transport.server_state import ServerState
 
 WITHOUT_BODY = frozenset({"GET", "HEAD"})
@@ -66,7 +66,7 @@ class RequestQueue:
 
     # What the parser finds
 
-    def begin(self, head: Head) -> None:
+    def begin(self, head: RequestHead) -> None:
         """Begins to answer a request, or has it wait for the answers to those before it."""
         cycle = new_cycle(
             head,
