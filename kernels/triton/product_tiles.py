@@ -1,4 +1,4 @@
-"""How products with int8 weights are cut on a device: tiles, and parts of the inputs.
+"""How products with quantised weights are cut on a device: tiles, and parts of the inputs.
 
 Tiles are by how many tokens there are, up to 16, 32, 64, or more. They are what
 `python -m kernels.triton.tune --int8` has measured for just this matrix on a device of the same
@@ -106,7 +106,7 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Returns tiles that nobody has measured, for 99 KiB of shared memory and more."""
+    """Returns tiles that were chosen and not measured, for 99 KiB of shared memory and more."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 

@@ -86,8 +86,10 @@ def _with_other_parts(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Writes the sums of a part; returns those of all parts, and whether this program is the last
-    of its tile, for only then they are known."""
+    """Writes the sums of a part of the inputs; returns sums, gated sums and `is_last`.
+
+    If `is_last`, all other programs of the tile have written, and the sums are over all parts.
+    """
     program, part = tl.program_id(0), tl.program_id(1)
     tl.store(place + part * size, sums, is_there)
     if IS_GATED:
