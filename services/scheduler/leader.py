@@ -12,8 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
@@ -42,7 +40,6 @@ from services.scheduler.pipeline.membership import Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.watching.watched_scheduler import WatchedScheduler
 from services.scheduler.watching.watching import Watching
 
 log = logging.getLogger(__name__)
@@ -115,8 +112,7 @@ class Leader:
         self._watching = watching or Watching(settings)
         self._traces = traces
         self._connect = connect
-        make = partial(WatchedScheduler, decisions=self._watching.decisions)
-        self._build = build or partial(build_scheduler, make=make)
+        self._build = build or build_scheduler
         self._pool = RequestPool(
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
@@ -249,27 +245,10 @@ class _Epoch:
     observers: IterationObservers
 
 
-class MakeScheduler(Protocol):
-    """A function that makes a scheduling core of its parts; `Scheduler` is one."""
-
-    def __call__(
-        self,
-        pool: RequestPool,
-        kv_manager: KVManager,
-        *,
-        policy: Policy,
-        pipeline_depth: int,
-        token_hand_off: bool,
-        drafter: Drafter | None,
-    ) -> Scheduler: ...
-
-
 def build_scheduler(
     settings: SchedulerSettings,
     pipeline: Pipeline,
     pool: RequestPool,
-    *,
-    make: MakeScheduler = Scheduler,
 ) -> Scheduler:
     """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
 
@@ -280,7 +259,7 @@ def build_scheduler(
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
     policy = build_policy(settings, n_shares=1 if has_one_stage else depth)
     drafter = build_drafter(settings, pipeline)
-    return make(
+    return Scheduler(
         pool,
         build_kv_manager(settings, pipeline, policy, drafter),
         policy=policy,

@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from services.common import semconv
-from services.frontend.http.server import address_of, listen
+from services.frontend.http.transport.server import address_of, listen
 from tests.system.stack import Stack, serving
 from tests.system.test_traces import (
     CLIENT_SPAN,

@@ -1,4 +1,4 @@
-"""The facts of which a scheduling core is made, and a core that is made of them."""
+"""The facts from which a scheduling core can be made again."""
 
 from collections.abc import Callable
 
@@ -26,12 +26,12 @@ class DraftFacts(BaseModel):
 
 
 class CoreFacts(BaseModel):
-    """All that a core is made of, besides the requests of the cores before it."""
+    """All facts of a core, but for the requests that the core before it left in the pool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     is_first: bool
-    """Whether its pool has never had a request."""
+    """Whether the core's pool has never had a request."""
     policy: PolicyName
     max_batch_size: int
     max_batch_tokens: int | None
@@ -41,7 +41,7 @@ class CoreFacts(BaseModel):
     n_blocks: int = Field(le=2**24)
     block_size: int
     windows: tuple[int | None, ...] = (None,)
-    """Those of the model's K/V groups."""
+    """Attention windows of the model's K/V groups; None attends to all tokens."""
     has_prefix_cache: bool
     is_optimistic: bool
     max_rows: int | None = None
@@ -54,7 +54,7 @@ class CoreFacts(BaseModel):
 
 
 def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
-    """Returns the facts of a core; None if its policy or its order is no setting."""
+    """Returns the facts of a core; None if its policy or its order is not one of the settings."""
     kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
     policy, order = named_policy(scheduler.policy), named_order(pool.order)
     if policy is None or order is None:
@@ -89,10 +89,10 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
 
 
 def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
-    """Returns a core that is made of facts, and goes on with a pool.
+    """Returns a core that is made of facts and has the requests of a pool.
 
     Raises:
-        ValueError: there is no such core.
+        ValueError: no core can have these facts.
     """
     drafts = facts.drafts
     policy = POLICIES[facts.policy].of(
@@ -123,5 +123,5 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
 
 
 def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
-    """Returns the order of a core's pool, without requests; `now` is its clock."""
+    """Returns an empty order for a core's pool; `now` is its clock."""
     return ORDERS[facts.order].of(OrderOptions(facts.ageing_s, facts.fair_batch_tokens), now)

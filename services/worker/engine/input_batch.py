@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from kernels import AttentionPlan, Ops, StateSpans
-from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
+from kernels.forms.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.engine.constraints import ConstrainedRows
 from services.worker.engine.counted_tokens import counted_tokens

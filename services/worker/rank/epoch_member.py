@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from services.common.iteration_limit import Work
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs

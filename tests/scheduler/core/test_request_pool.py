@@ -3,7 +3,7 @@
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest, PoolFull
@@ -52,7 +52,6 @@ def test_options_that_leave_no_room_in_an_empty_pool_are_invalid_and_not_to_be_s
         scheduler.submit(larger)
 
 
-@settings(max_examples=30)
 @given(arrivals(with_cancellations=True))
 def test_the_pool_and_its_accounts_count_the_tokens_of_the_requests_in_it(
     to_come: list[Arrival],

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
@@ -18,7 +17,6 @@ from services.scheduler.leader import build_order, build_scheduler
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.epoch_events import EpochTeller
-from services.scheduler.watching.watched_scheduler import WatchedScheduler
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
 from tests.fakes import describe_stage
@@ -65,8 +63,7 @@ class Play:
         pipeline = pipeline_of(
             self.settings.n_stages or 1, epoch=self.n_epochs, windows=self.windows
         )
-        make = partial(WatchedScheduler, decisions=self.watching.decisions)
-        self.scheduler = build_scheduler(self.settings, pipeline, self.pool, make=make)
+        self.scheduler = build_scheduler(self.settings, pipeline, self.pool)
         self.epoch = self.watching.observe(pipeline, self.scheduler)
 
     def lose(self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused") -> None:

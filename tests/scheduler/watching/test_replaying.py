@@ -265,7 +265,7 @@ def test_a_recording_that_ends_within_a_line_is_replayed_so_far(lines: list[byte
         ([b"hello\n"], "line 1 is not JSON"),
         ([b'{"a": 1}\n'], "line 1 is no event"),
         ([b'{"type": "epoch"}\n'], "not that of a recording"),
-        ([b'{"type": "recording", "version": 2}\n'], "version 2"),
+        ([b'{"type": "recording", "version": 1}\n'], "version 1"),
         ([json.dumps(HEADER).encode() + b"\n", b"[]\n"], "line 2 is no event"),
         (
             [json.dumps(HEADER).encode() + b"\n", b'{"type": "decision", "x": 1}\n'],

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.packed_linear import Quantization
+from kernels.weights.linear import Quantization
 from services.common.sampling import SamplingParams
 from services.scheduler.core.drafting.drafter import Drafter, Propose
 from services.scheduler.core.memory.expected_use import ExpectedUse

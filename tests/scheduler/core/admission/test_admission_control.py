@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.admission.admission_control import MAX_ALLOWANCE
@@ -144,7 +144,6 @@ callers = st.builds(
 )
 
 
-@settings(max_examples=20)
 @given(callers=st.lists(callers, min_size=20, max_size=120), is_fair=st.booleans())
 def test_on_random_traces_nobody_is_refused_before_whom_nobody_waits_and_all_end(
     callers: list[Caller], is_fair: bool
@@ -239,7 +238,6 @@ work_of = st.tuples(
 )
 
 
-@settings(max_examples=40)
 @given(data=st.lists(work_of, max_size=30), new=work_of, is_fair=st.booleans())
 def test_a_backlog_counts_what_comes_first(
     data: list[tuple[str | None, int, int, bool]],

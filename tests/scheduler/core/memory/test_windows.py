@@ -8,7 +8,7 @@ finds all the keys that it sees.
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest
@@ -175,7 +175,6 @@ WINDOWS = st.sampled_from(
 )
 
 
-@settings(max_examples=100)
 @given(
     requests=arrivals(
         with_cancellations=True, clients=("", "a", "b2"), priorities=(0, 0, 1), n_requests=12

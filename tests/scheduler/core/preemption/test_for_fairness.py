@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
@@ -354,12 +354,4 @@ def serve_all(
 
 @given(**WAYS)
 def test_everybody_ends_with_his_tokens_whoever_gives_way(**ways: Any) -> None:
-    serve_all(**ways)
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(600)
-@settings(max_examples=1000)
-@given(**WAYS)
-def test_everybody_ends_with_his_tokens_on_a_thousand_traces(**ways: Any) -> None:
     serve_all(**ways)
