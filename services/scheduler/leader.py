@@ -66,10 +66,10 @@ class FormingTimeout:
         self._trouble = ""
 
     def left_s(self) -> float:
-        """Time until there must be a pipeline.
+        """Returns the seconds until there must be a pipeline.
 
         Raises:
-            Unavailable: it is over.
+            Unavailable: the time is over.
         """
         left_s = self._since + self._limit_s - self._clock()
         if left_s <= 0:

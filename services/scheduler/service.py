@@ -37,11 +37,11 @@ CALLERS = {"Connect": {tls.FRONTEND}}
 """Roles that may call each method."""
 
 SEND_LIMIT_S = 10.0
-"""Seconds in which a frontend must take a message. One whose event loop hangs ends itself before
-that, and one that is stopped or cut off is noticed by gRPC's pings."""
+"""Seconds in which a frontend must take a message. A frontend whose event loop hangs ends itself
+before that; one that is stopped or cut off is noticed by gRPC's pings."""
 
 MAX_REQUEST_ID_LENGTH = 256
-"""Characters in the name of a request; frontends make them of about forty."""
+"""Largest number of characters in the name of a request; frontends make names of about forty."""
 
 
 class SchedulerService:
@@ -83,11 +83,7 @@ class SchedulerService:
     def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
         """Takes submissions from now on, and gives them to `loop`. Requests for another model than
         this pipeline's are given up, and so are requests that another checkpoint of the same name
-        cannot take: they would end its ranks.
-
-        Requests for another model than this pipeline's are given up, and so are those that another
-        checkpoint of that name cannot take: they would end its ranks.
-        """
+        cannot take: they would end its ranks."""
         for request in list(self._connections) if pipeline != self._pipeline else ():
             if self._pipeline.model != pipeline.model:
                 self._loop.cancel(request)

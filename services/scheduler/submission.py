@@ -28,10 +28,10 @@ from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.speculation import Speculation
 
 MAX_KNOWN = 256
-"""Sampling options that are kept once they were checked."""
+"""Number of sampling options that are kept once they were checked."""
 
 MAX_KNOWN_BYTES = 512
-"""Bytes of each of them, at most."""
+"""Largest size in bytes of sampling options that are kept."""
 
 MAX_SALT_LENGTH = 256
 """Characters of a salt of the prefix cache, as frontends allow."""
@@ -83,8 +83,8 @@ def to_request(
     account: AccountUse | None,
     now: float,
 ) -> Request:
-    """Returns the request of a submission that was checked; `sampling` are its options, whose seed
-    does not count."""
+    """Returns the request of a submission that was checked; `sampling` are its options, with any
+    seed."""
     return Request(
         request_id=RequestId(submission.request_id),
         prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
@@ -146,7 +146,7 @@ def _checked_sampling(
 ) -> SamplingParams:
     """Returns options that were checked, with any seed; the message has one from here on."""
     seed = message.seed if message.HasField("seed") else secrets.randbits(SEED_BITS)
-    message.ClearField("seed")  # most clients send the same options again and again, but for it
+    message.ClearField("seed")  # most clients send equal options again and again, but for the seed
     data = message.SerializeToString()
     message.seed = seed
     read = _known_sampling if len(data) <= MAX_KNOWN_BYTES else _read_sampling

@@ -11,7 +11,7 @@ NewToken = tuple[int, int, int]
 
 
 class NewTokens:
-    """New tokens that wait to leave: the newest as they came, those before them packed."""
+    """New tokens that wait to leave: the newest as they came, the tokens before them packed."""
 
     def __init__(self) -> None:
         self._newest: list[NewToken] = []
@@ -21,8 +21,8 @@ class NewTokens:
         return bool(self._newest or self._packed)
 
     def next_iteration(self) -> list[NewToken]:
-        """Packs what there is, and returns the list to which an iteration's tokens are appended,
-        before and after any of them is taken."""
+        """Packs the tokens that wait, and returns the list to which an iteration's tokens are
+        appended, before and after any of them is taken."""
         self._packed.extend(chain.from_iterable(self._newest))
         self._newest.clear()
         return self._newest

@@ -113,7 +113,7 @@ class LeaderElector:
 
     @property
     def leader_address(self) -> str:
-        """Address of the holder last seen; empty if it has told none."""
+        """Address of the holder last seen; empty if it has given none."""
         return self._record.address if self._record else ""
 
     @property
@@ -232,7 +232,7 @@ class LeaderElector:
                 try:
                     transitions = await self._write_as_holder(at_least)
                 except LeaseConflict:
-                    # Another process has it, or a write of ours has arrived that seemed lost.
+                    # Another process has the lease, or a lost write of ours has arrived.
                     await self._check_holder()
                     transitions = await self._write_as_holder(at_least)
             except LeaseConflict:

@@ -21,7 +21,7 @@ class LeaseRecord:
     """Number of times the lease has been acquired; a Kubernetes API keeps it in 32 bits."""
 
     duration_s: int
-    """Seconds that others must see no change for before they may take the lease."""
+    """Seconds without a change after which other candidates may take the lease."""
 
     version: str
     """The store's name for this state."""

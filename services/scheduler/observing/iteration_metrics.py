@@ -236,6 +236,6 @@ class EpochObserver:
         if entry.in_pipeline_ns is None or entry.n_timings < len(self._stages):
             return
         del self._untimed[iteration]
-        # A stage prepares while another computes, so together they may compute longer than it took.
+        # A stage prepares while another computes: their sum may exceed the iteration's time.
         overhead_ns = max(0, entry.in_pipeline_ns - entry.compute_ns)
         self._iterations.overhead.observe(overhead_ns / 1e9)

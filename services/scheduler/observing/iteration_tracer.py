@@ -31,7 +31,7 @@ MAX_PENDING = 64
 
 
 class TraceBudget:
-    """A limit of so many in a second; after a pause, a second's worth may pass at once."""
+    """A limit of events per second; after a pause, a second's worth may pass at once."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -61,7 +61,7 @@ class UsualDuration:
     SLOW = 4.0
     """Factor above the median from which an iteration is slow."""
     WARM_UP = 32
-    """Iterations of a magnitude before any of them can be slow."""
+    """Number of iterations of a magnitude from which on one of them can be slow."""
     STEP = 1.02
 
     def __init__(self) -> None:

@@ -27,7 +27,8 @@ class RequestObserver(Protocol):
         which is about to be sent."""
 
     def first_token(self, request: Request) -> None:
-        """Notes that a request has its first token since it was admitted, and may end with it."""
+        """Notes that a request has its first token since it was admitted; it may have ended with
+        it."""
 
     def suspended(self, request: Request) -> None:
         """Notes that a request waits again since the pipeline was lost, for the next pipeline."""
@@ -44,7 +45,7 @@ class RequestObserver(Protocol):
 
 
 class RequestObservers:
-    """Several observers as one, told in turn; or none."""
+    """Several observers as one, or none; each is told in turn."""
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers

@@ -26,8 +26,8 @@ class Muster:
     """The workers of a pipeline as far as they are known, and the assignments that complete it."""
 
     members: tuple[str, ...] = ()
-    """Address of one ready worker for each stage, in order; empty while a stage has none. They are
-    of different builds only where no assignment can change that."""
+    """Address of one ready worker for each stage, in order; empty while a stage has none. The
+    workers are of different builds only where no assignment can change that."""
 
     assignments: Mapping[str, int] = field(default_factory=dict)
     """Stages to assign, by the workers' addresses."""
@@ -76,8 +76,8 @@ def muster(
 
 
 class _Workers:
-    """The answers, and questions about them. `best` of several is one that is ready rather than one
-    that loads, then one that can be no other stage, then that of the newest epoch, then the newest
+    """The answers of the workers. `best` of several prefers a worker that is ready to one that
+    loads, then one that can be no other stage, then the one of the newest epoch, then the newest
     pod."""
 
     def __init__(self, answers: Mapping[str, worker_pb2.DescribeResponse], n_stages: int) -> None:
@@ -133,9 +133,9 @@ class _Workers:
         ]
 
     def surplus(self, build: Build, holders: Collection[str | None]) -> list[str]:
-        """Returns workers whose stage is of no use, because another one holds it or the pipeline
-        has another number of stages. Those of another build stay as they are: it would be that
-        build again."""
+        """Returns workers whose stage is of no use, because another worker holds it or the pipeline
+        has another number of stages. Workers of another build stay as they are: their stage would
+        be of that build again."""
         return [
             address
             for address, answer in self._ours.items()
