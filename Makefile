@@ -10,6 +10,7 @@ UV     := $(VENV)/uv/bin/uv
 PAGE   := tests/browser
 PAGE_TOOLS := $(PAGE)/node_modules/.installed
 CLIENTS := $(VENV)/clients/.installed
+FUZZER := $(VENV)/.fuzzer
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
@@ -30,6 +31,9 @@ FAULTS_SEED ?=
 # Inputs that are made up and sent to real servers, of all kinds together, and the seed that they are made of.
 FUZZ_N    ?= 100000
 FUZZ_SEED ?=
+
+# The commit from which kernels for GPUs differ that are compiled before others: the one before this one, if it is not named.
+CHANGED_SINCE ?=
 
 # Whether what can be tested here must be: then a tool that is missing is no reason to leave tests out.
 STRICT ?=
@@ -83,7 +87,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-sanitizers test-gpu test-faults test-hostile fuzz test-cluster test-prometheus test-phoenix test-proxy test-browser screenshots test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-hostile fuzz fuzzer test-cluster test-prometheus test-phoenix test-proxy test-browser screenshots test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -110,8 +114,11 @@ test-thorough: setup  ## Run more cases of what `make test` holds, which take mi
 test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
 
-test-triton: setup  ## Run the tests that interpret or compile the kernels for GPUs, without one
-	$(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) $(ARGS)
+test-triton: setup  ## Interpret the kernels for GPUs, and compile those that differ from CHANGED_SINCE (HEAD^) and a few others
+	CHANGED_SINCE=$(CHANGED_SINCE) $(BIN)/python -m pytest -m 'triton and not gpu and not thorough' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
+
+test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and compile all kernels
+	TRITON_CASES=all $(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
 test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
 	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -124,9 +131,8 @@ test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, e
 test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
 	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(BIN)/python -m pytest -m faults tests/faults -q -s $(ARGS)
 
-fuzz: setup  ## Send FUZZ_N (100000) made-up inputs to every public and internal API; FUZZ_SEED repeats a run
+fuzz: setup $(FUZZER)  ## Send FUZZ_N (100000) made-up inputs to every public and internal API; FUZZ_SEED repeats a run
 	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz -q -s $(ARGS)
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
 	@if $(BIN)/python -c 'import atheris' 2>/dev/null; \
 	then $(BIN)/python -m tests.fuzz.coverage all --runs $(FUZZ_N) $(if $(FUZZ_SEED),--seed $(FUZZ_SEED)); \
 	elif [ -n '$(STRICT)' ] && [ "$$(uname -sm)" = 'Linux x86_64' ]; then echo 'atheris cannot be imported'; exit 1; \
@@ -137,7 +143,7 @@ test-hostile: setup  ## Attack the processes as strangers could, within the memo
 
 test-prometheus: setup  ## Run the tests that need Prometheus (Debian: apt-get install prometheus)
 	@command -v promtool prometheus >/dev/null || { echo 'prometheus and promtool are missing: apt-get install prometheus'; exit 1; }
-	$(BIN)/python -m pytest -m prometheus $(ARGS)
+	$(BIN)/python -m pytest -m prometheus tests/system $(ARGS)
 
 test-proxy: setup  ## Run the tests of streams behind a proxy (Debian: apt-get install nginx)
 	@command -v nginx >/dev/null || { echo 'nginx is missing: apt-get install nginx'; exit 1; }
@@ -181,6 +187,8 @@ page-lint: $(PAGE_TOOLS)  ## Check the types of the page's JavaScript, strictly
 
 page-tools: $(PAGE_TOOLS)
 
+fuzzer: $(FUZZER)
+
 proto-breaking: setup  ## Check that the public gRPC API still serves clients of the baseline
 	$(PUBLIC_PROTO) --output - | $(BIN)/buf breaking - --against $(PROTO_BASELINE)
 
@@ -200,8 +208,8 @@ native: setup  ## Check that there are native kernels if there is a compiler: te
 	else echo 'no native kernels: there is no $(CXX)'; fi
 
 bench: setup  ## Measure the control plane and the scheduler against their budgets
-	$(BIN)/python -m benchmarks.scheduler
-	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.control.scheduler
+	$(BIN)/python -m benchmarks.control.plane
 
 bench-gpu:  ## Measure kernels, iterations and a workload on a GPU, with GPU_PYTHON, in 8 minutes; ARGS="--out DIR"
 	$(GPU_PYTHON) -m benchmarks.gpu --out build/gpu $(ARGS)
@@ -316,6 +324,10 @@ $(VENV)/.native: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/pyth
 
 $(VENV)/.sanitized: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/python
 	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize
+	@touch $@
+
+$(FUZZER): $(VENV)/.installed
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
 	@touch $@
 
 # checkov wants versions that nothing else here can live with.

@@ -16,10 +16,9 @@ from heapq import heappop, heappush
 from itertools import count, groupby
 from typing import Protocol
 
-from services.scheduler.core.accounts import Account
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.clients.accounts import Account
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
-from services.scheduler.core.scheduler import Update
 from simulator.costs import Costs
 from simulator.outcome import Outcome, RequestTimes
 from simulator.virtual_clock import VirtualClock
@@ -78,7 +77,7 @@ class Scheduling(Protocol):
     def select(self) -> Batch | None:
         """Returns the next batch to run, None if there is none or enough are in flight."""
 
-    def take_put_down(self) -> Sequence[Request]:
+    def take_preempted(self) -> Sequence[Request]:
         """Returns the requests that were put down since the last call."""
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
@@ -180,7 +179,7 @@ class Simulation:
 
     def _send_batches(self) -> None:
         while (batch := self._scheduler.select()) is not None:
-            self._scheduler.take_put_down()
+            self._scheduler.take_preempted()
             result_s = self._pipeline.send(batch, self.clock.now_s)
             heappush(self._results, (result_s, next(self._order), batch))
             self._n_iterations += 1

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. Properties
-# that say nothing else have fewer examples than Hypothesis would make, but for the thorough tests.
-settings.register_profile("orcinus", deadline=None, max_examples=30)
+# Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
+# has few examples, and as many as Hypothesis would make in the thorough tests.
+settings.register_profile("orcinus", deadline=None, max_examples=15)
 settings.register_profile("thorough", deadline=None)
 settings.load_profile("orcinus")
 
@@ -31,12 +31,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has all processes share bytecode in pytest's cache where none may be beside the sources.
+    """Lets this process and all processes of tests share bytecode in pytest's cache where none may
+    be written beside the sources.
 
-    Tests start hundreds of processes, each of which would compile our modules again.
+    Tests start hundreds of processes, each of which would compile our modules again, and each run
+    would rewrite the assertions of all tests again, which takes ten seconds.
     """
     if sys.dont_write_bytecode and config.cache is not None:
-        os.environ["PYTHONPYCACHEPREFIX"] = str(config.cache.mkdir("bytecode"))
+        sys.pycache_prefix = str(config.cache.mkdir("bytecode"))
+        sys.dont_write_bytecode = False
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 

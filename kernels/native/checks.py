@@ -1,7 +1,7 @@
 """Which programs the native library runs, and that a program is sound.
 
 The library follows addresses and checks nothing, so all of it is checked here, once, before any
-address is taken. A program with other forms of matrices is left to layer by layer; one whose
+address is taken. A program with other forms of matrices is left to the interpreter; one whose
 tensors do not fit each other is an error.
 """
 

@@ -17,35 +17,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.groups import MULTIPLE, GroupedMatrix
-from kernels.linear_weight import Gate
-from kernels.native.call import ELEMENT, declare
+from kernels.native.call import ELEMENT, GATES, NO_GATE, declare
 from kernels.native.library import library
 from kernels.native.linear import (
-    GATES,
-    NO_GATE,
     NativeGatedWeight,
     NativeInt8GatedWeight,
     NativeInt8Weight,
     NativeWeight,
 )
+from kernels.native.structs import GroupsStruct
+from kernels.weights.groups import MULTIPLE, GroupedMatrix
+from kernels.weights.linear import Gate
 
-_N_VALUES = 16
 _BYTES_AT_ONCE = 1 << 24  # of numbers that are packed
 # Places in a group of eight inputs, of the numbers in the lower and in the upper halves of bytes.
 _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
-
-
-class GroupsStruct(ctypes.Structure):
-    """The form of a matrix in groups, as `src/groups.h` declares it."""
-
-    _fields_ = (
-        ("bits", ctypes.c_int64),
-        ("size", ctypes.c_int64),
-        ("scale_bytes", ctypes.c_int64),
-        ("has_offsets", ctypes.c_int64),
-        ("values", ctypes.c_int8 * _N_VALUES),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +51,14 @@ def _functions() -> _Functions | None:
 
 def functions_of(loaded: ctypes.CDLL) -> _Functions:
     """Returns the functions of one build of the library."""
-    panel = loaded.orcinus_linear_panel
-    panel.argtypes, panel.restype = [], ctypes.c_int64
     return _Functions(
-        declare(loaded, "linear_groups", "ippppppiiii", allocates=True),
-        declare(loaded, "groups_rows", "ippppii"),
-        panel(),
+        declare(
+            loaded,
+            "linear_groups",
+            "element x weights groups bias residual out n_tokens n_in n_out finish",
+        ),
+        declare(loaded, "groups_rows", "element weights groups indices out n n_in"),
+        declare(loaded, "linear_panel", "")(),
     )
 
 
@@ -126,7 +114,7 @@ class GroupPanels:
             matrix.form.size,
             scale_type.itemsize,
             matrix.offsets is not None,
-            (ctypes.c_int8 * _N_VALUES)(*matrix.form.values),
+            matrix.form.values,
         )
         return cls(packed, form)
 
@@ -142,7 +130,7 @@ class GroupPanels:
 
 @dataclass(frozen=True, slots=True)
 class NativeGroupsWeight:
-    """A matrix in groups; implements `kernels.linear_weight.TableWeight`.
+    """A matrix in groups; implements `kernels.weights.linear.TableWeight`.
 
     `x` may be float32 or bfloat16, and bias and residual are of the same; rows are of `dtype`.
     """

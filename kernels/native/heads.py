@@ -6,7 +6,6 @@ input a place in a step, as `src/heads.cpp` says. The last panel and step are fi
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -34,9 +33,15 @@ def _functions() -> _Functions | None:
     loaded = library()
     if loaded is None:
         return None
-    panel = loaded.orcinus_heads_panel
-    panel.argtypes, panel.restype = [], ctypes.c_int64
-    return _Functions(declare(loaded, "heads", "ipiippiiiiii"), panel())
+    return _Functions(
+        declare(
+            loaded,
+            "heads",
+            "element x token_stride head_stride weights out out_token_stride out_head_stride "
+            "n_tokens n_heads n_in n_out",
+        ),
+        declare(loaded, "heads_panel", "")(),
+    )
 
 
 def can_pack_heads(weight: Tensor) -> bool:
@@ -47,7 +52,7 @@ def can_pack_heads(weight: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NativeHeads:
-    """Matrices in panels; implements `kernels.head_products.HeadProducts`."""
+    """Matrices in panels; implements `kernels.weights.head_products.HeadProducts`."""
 
     packed: Tensor  # [n_heads, n_panels, n_steps, panel, inputs]
     shape: tuple[int, int, int]

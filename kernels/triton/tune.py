@@ -26,8 +26,9 @@ from triton.runtime.errors import OutOfResources
 from kernels.triton import product_tiles
 from kernels.triton.attention import attention
 from kernels.triton.attention_plan import Cut, cut_batch, cut_for
-from kernels.triton.linear_int8 import Int8Matrix, multiply
+from kernels.triton.linear_int8 import Int8Matrix
 from kernels.triton.product_tiles import Product, ProductTiles, cut_with
+from kernels.triton.quantised_product import multiply
 from kernels.triton.tuning import Device, Kind, Tiles, device_of, entry, save
 from kernels.upload import uploads_for
 

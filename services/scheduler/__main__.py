@@ -30,7 +30,8 @@ from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
-from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.order.registry import ORDERS
 from services.scheduler.leader import BuildScheduler, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
@@ -75,7 +76,7 @@ class SchedulerProcess:
                 iterations_per_s=settings.traced_iterations_per_s,
             )
         self._control = AdmissionControl(
-            goal_s=settings.first_token_goal_s, is_fair=settings.order == "fair"
+            goal_s=settings.first_token_goal_s, is_fair=ORDERS[settings.order].heeds_clients
         )
         self._pace = Pace(self._control, settings)
         traced = () if self._traces is None else (self._traces.requests,)

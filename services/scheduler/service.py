@@ -22,10 +22,11 @@ from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, Unavailable
 from services.common.stream_places import StreamPlaces
 from services.scheduler.connection import Connection
-from services.scheduler.core.accounts import Account, Accounts
-from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
+from services.scheduler.core.batch import Update
+from services.scheduler.core.clients.accounts import Account, Accounts
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Update
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.submission import account_limits, check_submission, refusal, to_request
@@ -54,7 +55,7 @@ class SchedulerService:
         self,
         requests: RequestObserver,
         *,
-        control: AdmissionControl | None = None,
+        control: AdmissionControl | NoControl = NO_CONTROL,
         max_frontends: int = 32,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -212,12 +213,9 @@ class SchedulerService:
         now = self._now()
         account = self._account_of(submission, now)
         request = to_request(submission, sampling, account=account, now=now)
-        wait_s = 0.0
-        if self._control is not None and not submission.is_resubmitted:
-            wait_s = self._control.check(request, now)
+        wait_s = 0.0 if submission.is_resubmitted else self._control.check(request, now)
         self._loop.submit(request)
-        if self._control is not None:
-            self._control.note_submitted(request, wait_s, now)
+        self._control.note_submitted(request, wait_s, now)
         if account is not None and not submission.is_resubmitted:
             account.charge(request.n_prompt_tokens, now)
         self._connections[request] = connection

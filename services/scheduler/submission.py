@@ -22,9 +22,9 @@ from services.common.sampling import (
     SamplingParams,
 )
 from services.common.sampling_proto import from_proto
-from services.scheduler.core.accounts import Account, AccountLimits
-from services.scheduler.core.drafts import Speculation
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
+from services.scheduler.core.speculation import Speculation
 
 MAX_KNOWN = 256
 """Sampling options that are kept once they were checked."""

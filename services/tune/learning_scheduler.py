@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pace import Pace
 
 
@@ -31,9 +31,9 @@ class LearningScheduler:
             self._pace.sent(batch, self._scheduler)
         return batch
 
-    def take_put_down(self) -> Sequence[Request]:
+    def take_preempted(self) -> Sequence[Request]:
         """Returns the requests that were put down since the last call."""
-        return self._scheduler.take_put_down()
+        return self._scheduler.take_preempted()
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
         """Takes the tokens of a batch, one for each sampled span in order."""

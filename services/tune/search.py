@@ -10,7 +10,7 @@ from typing import Literal
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.admission_control import AdmissionControl
+from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.leader import build_scheduler
 from services.scheduler.observing.pace import Pace

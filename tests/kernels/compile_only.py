@@ -12,6 +12,7 @@ each form of it that they need, a line of JSON says what it takes (`CompiledKern
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import json
 import re
@@ -31,10 +32,13 @@ from triton.backends.nvidia.compiler import get_ptxas, get_ptxas_version
 from triton.runtime.cache import get_cache_manager
 
 from kernels import triton_ops
+from tests.kernels.compiled_cases import case_files
 
 Cases = Mapping[str, Callable[[], object]]
 
-_FILES = sorted(Path(__file__).parent.glob("compile_*.py"))
+CASE_LIMIT_S = 600.0
+"""Seconds that one case may take; the process ends after them. Most take one to ten."""
+
 _GLOBAL = re.compile(r"\b(ld|st)\.global(?:\.\w+(?:::\w+)*)*?(?:\.v(\d))?\.[bfsu](\d+)\b")
 _TO_SHARED = re.compile(r"\bcp\.async\.c[ag]\.shared\.global .*?, 0x([0-9a-f]+)\b")
 
@@ -159,15 +163,16 @@ def _number(pattern: str, text: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("capability", type=int, metavar="CAPABILITY", help="80, 86, 90, ...")
-    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names hold TEXT")
+    parser.add_argument(
+        "--only", action="append", metavar="TEXT", help="cases whose names hold TEXT; several times"
+    )
     arguments = parser.parse_args()
     compiler = Compiler(arguments.capability)
-    for file in _FILES:
-        if file.stem == Path(__file__).stem:
-            continue
+    for file in case_files():
         cases: Cases = import_module(f"tests.kernels.{file.stem}").CASES
         for name, call in cases.items():
-            if arguments.only in name:
+            if any(text in name for text in arguments.only or [""]):
+                faulthandler.dump_traceback_later(CASE_LIMIT_S, exit=True)
                 for kernel in compiler.call(name, call):
                     sys.stdout.write(json.dumps(asdict(kernel)) + "\n")
 

@@ -4,18 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gelu_and_mul import gelu_and_mul
-from kernels.groups import WHOLE, Bits, GroupedMatrix, GroupForm, joined
-from kernels.linear_weight import Gate
 from kernels.native.groups import NativeGroupsGatedWeight, NativeGroupsWeight, functions_of
 from kernels.native.library import open_library, runnable
-from kernels.packed_linear import can_compute, pack, pack_gated, pack_table
-from kernels.quantise import in_groups
-from kernels.silu_and_mul import silu_and_mul
+from kernels.packing.linear import can_compute, pack, pack_gated, pack_table
+from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
+from kernels.weights.groups import WHOLE, Bits, GroupedMatrix, GroupForm, joined
+from kernels.weights.linear import Gate
+from kernels.weights.quantise import in_groups
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
 
@@ -66,7 +65,6 @@ def check_close(actual: Tensor, expected: Tensor, *, factor: float = 1.0) -> Non
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@settings(max_examples=60, deadline=None)
 @given(
     n_tokens=st.integers(1, 20) | st.sampled_from([100]),
     n_in=st.integers(1, 300),
@@ -130,7 +128,6 @@ def test_a_gate_of_any_size_is_packed(gate: Gate, n_out: int) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@settings(max_examples=40, deadline=None)
 @given(
     n_in=st.integers(1, 300),
     n_out=st.integers(1, 90),

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference
-from kernels.gelu_and_mul import gelu_and_mul
 from kernels.native.linear import NativeInt8GatedWeight, NativeInt8Weight, has_int8
-from kernels.packed_linear import Gate, PlainWeight, can_compute, pack, pack_gated
-from kernels.quantise import quantised
-from kernels.silu_and_mul import silu_and_mul
+from kernels.packing.linear import can_compute, pack, pack_gated
+from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
+from kernels.reference import operations as reference
+from kernels.weights.linear import Gate, PlainWeight
+from kernels.weights.quantise import quantised
 
 pytestmark = pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
 
@@ -35,7 +35,6 @@ def check_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.float(), expected, rtol=rtol, atol=atol)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     n_tokens=st.integers(1, 40) | st.sampled_from([100, 300]),
     n_in=st.integers(1, 130),
@@ -63,7 +62,6 @@ def test_is_the_arithmetic_of_the_reference(
 
 
 @pytest.mark.parametrize("gate", GATES)
-@settings(max_examples=60, deadline=None)
 @given(
     n_tokens=st.integers(1, 40),
     n_in=st.integers(1, 70),

@@ -5,24 +5,15 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gelu_and_mul import gelu_and_mul
 from kernels.native.linear import NativeGatedWeight, NativeWeight, can_gate, can_pack
-from kernels.packed_linear import (
-    CublasWeight,
-    Gate,
-    LinearWeight,
-    OneDnnWeight,
-    PlainWeight,
-    TableWeight,
-    pack,
-    pack_gated,
-    pack_table,
-)
-from kernels.silu_and_mul import silu_and_mul
+from kernels.packing.linear import pack, pack_gated, pack_table
+from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
+from kernels.pytorch.linear import CublasWeight, OneDnnWeight
+from kernels.weights.linear import Gate, LinearWeight, PlainWeight, TableWeight
 
 # Rounding of a result: half a unit in the last place of bfloat16 is 2^-9 of it.
 TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2**-7, 1e-2)}
@@ -59,7 +50,6 @@ def skip_if_absent(form: str, weight: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=30, deadline=None)
 @given(
     n_tokens=st.integers(1, 40) | st.sampled_from([100, 300]),
     n_in=st.integers(1, 130),
@@ -115,7 +105,6 @@ def test_a_view_of_something_wider_is_multiplied_as_it_is_seen(dtype: torch.dtyp
     check_close(pack(weight)(wide[:, 30:60]), wide[:, 30:60].float() @ weight.float().t())
 
 
-@settings(max_examples=60, deadline=None)
 @given(n_out=st.integers(1, 130), n_in=st.integers(1, 70), dtype=DTYPES, data=st.data())
 def test_a_table_gives_back_its_rows_to_the_last_bit(
     n_out: int, n_in: int, dtype: torch.dtype, data: st.DataObject
@@ -129,7 +118,6 @@ def test_a_table_gives_back_its_rows_to_the_last_bit(
 
 
 @pytest.mark.parametrize("gate", GATES)
-@settings(max_examples=60, deadline=None)
 @given(
     n_tokens=st.integers(1, 40),
     n_in=st.integers(1, 70),

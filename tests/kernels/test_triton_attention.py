@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import AttentionForm, reference
+from kernels import AttentionForm
+from kernels.reference import operations as reference
 from kernels.upload import uploads_for
 from tests.kernels.implementations import CPU, CUDA, moved
 
@@ -30,7 +31,7 @@ from kernels.triton.attention_plan import (
     cut_batch,
     cut_for,
     items_for,
-    plan_items,
+    plan_attention,
 )
 from kernels.triton.tuning import Device, Kind, Tiles, entry, save, tiles_for
 
@@ -342,7 +343,6 @@ SPANS = st.lists(
     n_shares=st.sampled_from([0.5, 3, 20, 1e9]),
     least=st.integers(64, 130),
 )
-@settings(max_examples=100, deadline=None)
 def test_items_attend_from_each_token_to_each_key_once(
     spans: Spans,
     window: int | None,
@@ -373,7 +373,6 @@ def test_items_attend_from_each_token_to_each_key_once(
     n_shares=st.sampled_from([0.5, 3, 20, 99.5, 1e9]),
     least=st.sampled_from([64, 100]),
 )
-@settings(max_examples=50, deadline=None)
 def test_a_fixed_shape_holds_any_lengths(starts: list[int], n_shares: float, least: int) -> None:
     cut = replace(CUT, small_shares=n_shares, min_small_part=least)
     shapes = []
@@ -411,7 +410,7 @@ def test_a_long_context_among_short_ones_is_divided() -> None:
 
 def test_the_plan_of_a_model_has_a_part_for_every_multiprocessor() -> None:
     key_cache = torch.zeros(1, 16, 8, 128, dtype=torch.bfloat16, device=DEVICE)
-    plan = plan_items(
+    plan = plan_attention(
         np.array([8191]),
         np.array([1]),
         block_tables=np.zeros((1, 512), np.int64),

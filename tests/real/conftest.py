@@ -26,7 +26,7 @@ CLIENT_TIMEOUT_S = 300
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder is about the real checkpoint, and takes its time."""
     for item in items:
-        if HERE in item.path.parents:
+        if item.nodeid.startswith("tests/real/"):
             item.add_marker(pytest.mark.real)
             item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
 

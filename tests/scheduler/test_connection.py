@@ -11,9 +11,8 @@ from services.scheduler.connection import (
     UPDATE_BYTES,
     Connection,
 )
-from services.scheduler.core.batch import SpanLogprobs
+from services.scheduler.core.batch import SpanLogprobs, Update
 from services.scheduler.core.request import FinishReason, Request, RequestId
-from services.scheduler.core.scheduler import Update
 from services.scheduler.settings import FRONTEND_BYTES
 
 

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -194,7 +194,6 @@ COSTS = LinearCosts(((0.5, *(0.01,) * 6, 0.02, 0.001, 0.0001),))
 
 
 @given(ARRIVALS, POLICIES)
-@settings(max_examples=60)
 def test_a_lone_stage_without_overlap_is_the_obvious_loop(
     arrivals: list[Arrival], policy: Policy
 ) -> None:
@@ -204,7 +203,6 @@ def test_a_lone_stage_without_overlap_is_the_obvious_loop(
 
 
 @given(ARRIVALS, st.integers(1, 3), st.booleans(), st.integers(14, 60))
-@settings(max_examples=60)
 def test_every_request_ends_and_time_never_goes_back(
     arrivals: list[Arrival], n_stages: int, optimistic: bool, n_blocks: int
 ) -> None:

@@ -8,15 +8,15 @@ import asyncio
 from heapq import heappop, heappush
 from itertools import groupby
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request
@@ -148,7 +148,6 @@ ALL_ALIKE = (0.5, *(0.0,) * 9)
     stage=st.sampled_from([STAGE, ALL_ALIKE]),
     way_s=st.sampled_from([0.0, 0.125]),
 )
-@settings(max_examples=100)
 def test_the_simulation_makes_the_batches_of_the_serving_loop(
     arrivals: list[Arrival],
     n_stages: int,

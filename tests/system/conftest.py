@@ -14,6 +14,10 @@ import pytest
 from tests import checkpoints
 from tests.frontend.checkpoints import write_checkpoint as write_tokenizer
 from tests.system.stack import Stack, serving
+from tests.trace_receiver import TraceReceiver, trace_receiver
+
+ALL_ITERATIONS_PER_S = 1e6
+"""A limit of traced iterations that leaves none out."""
 
 VOCAB_SIZE = 340  # the test tokenizer's
 MODEL: dict[str, Any] = {
@@ -26,7 +30,7 @@ MODEL: dict[str, Any] = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder is a system test."""
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if item.nodeid.startswith("tests/system/"):
             item.add_marker(pytest.mark.system)
 
 
@@ -57,9 +61,25 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def two_stages(model: Path, profiles: Path) -> Iterator[Stack]:
-    """Two stages whose batches hold at most two requests; shared, so nobody may harm it."""
-    with serving(model, stages=2, max_batch_size=2, profile_dir=profiles) as stack:
+def receiver() -> Iterator[TraceReceiver]:
+    """The receiver of the spans of `two_stages`."""
+    with trace_receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture(scope="package")
+def two_stages(model: Path, profiles: Path, receiver: TraceReceiver) -> Iterator[Stack]:
+    """Two stages that draft nothing, whose batches hold at most two requests and whose iterations
+    are all traced; shared, so no test may harm it."""
+    with serving(
+        model,
+        scheduler="speculative-tokens=0",
+        stages=2,
+        max_batch_size=2,
+        profile_dir=profiles,
+        traced_iterations_per_s=ALL_ITERATIONS_PER_S,
+        environment=receiver.environment,
+    ) as stack:
         yield stack
 
 

@@ -20,8 +20,8 @@ DEMO = ROOT / "models" / "demo"
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Stack]:
-    """A stack as `make run` serves it, on two stages, with room for few requests."""
-    with serving(DEMO, stages=2, max_requests=3) as stack:
+    """A stack as `make run` serves it, with room for few requests."""
+    with serving(DEMO, max_requests=3) as stack:
         yield stack
 
 

@@ -1,13 +1,14 @@
 """The paper's behaviour, read off the records of real iterations (Orca, sections 3 and 4)."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from orcinus.v1 import watch_pb2
 
-from tests.system.stack import IterationRecords, Stack
+from tests.system.stack import IterationRecords, Stack, serving
 
 Record = watch_pb2.IterationEvent
 
@@ -41,15 +42,15 @@ def test_late_ones_join_short_ones_leave_and_prefill_shares_iterations_with_deco
     one_stage: Stack,
 ) -> None:
     with one_stage.iterations() as watch, ThreadPoolExecutor(2) as threads:
-        long: Future[Any] = threads.submit(ask, one_stage, 6, 600)
+        long: Future[Any] = threads.submit(ask, one_stage, 6, 300)
         watch.wait_for(lambda records: len(records) >= 5)
         short = threads.submit(ask, one_stage, 9, 4)
         assert len(short.result()["token_ids"]) == 4
-        assert len(long.result()["token_ids"]) == 600
+        assert len(long.result()["token_ids"]) == 300
         watch.wait_for(lambda records: n_ended(records) == 2)
     by_request = rides(watch.records)
     (_, long_rides), (_, short_rides) = by_request.items()
-    assert len(long_rides) == 600
+    assert len(long_rides) == 300
     assert len(short_rides) == 4
     first = short_rides[0]
     assert list(first.kinds) == [watch_pb2.SPAN_KIND_DECODE, watch_pb2.SPAN_KIND_PREFILL], (
@@ -121,7 +122,7 @@ def _stream_and_hang_up(stack: Stack, watch: IterationRecords, alone: int) -> No
 @pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0, 0.3], ids=["greedy", "sampled"])
 def test_drafts_bring_several_tokens_at_once_and_no_others(
-    one_stage: Stack, two_stages: Stack, temperature: float
+    model: Path, one_stage: Stack, temperature: float
 ) -> None:
     prompt = [5, 6, 7, 8, 9, 10] * 8
     asked: dict[str, Any] = {
@@ -133,8 +134,8 @@ def test_drafts_bring_several_tokens_at_once_and_no_others(
     # A bias towards few tokens: a model of random weights then repeats itself.
     asked["logit_bias"] = {str(token_id): 40 for token_id in (5, 6, 7)}
     expected = one_stage.complete(prompt, **asked)
-    with two_stages.iterations() as watch:
-        assert two_stages.complete(prompt, **asked)["token_ids"] == expected["token_ids"]
+    with serving(model, stages=2) as drafting, drafting.iterations() as watch:
+        assert drafting.complete(prompt, **asked)["token_ids"] == expected["token_ids"]
         watch.wait_for(lambda records: n_ended(records) == 1)
     decodes = [n for record in watch.records[1:] for n in record.n_tokens]
     assert any(n_tokens > 1 for n_tokens in decodes)

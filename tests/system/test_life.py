@@ -29,8 +29,8 @@ MAX_BACK_S = 60.0
 
 @pytest.fixture(scope="module")
 def healing(model: Path) -> Iterator[Stack]:
-    """Two stages that come back when they are lost; each test may harm it once."""
-    with serving(model, stages=2, fail_fast=False) as stack:
+    """A system whose processes come back when they are lost; each test may harm it once."""
+    with serving(model, fail_fast=False) as stack:
         yield stack
 
 
@@ -237,6 +237,7 @@ def test_a_model_that_cannot_be_served_is_refused_with_the_reason(tmp_path: Path
     assert "1 layers cannot be divided among 2 stages" in result.stdout
 
 
+@pytest.mark.thorough
 def test_a_port_in_use_is_a_clear_error(model: Path, two_stages: Stack) -> None:
     port = two_stages.http.rpartition(":")[2]
     result = run_local(f"--model={model}", f"--http-port={port}", "--grpc-port=0", "--threads=1")

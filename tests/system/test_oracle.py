@@ -39,6 +39,7 @@ LLAMA3_ROPE = {
             3,
             {"num_key_value_heads": 6, "num_hidden_layers": 4, "tie_word_embeddings": True},
             id="3 stages, uneven, MHA, tied",
+            marks=pytest.mark.thorough,
         ),
     ],
 )
@@ -48,6 +49,12 @@ def test_32_mixed_requests_at_once_equal_transformers(
     model = write_model(tmp_path, **config)
     with serving(model, stages=n_stages, dtype="float32", max_batch_size=8) as stack:
         check_mixed_requests(stack, model, Random(n_stages))
+
+
+def test_mixed_requests_equal_transformers_where_other_tests_have_their_system(
+    model: Path, two_stages: Stack
+) -> None:
+    check_mixed_requests(two_stages, model, Random(2))
 
 
 def check_mixed_requests(stack: Stack, model: Path, random: Random) -> None:

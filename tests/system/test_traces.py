@@ -8,7 +8,6 @@ import signal
 import threading
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,12 @@ from orcinus.v1 import inference_pb2, inference_pb2_grpc
 
 from services.common import semconv
 from services.scheduler.settings import SchedulerSettings
-from tests.system.conftest import tokens, write_model
+from tests.system.conftest import ALL_ITERATIONS_PER_S, tokens, write_model
 from tests.system.stack import Stack, serving
 from tests.trace_receiver import ReceivedSpan, TraceReceiver, trace_receiver
 
 N_STAGES = 2
 MAX_BATCH_TOKENS: int = SchedulerSettings.model_fields["max_batch_tokens"].default
-UNLIMITED = 1e6
 CLIENT_SPAN = "b7ad6b7169203331"
 PHASES = (semconv.QUEUE, semconv.PREFILL, semconv.DECODE)
 
@@ -40,29 +38,12 @@ class Traced:
     receiver: TraceReceiver
 
 
-@pytest.fixture(scope="module")
-def traced(model: Path) -> Iterator[Traced]:
-    """Two stages that draft nothing, every iteration recorded; shared, so nobody may harm it."""
-    with (
-        trace_receiver() as receiver,
-        serving(
-            model,
-            scheduler="speculative-tokens=0",
-            stages=N_STAGES,
-            max_batch_size=8,
-            traced_iterations_per_s=UNLIMITED,
-            environment=receiver.environment,
-        ) as stack,
-    ):
-        yield Traced(stack, receiver)
-
-
 @pytest.fixture
-def quiet(traced: Traced) -> Traced:
+def quiet(two_stages: Stack, receiver: TraceReceiver) -> Traced:
     """The traced stack, with nothing received yet."""
-    traced.receiver.settle(0.3)
-    traced.receiver.clear()
-    return traced
+    receiver.settle(0.3)
+    receiver.clear()
+    return Traced(two_stages, receiver)
 
 
 @dataclass(frozen=True)
@@ -296,7 +277,7 @@ def test_64_mixed_requests_have_exactly_their_spans(quiet: Traced) -> None:
     assert sum(item[semconv.N_PREFILLS] for item in attributes) == 64
     assert sum(len(span.links) for span in collected.iterations) == n_rides
     assert max(item[semconv.IN_FLIGHT] for item in attributes) == N_STAGES
-    assert 1 < max(item[semconv.N_REQUESTS] for item in attributes) <= 8
+    assert 1 < max(item[semconv.N_REQUESTS] for item in attributes) <= 2
 
 
 def test_what_a_client_does_not_record_leaves_no_span_anywhere(quiet: Traced) -> None:
@@ -332,7 +313,7 @@ def test_compute_and_waits_make_up_the_iteration(tmp_path: Path) -> None:
             write_large_model(tmp_path),
             stages=N_STAGES,
             load_format="random",
-            traced_iterations_per_s=UNLIMITED,
+            traced_iterations_per_s=ALL_ITERATIONS_PER_S,
             kv_memory="64MiB",
             environment=receiver.environment,
         ) as stack,
@@ -388,7 +369,7 @@ def test_a_request_whose_pipeline_is_lost_shows_both_epochs_in_its_trace(model: 
         serving(
             model,
             stages=2,
-            traced_iterations_per_s=UNLIMITED,
+            traced_iterations_per_s=ALL_ITERATIONS_PER_S,
             environment=receiver.environment,
             fail_fast=False,
         ) as stack,
@@ -440,7 +421,7 @@ def test_a_collector_that_hangs_is_not_waited_for(model: Path) -> None:
         sizes = {"OTEL_BSP_MAX_QUEUE_SIZE": "64", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "64"}
         environment = receiver.environment | sizes
         with serving(
-            model, stages=2, traced_iterations_per_s=UNLIMITED, environment=environment
+            model, stages=2, traced_iterations_per_s=ALL_ITERATIONS_PER_S, environment=environment
         ) as stack:
             for _ in range(3):  # each makes more spans than a queue and a batch hold
                 stack.complete([5, 6, 7], max_tokens=150, ignore_eos=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.sleeping.machines import MACHINES, Machine, share_of
+from benchmarks.serving.sleeping.machines import MACHINES, Machine, share_of
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout
 from services.tune.search import Candidate, Memory, Predictor
@@ -74,7 +74,7 @@ def test_it_finds_the_best_settings_of_ranks_whose_costs_are_known(tmp_path: Pat
         "--budget-s=120",
         "--requests=48",
         f"--out={tmp_path}",
-        module="benchmarks.sleeping.tuner",
+        module="benchmarks.serving.sleeping.tuner",
     )
     try:
         _, errors = tuner.communicate(timeout=220)

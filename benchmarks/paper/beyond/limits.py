@@ -18,7 +18,7 @@ knows, and so has short latencies where many wait.
 """
 
 from bisect import insort
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
@@ -104,17 +104,14 @@ class ShortestFirst:
         if request in self._waiting:
             self._waiting.remove(request)
 
-    def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Changes nothing."""
-
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
         """Yields those that run, and then the others, the shortest first."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
-    def allowances(self, running: Collection[Request], ready: Sequence[Request]) -> None:
-        """Limits nobody."""
+    def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
+        """Limits no request."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the tokens to come: who has most is put down first."""

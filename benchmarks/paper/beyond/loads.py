@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from simulator.engine import Arrival
 from simulator.published_traces import bursty_arrivals
 from simulator.workload import Lengths, all_at_once

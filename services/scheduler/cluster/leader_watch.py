@@ -26,7 +26,7 @@ AGAIN_S = 0.1
 """Seconds after which somebody who refuses is asked a second time."""
 
 
-class Answer(Enum):
+class ProbeResult(Enum):
     """The answers of an address."""
 
     LISTENS = "somebody listens there"
@@ -46,18 +46,18 @@ class Election(Protocol):
     def note_death(self, holder: str) -> None: ...
 
 
-async def ask(address: str) -> Answer:
+async def ask(address: str) -> ProbeResult:
     """Connects to `host:port` and hangs up."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except ConnectionRefusedError:
-        return Answer.REFUSES
+        return ProbeResult.REFUSES
     except (OSError, ValueError):  # TimeoutError among them; what is no address does not answer
-        return Answer.NONE
+        return ProbeResult.NONE
     writer.close()
-    return Answer.LISTENS
+    return ProbeResult.LISTENS
 
 
 class LeaderWatch:
@@ -68,7 +68,7 @@ class LeaderWatch:
         election: Election,
         *,
         pod_has_ended: Callable[[str, str], Awaitable[bool]],
-        ask: Callable[[str], Awaitable[Answer]] = ask,
+        ask: Callable[[str], Awaitable[ProbeResult]] = ask,
         period_s: float = PERIOD_S,
     ) -> None:
         """`pod_has_ended` takes the name and the uid of a pod; it may raise `PodsUnavailable` or
@@ -89,16 +89,16 @@ class LeaderWatch:
 
     async def _look(self, holder: str, address: str) -> None:
         answer = await self._ask(address)
-        if answer is Answer.LISTENS:
+        if answer is ProbeResult.LISTENS:
             self._reached = holder
         elif holder == self._reached and await self._is_dead(holder, address, answer):
             self._reached = ""
             self._election.note_death(holder)
 
-    async def _is_dead(self, holder: str, address: str, answer: Answer) -> bool:
-        if answer is Answer.REFUSES:
+    async def _is_dead(self, holder: str, address: str, answer: ProbeResult) -> bool:
+        if answer is ProbeResult.REFUSES:
             await asyncio.sleep(AGAIN_S)
-            if await self._ask(address) is Answer.REFUSES:
+            if await self._ask(address) is ProbeResult.REFUSES:
                 log.warning("the leader %s is gone: nobody listens at %s", holder, address)
                 return True
             return False

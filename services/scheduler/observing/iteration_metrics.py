@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry
 from services.common import semconv
 from services.common.metrics import SHORT_S, TOKENS
 from services.common.own_metrics import Counter, Distribution, Histogram
-from services.scheduler.core.batch import Batch
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.pipeline.membership import Pipeline
 
@@ -216,10 +216,11 @@ class EpochObserver:
             (metrics.losses if self._has_opened else metrics.not_formed).inc()
 
     def _note_cache(self, kv_manager: KVManager) -> None:
-        queried, evicted = kv_manager.n_queried_tokens, kv_manager.n_evicted_blocks
+        cache, evicted = kv_manager.prefix_cache, kv_manager.blocks.n_evicted
+        queried = cache.n_queried_tokens
         if queried == self._n_queried and evicted == self._n_evicted:
             return
-        hits = kv_manager.n_cached_tokens
+        hits = cache.n_cached_tokens
         self._iterations.prefix_cache.add(
             queried - self._n_queried, hits - self._n_hits, evicted - self._n_evicted
         )

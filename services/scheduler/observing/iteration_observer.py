@@ -9,8 +9,8 @@ from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.batch import Batch
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 
 

@@ -18,8 +18,8 @@ from opentelemetry.util.types import AttributeValue
 from orcinus.v1 import trace_pb2, worker_pb2
 
 from services.common import semconv, tracing
-from services.scheduler.core.batch import Batch, Span
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.batch import Batch, Span, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.request_tracer import RequestTrace, RequestTracer
 from services.scheduler.pipeline.membership import Pipeline
 

@@ -13,8 +13,8 @@ from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.common.metrics import LONG_S, TOKENS
 from services.common.own_metrics import Counter, Histogram
-from services.scheduler.core.accounts import KeyInFlight, KeyRate
-from services.scheduler.core.admission_control import TooLate
+from services.scheduler.core.admission.admission_control import TooLate
+from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.request import FinishReason, Request
 
 REASONS = {
@@ -143,7 +143,7 @@ class RequestMetrics:
         self._suspended.inc()
         self._suspected.inc(request.is_suspect)
 
-    def put_down(self, request: Request) -> None:
+    def preempted(self, request: Request) -> None:
         self._preempted.inc()
 
     def ended(self, request: Request, reason: FinishReason) -> None:

@@ -33,7 +33,7 @@ class RequestObserver(Protocol):
         """Notes that a request was put down, since the pipeline was lost, and waits for the next
         one."""
 
-    def put_down(self, request: Request) -> None:
+    def preempted(self, request: Request) -> None:
         """Notes that a request gave up its memory to others, and waits to be admitted again."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
@@ -70,9 +70,9 @@ class RequestObservers:
         for observer in self._observers:
             observer.suspended(request)
 
-    def put_down(self, request: Request) -> None:
+    def preempted(self, request: Request) -> None:
         for observer in self._observers:
-            observer.put_down(request)
+            observer.preempted(request)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         for observer in self._observers:

@@ -115,7 +115,7 @@ class RequestTracer:
                 semconv.SUSPENDED, self._clock_ns(), {semconv.REQUEST_LOSSES: request.n_losses}
             )
 
-    def put_down(self, request: Request) -> None:
+    def preempted(self, request: Request) -> None:
         """Begins the phase `queue` anew."""
         trace = self.traces.get(request)
         if trace is not None:

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor, cuda
 
-from kernels.sampling_columns import AllowedTokens
+from kernels.forms.sampling_columns import AllowedTokens
 from kernels.upload import Uploads
 from services.worker.engine.plan import Ints, PlanError
 

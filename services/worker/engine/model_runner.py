@@ -23,8 +23,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.logits import Logits
-from kernels.sampling_columns import ALL_GREEDY, AllowedTokens, SamplingColumns
+from kernels.forms.logits import Logits
+from kernels.forms.sampling_columns import ALL_GREEDY, AllowedTokens, SamplingColumns
 from kernels.upload import Uploads, uploads_for
 from services.worker.engine.constraints import Grammars
 from services.worker.engine.decode_graphs import DecodeGraphs, Graph

@@ -139,3 +139,10 @@ class Sampled:
 def column(values: Sequence[int]) -> Ints:
     """Returns `values` as an array."""
     return np.fromiter(values, np.int64, len(values))
+
+
+def ranges(firsts: Ints, lengths: Ints) -> Ints:
+    """Returns `lengths[i]` numbers from `firsts[i]`, for each i in turn."""
+    n_before = np.cumsum(lengths) - lengths
+    numbers: Ints = np.arange(lengths.sum()) + np.repeat(firsts - n_before, lengths)
+    return numbers

@@ -1,7 +1,7 @@
 """How a batch of rows is sampled, as far as the host decides it.
 
 `SamplingBatch` has the options of the rows; `columns` lays them out for the operation that chooses
-the tokens (`kernels.sample`), which nothing on the host waits for. A row's random number is a hash
+the tokens (`Ops.sample`), which nothing on the host waits for. A row's random number is a hash
 of (seed, position) and nothing else: a request gets the same tokens alone or in any batch, on any
 number of stages, before and after a recovery.
 
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.sampling_columns import ALL_GREEDY, Penalties, SamplingColumns
+from kernels.forms.sampling_columns import ALL_GREEDY, Penalties, SamplingColumns
 from kernels.upload import Uploads
 from services.common.sampling import OPTIONS, SamplingParams
 from services.worker.engine.token_rules import TokenRules, bias_columns, mask_columns

@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling_columns import AllowedTokens, Biases
+from kernels.forms.sampling_columns import AllowedTokens, Biases
 from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 

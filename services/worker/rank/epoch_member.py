@@ -19,16 +19,16 @@ from typing import Any, Protocol
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from services.common.iteration_limit import Work
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.engine.plan import IterationPlan
-from services.worker.engine.sampler import refuse_non_finite, without_rejected
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
+from services.worker.rank.reported_tokens import reported
 
 
 class Runner(Protocol):
@@ -219,7 +219,7 @@ class EpochMember:
         self._activity.computed(started.work, timing.compute_ns / 1e9)
         token_ids = None
         if started.token_ids is not None:
-            token_ids = _finite(_listed(started.token_ids), started.message)
+            token_ids = reported(started.token_ids, started.message)
         trace = None
         if started.message.HasField("trace"):
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
@@ -264,35 +264,3 @@ class _Started:
     prepare_ns: int
     send_ns: int
     ended_unix_ns: int | None  # None: it goes on when it has been started, as on a GPU
-
-
-def _listed(token_ids: torch.Tensor | list[int]) -> list[int]:
-    return token_ids if isinstance(token_ids, list) else token_ids.tolist()
-
-
-def _finite(token_ids: list[int], message: worker_pb2.RunIterationsRequest) -> list[int]:
-    """Returns the tokens of an iteration as they are reported.
-
-    Raises:
-        NonFiniteLogits: some have no finite logits.
-    """
-    if not message.n_drafts or min(token_ids, default=0) >= 0:
-        refuse_non_finite(token_ids)
-        return token_ids
-    token_ids, of_spans = without_rejected(token_ids, _sampled_drafts(message))
-    refuse_non_finite(of_spans)
-    return token_ids
-
-
-def _sampled_drafts(message: worker_pb2.RunIterationsRequest) -> list[Sequence[int]]:
-    """Returns the drafts of each sampled span of a plan."""
-    drafts: list[Sequence[int]] = []
-    end = 0
-    columns = zip(
-        message.n_tokens, message.n_drafts, message.token_on_rank, message.sample, strict=True
-    )
-    for n_tokens, n_drafts, is_left_out, is_sampled in columns:
-        end += 0 if is_left_out else n_tokens
-        if is_sampled:
-            drafts.append(message.token_ids[end - n_drafts : end])
-    return drafts

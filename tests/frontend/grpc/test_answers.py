@@ -12,7 +12,7 @@ from services.common.sampling import SamplingParams
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation, Usage
-from services.frontend.grpc.answers import Answers
+from services.frontend.grpc.answers import AnswerMessages
 from services.frontend.request.conversation import Conversation, ToolChoice
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, Prompt
@@ -99,8 +99,8 @@ def generation(*prompts: Prompt, **given: Any) -> FakeGeneration:
     return FakeGeneration(encoded, made, **rest)
 
 
-def answers_of(fake: FakeGeneration, **request: Any) -> Answers:
-    return Answers(cast(Generation, fake), inference_pb2.GenerateStreamRequest(**request))
+def answers_of(fake: FakeGeneration, **request: Any) -> AnswerMessages:
+    return AnswerMessages(cast(Generation, fake), inference_pb2.GenerateStreamRequest(**request))
 
 
 CHAT = Conversation(())

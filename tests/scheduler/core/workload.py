@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from services.scheduler.core.accounts import Account, AccountLimits
-from services.scheduler.core.batch import Batch, Span
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.kv_groups import ONE_GROUP, KVGroups
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import Order
+from services.scheduler.core.batch import Batch, Span, Update
+from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 
 STOP_TOKEN = 7
 PLAIN_TOKEN = 1

@@ -7,7 +7,7 @@ import pytest
 from orcinus.v1 import scheduler_pb2, watch_pb2
 
 from services.common.watch_json import to_json
-from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import Account, AccountLimits
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.packed_linear import Quantization
+from kernels.weights.linear import Quantization
 from services.worker.rank.stage_shard import StageShard
 from services.worker.settings import StagePlace, WorkerSettings
 from tests.checkpoints import SMALL, write_checkpoint

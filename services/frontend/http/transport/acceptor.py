@@ -1,8 +1,8 @@
-"""Takes connections from a listening socket, each with a place from its first moment.
+"""Accepts connections from a listening socket, each with a place from its first moment.
 
-asyncio's own servers tell of a connection over TLS only when it has been secured, so that nobody
-could count those that have not, or end them early. And uvloop's, when there is no file descriptor
-left, closes connections that wait to be accepted: here they wait until there is one.
+asyncio's own servers report a TLS connection only after its handshake, so that connections in their
+handshake could neither be counted nor be ended early. And when no file descriptor is left, the
+servers of uvloop close connections that wait to be accepted; here they wait until there is one.
 """
 
 import asyncio
@@ -13,25 +13,25 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from services.frontend.http.transport.connection_limits import Place, Places
+from services.frontend.http.transport.connection_limits import ConnectionPlace, ConnectionPlaces
 from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16
-"""Connections that are accepted in one round of the event loop: two milliseconds' work, so that a
-flood of them holds up nobody who has one."""
+"""Number of connections that are accepted in one pass of the event loop: two milliseconds of work,
+so that a flood of them does not hold up other connections."""
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 RETRY_S = 0.5
-"""Seconds without accepting when a resource is exhausted."""
+"""Seconds without accepting after a resource is exhausted."""
 
-Protocols = Callable[[Place | None], asyncio.Protocol]
+Protocols = Callable[[ConnectionPlace | None], asyncio.Protocol]
 
 
 class Acceptor:
-    """Accepts until it is closed. It has the methods of asyncio's servers that uvicorn uses."""
+    """Accepts connections until it is closed."""
 
     def __init__(
         self,
@@ -40,11 +40,11 @@ class Acceptor:
         *,
         tls: ssl.SSLContext | None,
         handshake_limit_s: float,
-        places: Places,
+        places: ConnectionPlaces,
         refusals: Refusals,
     ) -> None:
-        """Prepares for connections, which speak the protocol that `make_protocol` returns; it gets
-        None where there is no place for one."""
+        """Prepares for connections, each of which speaks the protocol that `make_protocol` returns.
+        That gets the place of the connection, or None if there is none."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._tls = tls
@@ -56,20 +56,20 @@ class Acceptor:
         self._is_closed = False
 
     def start(self, backlog: int) -> None:
-        """Listens."""
+        """Begins to listen and to accept."""
         self._listener.setblocking(False)
         self._listener.listen(backlog)
         self._resume()
 
     def close(self) -> None:
-        """Accepts no more, and ends those whose handshake is not over."""
+        """Accepts no more connections, and ends those whose handshake is not over."""
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         for task in self._opening:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        """Waits for those that were being opened."""
+        """Waits until the connections that were being opened have ended."""
         await asyncio.gather(*self._opening, return_exceptions=True)
 
     def _resume(self) -> None:
@@ -89,20 +89,20 @@ class Acceptor:
                     self._loop.remove_reader(self._listener)
                     self._loop.call_later(RETRY_S, self._resume)
                     return
-                continue  # that one has gone already
+                continue  # the client has gone already
             self._admit(accepted)
 
     def _admit(self, accepted: socket.socket) -> None:
         place = self._places.enter(lambda: _hang_up(accepted))
         if place is None and self._tls is not None:
-            accepted.close()  # to tell it anything would take a handshake, which costs most
+            accepted.close()  # a refusal would need a handshake, the most costly part
             return
         accepted.setblocking(False)
         task = self._loop.create_task(self._open(accepted, place))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, accepted: socket.socket, place: Place | None) -> None:
+    async def _open(self, accepted: socket.socket, place: ConnectionPlace | None) -> None:
         limit_s = None if self._tls is None else self._handshake_limit_s
         try:
             await self._loop.connect_accepted_socket(

@@ -1,19 +1,18 @@
-"""Chunks of a streamed answer, written straight to the transport.
+"""Writes chunks of a streamed answer straight to the transport.
 
-A message of ASGI goes through the layers of the app, each a coroutine, which is a third of what a
-token costs. A connection offers a stream this way around them, for use once its headers are out.
-The end of the answer goes through them. It also says when the connection is lost, which a message
-would tell only to a task that waits for it.
+A message of ASGI passes through the layers of the app, each a coroutine, which makes a third of the
+cost of a token. A connection offers a stream this way around the layers, for use once its headers
+are sent. The end of the answer passes through the layers. The writer also tells when the connection
+is lost; a message of ASGI would tell that only to a task that waits for it.
 """
 
 import asyncio
 
 from starlette.types import Scope
-from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 EXTENSION, WRITER = "orcinus.chunks", "writer"
-"""Names of the extension of ASGI's scope, and of what is in it."""
+"""Name of the extension in ASGI's scope, and of the writer in it."""
 
 
 class ChunkWriter:
@@ -28,13 +27,13 @@ class ChunkWriter:
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.flow = flow
-        """The connection's flow control."""
+        """Flow control of the connection."""
         self.gone: asyncio.Future[None] = loop.create_future()
-        """Done once the connection is lost."""
+        """Future that is done once the connection is lost."""
         self._write = transport.write
         self._time = loop.time
         self.wrote_at = 0.0
-        """Time of the last chunk, by the event loop's clock."""
+        """Time of the last chunk, by the clock of the event loop."""
 
     @property
     def is_ready(self) -> bool:
@@ -42,7 +41,7 @@ class ChunkWriter:
         return not self.flow.write_paused
 
     def write(self, data: bytes) -> None:
-        """Writes a chunk, which must not be empty; on a connection that is closed, nothing."""
+        """Writes a chunk, which must not be empty. On a closed connection nothing is written."""
         self.wrote_at = self._time()
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
@@ -51,13 +50,13 @@ class ChunkWriter:
         if not self.gone.done():
             self.gone.set_result(None)
 
-    def offer(self, scope: HTTPScope) -> None:
-        """Puts this writer into the scope of the request that it answers."""
-        scope["extensions"] = {EXTENSION: {WRITER: self}}
+    def extension(self) -> dict[str, dict[object, object]]:
+        """Returns the extensions of ASGI's scope that offer this writer to the app."""
+        return {EXTENSION: {WRITER: self}}
 
     @staticmethod
     def of(scope: Scope) -> "ChunkWriter | None":
-        """Returns the writer that the server offers for a request, if it does."""
+        """Returns the writer that the server offers for a request; None if it offers none."""
         extension = scope.get("extensions", {}).get(EXTENSION, {})
         writer = extension.get(WRITER)
         return writer if isinstance(writer, ChunkWriter) else None

@@ -1,4 +1,4 @@
-"""Pieces of answers that leave as events as soon as their tokens come."""
+"""Sends pieces of answers as events as soon as their tokens come."""
 
 from collections.abc import Callable, Iterable
 
@@ -8,10 +8,11 @@ from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import Event
 
 ToEvents = Callable[[Piece], Iterable[Event]]
-"""A function that makes events of a piece."""
+"""A function that returns the events of a piece."""
 
 ToTextEvent = Callable[[int, str], Event | None]
-"""A function that makes the one event of new text of an answer; None where there may be others."""
+"""A function that returns the only event of new text of an answer; None if there may be several
+events."""
 
 
 def _no_text_event(index: int, text: str) -> Event | None:
@@ -38,7 +39,8 @@ class EventOutlet:
     def of(
         cls, output: EventOutput, to_events: ToEvents, to_text_event: ToTextEvent = _no_text_event
     ) -> "EventOutlet | None":
-        """Returns the outlet of an output whose headers are out; None if it has none."""
+        """Returns the outlet of an output whose headers are sent; None if the output has no writer
+        of chunks."""
         return None if output.chunks is None else cls(output.chunks, to_events, to_text_event)
 
     @property

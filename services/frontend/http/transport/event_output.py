@@ -1,12 +1,13 @@
-"""What goes out of a stream of events: its headers, its data, and comments while there is none.
+"""The output of a stream of events: its headers, its data, and comments while there is no data.
 
-Proxies and balancers close a connection over which nothing comes for a minute, and a request may
-wait longer than that: for a pipeline, in the queue, for a long prompt, for text that is held back.
+Proxies and load balancers close a connection over which nothing comes for a minute, and a request
+may wait longer than that: for a pipeline, in the queue, for a long prompt, or for text that is held
+back.
 
-A comment is one line, as the standard has it, and no empty line follows. OpenAI's client takes an
-empty line for the end of an event without data, once it has seen an event with an id, and fails.
-The first comment does not come at once: the benchmarks of vLLM and SGLang fail at one, however it
-is written, and they are not what waits so long.
+A comment is one line, as the standard has it, without an empty line after it. Once it has seen an
+event with an id, OpenAI's client takes an empty line for the end of an event without data, and
+fails. The first comment does not come at once: the benchmarks of vLLM and SGLang fail at a comment
+in any form, and their requests do not wait that long.
 """
 
 import asyncio
@@ -19,15 +20,15 @@ from services.frontend.http.transport.chunk_writer import ChunkWriter
 COMMENT = b": keep-alive\n"
 
 HEADERS_S = 2.0
-"""Seconds after which the headers go out although nobody has said that the request is accepted. An
-error that comes before them is an answer with its own status."""
+"""Seconds after which the headers are sent although the request has not been accepted yet. An error
+before that is an answer with its own status."""
 
 
 class EventOutput:
     """The output of one stream, in the task that sends it.
 
-    One timer watches it, and is not touched when data is written: it looks then when the last was
-    written, and comes again.
+    Its only timer is not touched when data is written: when it expires, it looks when the last data
+    was written, and is set again.
     """
 
     def __init__(
@@ -38,10 +39,10 @@ class EventOutput:
         comment_s: float,
         chunks: ChunkWriter | None = None,
     ) -> None:
-        """Prepares for output to an ASGI server, whose writer of chunks is used if there is one; a
+        """Prepares for output to an ASGI server. `chunks` is its writer of chunks, if it has one. A
         comment follows `comment_s` seconds of silence."""
         self.has_started = False
-        """Whether the headers are out, or on their way."""
+        """Whether the headers are sent, or being sent."""
         self._send = send
         self._chunks = chunks
         self._is_open = False  # the headers are out
@@ -64,8 +65,8 @@ class EventOutput:
 
     @property
     def chunks(self) -> ChunkWriter | None:
-        """The server's writer of chunks, if there is one, once the headers are out. What is written
-        to it comes after what was written here before."""
+        """Writer of chunks of the server, if it has one, once the headers are sent. What is written
+        to it follows what was written here before."""
         return self._chunks if self._is_open else None
 
     async def write(self, data: bytes) -> None:
@@ -87,7 +88,7 @@ class EventOutput:
         await self._send({"type": "http.response.body", "body": b""})
 
     def close(self) -> None:
-        """Sends nothing more; twice does no harm."""
+        """Sends nothing more. A second call has no effect."""
         self._timer.cancel()
         if self._filling is not None:
             self._filling.cancel()

@@ -1,6 +1,6 @@
-"""An answer that takes long: a watch on the client's connection, and a stream of events.
+"""An answer that takes long: a watch on the connection of the client, and a stream of events.
 
-A client that goes away ends the work for it at once, wherever the work is. Nothing else cancels
+When a client goes away, the work for it is cancelled at once, wherever it is. Nothing else cancels
 the work.
 """
 
@@ -30,12 +30,12 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-"""Headers of a stream; they ask proxies to pass events on as they come."""
+"""Headers of a stream, which ask proxies to pass events on as they come."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits the work and returns its result, unless the client goes away meanwhile; its body must
-    have been read.
+    """Awaits the work and returns its result, unless the client goes away meanwhile. The body of
+    the request must have been read.
 
     Raises:
         RequestCancelled: the client went away; the work has been cancelled and has ended.
@@ -48,7 +48,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 
 
 async def _until(gone: asyncio.Future[None], work: Coroutine[Any, Any, Result]) -> Result:
-    """Does what `while_connected` does; the future is done when the client has gone."""
+    """Awaits the work as `while_connected` does. The future is done when the client has gone."""
     task = asyncio.current_task()
     assert task is not None
     has_gone = False
@@ -78,10 +78,10 @@ async def _wait_disconnect(receive: Receive) -> None:
 class EventStream(Response):
     """A response of server-sent events, for as long as the client listens.
 
-    `write` writes its events to the output, which it starts when the request is accepted. An error
-    before that is raised, and so becomes an answer with its own status; a later one becomes the
-    last event, which `explain` writes down. After `comment_s` seconds without an event comes a
-    comment.
+    `write` writes the events to the output, which it starts when the request is accepted. An error
+    before that is raised, and so becomes an answer with its own status; a later error becomes the
+    last event, as `explain` describes it. After `comment_s` seconds without an event, a comment is
+    sent.
     """
 
     def __init__(
@@ -101,11 +101,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks = ChunkWriter.of(scope)
         sending = self._send_all(send, chunks)
-        with suppress(errors.RequestCancelled):  # nobody is there to be told
+        with suppress(errors.RequestCancelled):  # the client has gone
             if chunks is None:
                 await while_connected(receive, sending)
             else:
-                chunks.flow.resume_reading()  # a long body may have paused it, and an end is read
+                chunks.flow.resume_reading()  # a long body may have paused it; the end must be read
                 await _until(chunks.gone, sending)
 
     async def _send_all(self, send: Send, chunks: ChunkWriter | None) -> None:
@@ -126,7 +126,7 @@ class EventStream(Response):
 
 
 def framed(data: bytes, *, event_id: bytes = b"", name: bytes = b"") -> Event:
-    """Returns the event with some data, one line, and with an id or a name if it has one."""
+    """Returns an event with data of one line, and with an id or a name if one is given."""
     if name:
         return b"event: %b\ndata: %b\n\n" % (name, data)
     if event_id:

@@ -1,4 +1,5 @@
-"""A transport that writes once per round of the event loop, and reads on in turn."""
+"""A transport that writes once in each pass of the event loop, and resumes reading in turn with
+others."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,19 +8,19 @@ from typing import Any
 from services.frontend.loop_share import LoopShare
 
 MAX_GATHERED_BYTES = 2**16
-"""Bytes that may be gathered for a connection within one round of the event loop; more are passed
-on at once."""
+"""Number of bytes that may be gathered for a connection within one pass of the event loop; more are
+written at once."""
 
 
 class WriteRound:
-    """The connections to which something was written in this round of the event loop."""
+    """The connections to which something was written in this pass of the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._written: list[GatheringTransport] = []
 
     def add(self, transport: "GatheringTransport") -> None:
-        """Has a connection write at the end of the round what it gathers."""
+        """Makes a connection write what it gathers at the end of the pass."""
         if not self._written:
             self._loop.call_soon(self._end)
         self._written.append(transport)
@@ -30,21 +31,21 @@ class WriteRound:
             for transport in written:
                 transport.flush()
         finally:
-            for transport in written:  # those after one that failed, if one did
+            for transport in written:  # those after one that failed
                 self.add(transport)
 
 
 class GatheringTransport(asyncio.Transport):
-    """A transport that writes once per round of the event loop, everything that was written to it
+    """A transport that writes once in each pass of the event loop everything that was written to it
     meanwhile.
 
-    An iteration brings a token for each of many clients in one round. Their system calls then
-    follow each other at the end of it instead of one after each token's work: who reads is woken
-    once and not for every token, and what belongs together, such as an answer's last token and its
-    end, goes out as one packet.
+    An iteration brings a token for each of many clients in one pass. Their system calls then follow
+    each other at its end instead of one after the work for each token: a reader is woken once and
+    not for every token, and data that belongs together, such as the last token of an answer and its
+    end, leaves as one packet.
 
-    Whoever has paused reading, and resumes it, waits for a turn: those that send as fast as they
-    can share a part of each round with each other.
+    A connection that resumes reading after a pause waits for a turn: connections whose clients send
+    as fast as they can share a part of each pass.
     """
 
     __slots__ = (
@@ -66,13 +67,13 @@ class GatheringTransport(asyncio.Transport):
         *,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Wraps a transport; `on_close` is called when the last has been written and the transport
+        """Wraps a transport. `on_close` is called when everything has been written to it and it
         begins to close."""
         super().__init__()
         self._transport = transport
         self._round = writes
         self._share = reads
-        self._reads = True  # or will, in its turn
+        self._reads = True  # whether it reads, or will in its turn
         self._waits_to_read = False
         self._on_close = on_close
         self._gathered: list[bytes] = []
@@ -84,7 +85,7 @@ class GatheringTransport(asyncio.Transport):
         self._gathered.append(bytes(data))
         self._n_bytes += len(data)
         if self._n_bytes > MAX_GATHERED_BYTES:
-            self.flush()  # so that the transport can say that the client does not keep up
+            self.flush()  # so that the transport notices that the client does not keep up
 
     def write_eof(self) -> None:
         self.flush()
@@ -109,7 +110,7 @@ class GatheringTransport(asyncio.Transport):
         self._transport.abort()
 
     def detach(self) -> None:
-        """Lets go of whoever wants to know of the close: the connection is lost."""
+        """Lets go of `on_close`: the connection is lost."""
         self._on_close = None
 
     def is_closing(self) -> bool:

@@ -1,43 +1,44 @@
-"""How much structure a JSON body may have, counted while it arrives.
+"""Limits the structure of a JSON body, which is counted while the body arrives.
 
-A text of 8 MB is read in some milliseconds; as many bytes of `[],[],[]` hold the event loop for
-seconds and take 25 times their size. So what is counted is what costs: containers, strings (names
-are such too), and values. Each piece is counted as it comes, by means that run at the speed of
-memory, so that a large body never holds the loop for long and one with too much is refused early.
+A text of 8 MB is read in some milliseconds; as many bytes of `[],[],[]` would hold the event loop
+for seconds and take 25 times their size in memory. So the parts that cost most are counted:
+containers, strings, which include names of fields, and values. Each piece is counted as it comes,
+by operations that run at the speed of memory, so that a large body never holds the loop for long,
+and a body with too much structure is refused early.
 """
 
 from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 FREE_BYTES = 64 * 2**10
-"""Bytes of a body that may have any structure."""
+"""Largest size, in bytes, of a body that may have any structure."""
 
 MAX_CONTAINERS = 2**14
-"""Objects and arrays of a body at most: as many turns as a conversation may have, of six parts."""
+"""Largest number of objects and arrays in a body: as many turns as a conversation may have, of six
+parts each."""
 
 MAX_STRINGS = 2**15
-"""Strings of a body at most, names of fields included."""
+"""Largest number of strings in a body, including names of fields."""
 
 MAX_VALUES = 2**20
-"""Values of a body at most: a million tokens."""
+"""Largest number of values in a body: a million tokens."""
 
 
 class StructureCount:
-    """The structure of one body so far."""
+    """The structure of the part of a body that has come."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
-        self._uncounted: list[bytes] = []  # while the body is small
+        self._uncounted: list[bytes] = []  # pieces of a body that is still small
         self._n_bytes = 0
-        self._escape = b""  # a backslash at the end of the last piece
+        self._escape = b""  # the backslash at the end of the last piece, if any
         self._is_in_string = False
         self._n_quotes = 0
         self._n_containers = 0
         self._n_commas = 0
 
     def add(self, piece: bytes) -> None:
-        """Counts the next piece; raises TooLarge if the body has more structure than any may
-        have."""
+        """Counts the next piece; raises TooLarge if the body has too much structure."""
         self._n_bytes += len(piece)
         self._uncounted.append(piece)
         if self._n_bytes <= FREE_BYTES:
@@ -50,7 +51,7 @@ class StructureCount:
             raise errors.TooLarge("body", f"must not have more than {excess}")
 
     def _count(self, piece: bytes) -> None:
-        # Without escapes every quote begins or ends a string. Backslashes are in strings only.
+        # Without escapes, every quote begins or ends a string. Only strings have backslashes.
         bare = self._escape + piece
         self._escape = b""
         if b"\\" in bare:
@@ -61,14 +62,14 @@ class StructureCount:
         n_quotes = bare.count(b'"')
         self._n_quotes += n_quotes
         if self._n_quotes > 2 * MAX_STRINGS:
-            return  # refused, before it is cut in so many parts
+            return  # too many, and costly to split
         outside = b"".join(bare.split(b'"')[self._is_in_string :: 2])
         self._is_in_string ^= n_quotes % 2 == 1
         self._n_containers += outside.count(b"[") + outside.count(b"{")
         self._n_commas += outside.count(b",")
 
     def _excess(self) -> str:
-        """Returns the limit that is exceeded, if one is."""
+        """Returns the limit that is exceeded, in words; empty if none is."""
         if self._n_quotes > 2 * MAX_STRINGS:
             return f"{MAX_STRINGS} strings"
         if self._n_containers > MAX_CONTAINERS:

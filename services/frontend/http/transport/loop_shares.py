@@ -1,7 +1,7 @@
-"""The shares of the event loop that one HTTP server's connections have.
+"""The shares of the event loop that the connections of one HTTP server have.
 
-Requests with and without a body, and large reads, have one each: nobody's request waits for what
-others upload, and no probe for what they ask.
+Requests with a body, requests without one and large reads have a share each: requests do not wait
+for the uploads of other clients, and probes do not wait for requests.
 """
 
 import asyncio
@@ -10,12 +10,12 @@ from services.frontend.loop_share import LoopShare
 
 
 class LoopShares:
-    """The shares of one server's connections."""
+    """The shares of the connections of one server."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.requests = LoopShare(loop)
-        """Requests that begin, and end because their client has gone."""
+        """For requests that begin, and for those that end because their client has gone."""
         self.lookups = LoopShare(loop)
-        """Requests without a body that begin."""
+        """For requests without a body that begin."""
         self.reads = LoopShare(loop)
-        """Connections that read on, or parse on."""
+        """For connections that resume reading or parsing."""

@@ -22,10 +22,12 @@ NEARLY_JSON = frozenset(
         "text/plain",
     }
 )
-"""Types that bodies of JSON are sent as; the empty one is none."""
+"""Media types with which bodies of JSON are sent by mistake, and the empty one, for a body without
+a type."""
 
 SMALL_BODY_BYTES = 64 * 2**10
-"""Bytes of a body that finds room while large ones take all that they may."""
+"""Largest size, in bytes, of a body for which a part of the memory budget is kept free of large
+bodies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,18 +40,20 @@ class BodyLimits:
     refusals: Refusals
 
     def check_size(self, n_bytes: int) -> None:
-        """Raises TooLarge if no body may be so large."""
+        """Raises TooLarge if a body of `n_bytes` bytes is too large."""
         if n_bytes > self.max_bytes:
             self.refusals[Refusal.BODY_TOO_LARGE] += 1
             raise errors.TooLarge("body", f"must not be larger than {self.max_bytes} bytes")
 
     def check_room(self, n_bytes: int) -> None:
-        """Raises PoolFull if so large a body would find no room now, before it is sent."""
+        """Raises PoolFull if the memory budget has no room for a body of `n_bytes` bytes. To be
+        called before the body is received."""
         if self.budget.n_bytes and not self.budget.has_room(n_bytes + self.reserve(n_bytes)):
             raise self.budget.refuse()
 
     def reserve(self, n_bytes: int) -> int:
-        """Returns the part of the budget that a body of that size must leave to small ones."""
+        """Returns the part of the memory budget, in bytes, that a body of `n_bytes` bytes must
+        leave to small ones."""
         return 0 if n_bytes <= SMALL_BODY_BYTES else self.budget.max_bytes // 4
 
 

@@ -1,4 +1,4 @@
-"""The headers of a request, to be looked up many times."""
+"""The headers of a request, for many lookups."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ _SCOPE_KEY = "orcinus.headers"
 
 
 def headers_of(request: Request) -> Mapping[str, str]:
-    """Returns the headers of a request by their names in lower case; of several with one name, the
-    first. Starlette's own look through all of them each time."""
+    """Returns the headers of a request by their names in lower case, with the first value of each
+    name. A lookup in the headers of Starlette goes through all of them."""
     scope = request.scope
     headers: Mapping[str, str] | None = scope.get(_SCOPE_KEY)
     if headers is None:

@@ -1,40 +1,39 @@
-"""uvicorn as a guest in another's event loop: it neither handles signals nor sets up logs.
+"""The HTTP server: it serves an app on bound sockets until it is told to stop.
 
 It ends in three steps, so that clients which keep connections open lose no request. After `leave`
-every answer says that its connection closes, and clients make a new one, to whomever a load
-balancer sends them then. `close_connections` closes those that nobody has used since, and has the
-others close with their answer. `stop` ends it.
+every answer says that its connection closes, and clients make a new one, to whichever frontend a
+load balancer sends them then. `close_connections` closes those that have had no request since, and
+has the others close with their answer. `stop` ends it.
 """
 
 import asyncio
+import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.frontend.http.transport.acceptor import Acceptor
-from services.frontend.http.transport.connection import Connection
-from services.frontend.http.transport.connection_limits import ConnectionLimits, Place, Places
+from services.frontend.http.transport.connection import HttpConnection
+from services.frontend.http.transport.connection_limits import ConnectionLimits, ConnectionPlaces
 from services.frontend.http.transport.gathering_transport import WriteRound
 from services.frontend.http.transport.loop_shares import LoopShares
+from services.frontend.http.transport.server_state import ServerState
 from services.frontend.request.client_call import ID_HEADER, TIMEOUT_HEADER, begin_call
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 
 BACKLOG = 2048
-"""Connections that may wait to be accepted: a burst of clients that connect at once."""
+"""Number of connections that may wait to be accepted: a burst of clients that connect at once."""
 
-FINISH_S = 2
-"""Seconds for writing out the last answers, after draining."""
+FINISH_S = 2.0
+"""Seconds for sending the last answers, after draining."""
 
 
-class HttpServer(uvicorn.Server):
-    """Serves an app on a socket that is bound before anybody hears of it; with a context, only
-    over TLS. It may serve on a Unix socket too, always without TLS, within the same limits."""
+class HttpServer:
+    """Serves an app on a socket that is bound before its address is announced; with a TLS context,
+    only over TLS. It may serve on a Unix socket too, always without TLS, within the same limits."""
 
     def __init__(
         self,
@@ -47,41 +46,43 @@ class HttpServer(uvicorn.Server):
         budget: MemoryBudget | None = None,
         refusals: Refusals | None = None,
     ) -> None:
-        self._limits = limits or ConnectionLimits()
-        super().__init__(
-            uvicorn.Config(
-                self._run_app,
-                interface="asgi3",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                timeout_graceful_shutdown=FINISH_S,
-            )
-        )
-        self.config.timeout_keep_alive = self._limits.idle_limit_s  # type: ignore[assignment]
+        """Prepares to serve on the running event loop."""
         self._app = app
         self._listeners = [(listener, tls)]
         if unix_listener is not None:
             self._listeners.append((unix_listener, None))
-        self._budget = budget or MemoryBudget(64 * 2**20)
-        self._refusals = Refusals() if refusals is None else refusals
-        self._places = Places(self._limits.max_connections, refusals=self._refusals)
         self._is_leaving = False
+        self._stopping = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        limits = limits or ConnectionLimits()
+        refusals = Refusals() if refusals is None else refusals
+        self.state = ServerState(
+            app=self._run_app,
+            limits=limits,
+            places=ConnectionPlaces(limits.max_connections, refusals=refusals),
+            budget=budget or MemoryBudget(64 * 2**20),
+            refusals=refusals,
+            writes=WriteRound(loop),
+            shares=LoopShares(loop),
+        )
+        """What all its connections share."""
 
     async def run_until_stopped(self) -> None:
         """Serves until `stop`, then finishes what is being written."""
-        await self.serve([listener for listener, _ in self._listeners])
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begins to accept; uvicorn's own would have asyncio do it, see `acceptor.py`."""
-        loop = asyncio.get_running_loop()
-        self._writes, self._shares = WriteRound(loop), LoopShares(loop)
-        self.servers = [self._accept(*listener) for listener in self._listeners]  # type: ignore[misc]
-        self.started = True
+        acceptors = [self._accept(*listener) for listener in self._listeners]
+        await self._stopping.wait()
+        for acceptor in acceptors:
+            acceptor.close()
+        for listener, _ in self._listeners:
+            listener.close()
+        self.close_connections()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_S):
+                await self.state.wait_idle()
+        for task in self.state.tasks:
+            task.cancel()
+        for acceptor in acceptors:
+            await acceptor.wait_closed()
 
     def leave(self) -> None:
         """From now on closes each connection with its next answer."""
@@ -89,45 +90,27 @@ class HttpServer(uvicorn.Server):
 
     def close_connections(self) -> None:
         """Closes idle connections now and the others with their answer; new ones may come."""
-        for connection in list(self.server_state.connections):
-            connection.shutdown()
+        for connection in list(self.state.connections):
+            connection.finish()
 
     def stop(self) -> None:
         """Makes `run_until_stopped` return soon."""
-        self.should_exit = True
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Does nothing: signals are the process's."""
-        yield
+        self._stopping.set()
 
     def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> Acceptor:
         acceptor = Acceptor(
             listener,
-            self._connection,
+            lambda place: HttpConnection(self.state, place),
             tls=tls,
-            handshake_limit_s=self._limits.head_limit_s,
-            places=self._places,
-            refusals=self._refusals,
+            handshake_limit_s=self.state.limits.head_limit_s,
+            places=self.state.places,
+            refusals=self.state.refusals,
         )
         acceptor.start(BACKLOG)
         return acceptor
 
-    def _connection(self, place: Place | None) -> Connection:
-        return Connection(
-            self.config,
-            self.server_state,
-            limits=self._limits,
-            places=self._places,
-            budget=self._budget,
-            refusals=self._refusals,
-            writes=self._writes,
-            shares=self._shares,
-            place=place,
-        )
-
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])  # of several with one name, the last
+        headers = dict(scope["headers"])  # the last one of each name
         call = begin_call(_text(headers.get(_ID)), timeout=_text(headers.get(_TIMEOUT)))
 
         async def send_on(message: Message) -> None:
@@ -162,17 +145,17 @@ def listen(address: str) -> socket.socket:
         )
     except OSError as error:
         raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
-    # Connections inherit it. asyncio's own loop sets it only on sockets that name their protocol,
-    # which these do not: each event would wait for the client to acknowledge the one before.
+    # Accepted connections inherit the option. The loop of asyncio sets it only on sockets that name
+    # their protocol, unlike these: each event would wait until the one before is acknowledged.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def reason_of(error: OSError) -> str:
-    """Returns the system's own words, without the address that asyncio and sockets add to them."""
+    """Returns the message of the system, without the address that asyncio and sockets add to it."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 def address_of(listener: socket.socket, address: str) -> str:
-    """Returns the `host:port` that clients can use, once it is known."""
+    """Returns the `host:port` at which clients reach a listener that was bound to `address`."""
     return f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"

@@ -8,16 +8,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MODE = 0o660
-"""Mode of the socket's file: who may write to it may connect."""
+"""Mode of the file of a socket: processes that may write to the file may connect."""
 
 
 @contextmanager
 def listen_unix(path: Path) -> Iterator[socket.socket]:
-    """Yields a socket that is bound to a path, whose file is removed at the end. It takes
+    """Yields a socket that is bound to a path, whose file is removed at the end. It accepts
     connections once it is told to listen.
 
     Raises:
-        OSError: somebody listens there, there is a file that is no socket, or none can be made.
+        OSError: a process listens there, there is a file that is not a socket, or no socket can be
+        made.
     """
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -28,10 +29,11 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
-    """Has a socket bound to a path, whose file is removed at the end.
+    """Binds a socket to a path by `bind`, and removes its file at the end.
 
     Raises:
-        OSError: somebody listens there, there is a file that is no socket, or none can be made.
+        OSError: a process listens there, there is a file that is not a socket, or no socket can be
+        made.
     """
     try:
         _remove_stale(path)
@@ -44,12 +46,12 @@ def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), file):  # not another process's by now
+            if os.path.samestat(path.stat(), file):  # it is not yet the file of another process
                 path.unlink()
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes the file of a socket that nobody listens on."""
+    """Removes the file of a socket on which no process listens; raises OSError if one does."""
     try:
         is_socket = stat.S_ISSOCK(path.stat().st_mode)
     except FileNotFoundError:
@@ -63,6 +65,6 @@ def _remove_stale(path: Path) -> None:
         except ConnectionRefusedError:
             path.unlink()
             return
-        except BlockingIOError:  # so many wait that it has no room for one more
+        except BlockingIOError:  # the queue of the listener is full
             pass
     raise OSError("another process listens there")

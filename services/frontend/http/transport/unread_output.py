@@ -1,9 +1,10 @@
-"""Output that a client does not read: it takes a share of the memory budget, and has a time limit.
+"""Output that a client does not read: it counts in the memory budget, and has a time limit.
 
-Nothing is done while a client keeps up. Once more lies in a transport's buffer than its high-water
-mark (64 KiB), the transport says so; from then until the buffer is nearly empty, one timer looks
-every `limit_s` whether at least `MIN_READ_BYTES` have left it. A client that reads a byte now and
-then is cut off like one that reads nothing: the slowest that is served reads 16 KiB in `limit_s`.
+While a client keeps up, nothing is done. The transport reports when its buffer exceeds its
+high-water mark of 64 KiB. From then until the buffer is nearly empty, a timer checks every
+`limit_s` seconds whether at least `MIN_READ_BYTES` have left the buffer. A client that reads a byte
+now and then is cut off like one that reads nothing: the slowest client that is served reads 16 KiB
+in `limit_s`.
 """
 
 import asyncio
@@ -14,11 +15,11 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
 MIN_READ_BYTES = 16 * 2**10
-"""Bytes that a client must read in each `limit_s` when it does not keep up."""
+"""Number of bytes that a client that does not keep up must read in each `limit_s` seconds."""
 
 
 class UnreadOutput:
-    """The watch on one connection's unread output."""
+    """The watch on the unread output of one connection."""
 
     def __init__(
         self,
@@ -38,12 +39,14 @@ class UnreadOutput:
         self._is_stalled = False
 
     def begin(self) -> None:
-        """Notes that the transport's buffer is above its high-water mark."""
+        """Notes that the buffer of the transport exceeds its high-water mark."""
         self._is_stalled = True
         try:
             self._share.grow(self._transport.get_write_buffer_size())
-        except errors.PoolFull:  # there is no memory for those who do not read
-            self._timer = self._loop.call_soon(self._give_up)  # the transport is writing
+        except errors.PoolFull:  # the budget has no memory left for unread output
+            self._timer = self._loop.call_soon(
+                self._give_up
+            )  # not at once, since the transport is writing
         else:
             self._wait(self._check)
 
@@ -55,12 +58,12 @@ class UnreadOutput:
             self.closing()
 
     def closing(self) -> None:
-        """Notes that the transport closes once its buffer is empty."""
+        """Notes that the transport will close once its buffer is empty."""
         if not self._is_stalled and self._transport.get_write_buffer_size():
             self._wait(self._give_up)
 
     def close(self) -> None:
-        """Ends the watch: the connection is lost."""
+        """Ends the watch, since the connection is lost."""
         self._cancel()
 
     def _check(self) -> None:

@@ -91,7 +91,6 @@ class Exaone4Stage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=window),
             rotary=_STILL if self.config.has_windows and window is None else _TURNING,
             head_norms=self.read_head_norms(source, prefix),

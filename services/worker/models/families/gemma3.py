@@ -81,7 +81,6 @@ class Gemma3Stage(GemmaStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=self.form(index),
             qkv_bias=self.config.attention_bias,
             output_bias=self.config.attention_bias,

@@ -27,8 +27,8 @@ from services.frontend.http.responses.request import ResponsesBody
 from services.frontend.http.routes import OPENAPI_PATH, ROUTES
 from services.frontend.http.transport import media_types
 from services.frontend.http.transport.event_stream import LAST_EVENT_ID
-from services.frontend.request.limits import Limits
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.limits import ModelLimits
+from services.frontend.request.pipeline import ServedPipeline
 from tests.fake_scheduler import PIPELINE, keeps_quiet, rejects
 from tests.frontend.conftest import Site
 
@@ -52,8 +52,8 @@ KINDS: dict[str, Any] = {
 LEAST |= {"ResponsesBody": {"input": "x"}, "MessagesBody": {**HELLO, "max_tokens": 1}}
 KINDS |= {"ResponsesBody": ResponsesBody, "MessagesBody": MessagesBody}
 
-LIMITS = Limits(
-    Pipeline(
+LIMITS = ModelLimits(
+    ServedPipeline(
         model="m", vocab_size=2**63, max_model_len=2**63, eos_token_ids=(), n_stages=1, tp_size=1
     )
 )

@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from starlette.requests import Request
@@ -180,6 +180,11 @@ class Site:
     budget: MemoryBudget
     port: int
 
+    @property
+    def connections(self) -> set[Any]:
+        """The connections that the server has accepted."""
+        return cast(set[Any], self.server.state.connections)
+
     @asynccontextmanager
     async def client(self, **options: Any) -> AsyncIterator[Client]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, **options)
@@ -209,9 +214,6 @@ async def serving(**limits: Any) -> AsyncIterator[Site]:
     )
     running = asyncio.ensure_future(server.run_until_stopped())
     port = int(address_of(listener, "127.0.0.1:0").rpartition(":")[2])
-    async with asyncio.timeout(TIMEOUT_S):
-        while not server.started:
-            await asyncio.sleep(0)
     try:
         yield Site(app, server, refusals, budget, port)
     finally:
@@ -368,7 +370,7 @@ async def test_probe_does_not_wait_for_the_requests_of_others() -> None:
 
 async def test_requests_whose_clients_have_gone_before_their_turn_do_not_begin() -> None:
     async with serving() as site, many_clients(site, 200) as clients:
-        connections = site.server.server_state.connections
+        connections = site.connections
         for client in clients:
             client.writer.write(GET)
             client.writer.close()
@@ -402,12 +404,12 @@ async def test_client_that_sends_on_after_a_refusal_is_not_read_from_without_end
     async with serving() as site, site.client() as client:
         client.writer.write(b"GET /" + b"x" * 5000)
         client.writer.write(b"x" * 2**25)
-        await until(lambda: bool(site.server.server_state.connections))
-        [connection] = site.server.server_state.connections
+        await until(lambda: bool(site.connections))
+        [connection] = site.connections
         async with asyncio.timeout(TIMEOUT_S):
             assert status_of(await client.reader.readline()) == 414
-        await until(lambda: not site.server.server_state.connections)
-        n_dropped: int = connection._n_dropped  # type: ignore[union-attr]
+        await until(lambda: not site.connections)
+        n_dropped: int = connection._n_dropped
         assert n_dropped <= MAX_DROPPED_BYTES + 2**18
 
 
@@ -444,10 +446,10 @@ async def test_client_that_sends_ahead_is_not_read_from_without_end() -> None:
     async with serving() as site, site.client() as client:
         client.writer.write(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n" + GET * 200_000)
         await until(lambda: site.app.n_requests == 1)
-        [connection] = site.server.server_state.connections
+        [connection] = site.connections
         for _ in range(50):
             await asyncio.sleep(0.001)
-        assert len(connection._ahead) <= MAX_AHEAD_BYTES + 2**18 + 4096  # type: ignore[union-attr]
+        assert len(connection._ahead) <= MAX_AHEAD_BYTES + 2**18 + 4096
         site.app.go_on.set()
         for _ in range(500):
             assert (await client.answer())[0] == 200
@@ -504,13 +506,13 @@ async def test_body_that_was_sent_ahead_is_not_read_from_without_end() -> None:
         client.writer.write(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
         await until(lambda: site.app.n_requests == 1)
         client.writer.write(head % 2**24 + bytes(2**24))
-        [connection] = site.server.server_state.connections
-        await until(lambda: connection._is_ahead_paused)  # type: ignore[union-attr]
+        [connection] = site.connections
+        await until(lambda: connection._is_ahead_paused)
         site.app.go_on.set()
         await until(lambda: site.app.n_requests == 2)
         for _ in range(50):
             await asyncio.sleep(0.001)
-        assert len(connection.cycle.body) <= MAX_AHEAD_BYTES + 2**18  # type: ignore[union-attr]
+        assert len(connection._requests.last.body) <= MAX_AHEAD_BYTES + 2**18
         site.app.read_on.set()
         assert await client.answer() == (200, b"not read")
         assert await client.answer() == (200, b"1.1 %d bytes" % 2**24)
@@ -697,7 +699,7 @@ async def test_answer_that_nobody_reads_ends_in_time() -> None:
         await client.send(b"GET /big HTTP/1.1\r\n" + HOST + b"\r\n")
         await until(lambda: site.budget.n_bytes > 0)
         await until(lambda: site.refusals[Refusal.UNREAD] == 1)
-        await until(lambda: not site.server.server_state.connections)
+        await until(lambda: not site.connections)
         assert site.budget.n_bytes == 0
 
 
@@ -728,11 +730,11 @@ async def test_events_that_go_past_the_app_keep_their_order_and_are_bounded() ->
     async with serving() as site, site.client(limit=2**12) as client:
         await client.send(stream + GET + stream)
         await until(lambda: bool(site.app.n_requests))
-        [connection] = site.server.server_state.connections
-        await until(lambda: connection.flow.write_paused)  # type: ignore[union-attr]
+        [connection] = site.connections
+        await until(lambda: connection._flow.write_paused)
         for _ in range(20):
             await asyncio.sleep(0.001)
-        assert connection.transport.get_write_buffer_size() < 2**18
+        assert connection._transport.get_write_buffer_size() < 2**18
         assert await client.chunks() == EVENTS
         assert await client.answer() == (200, b"1.1 0 bytes")
         assert await client.chunks() == EVENTS

@@ -57,7 +57,7 @@ async def test_limits_hold_for_both_together(tmp_path: Path) -> None:
             # The idle connection over TCP gives up its place.
             assert (await site.http.get("/health")).status_code == 200
             assert (await client.get("http://localhost/health")).status_code == 200
-            assert len(site.frontend._http._places.taken) == 1
+            assert len(site.frontend._http.state.places.taken) == 1
             large = await client.get("http://localhost/health", headers={"x": "y" * 2000})
             assert large.status_code == 431
 

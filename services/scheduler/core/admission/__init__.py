@@ -1,0 +1,1 @@
+"""Admission: who may wait, for how long, and who begins with which batch."""
