@@ -211,8 +211,8 @@ native: setup  ## Check that there are native kernels if there is a compiler: te
 	else echo 'no native kernels: there is no $(CXX)'; fi
 
 bench: setup  ## Measure the control plane and the scheduler against their budgets
-	$(BIN)/python -m benchmarks.scheduler
-	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.control.scheduler
+	$(BIN)/python -m benchmarks.control.plane
 
 bench-gpu:  ## Measure kernels, iterations and a workload on a GPU, with GPU_PYTHON, in 8 minutes; ARGS="--out DIR"
 	$(GPU_PYTHON) -m benchmarks.gpu --out build/gpu $(ARGS)

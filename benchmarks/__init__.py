@@ -1,1 +1,2 @@
-"""Programs that measure Orcinus. They print tables; docs quote them with the command beside."""
+"""Programs that measure Orcinus and print tables; docs quote a table with the command that made
+it."""

@@ -1,8 +1,8 @@
-"""The use of the processors during a measurement, by the engine and by everybody else.
+"""The use of the processors during a measurement, by the engine and by all other processes.
 
-Two engines can be compared only if nothing else took processor time from one of them: OpenMP's
+Two engines can be compared only if no other process took processor time from one of them: OpenMP's
 threads wait for each other, so a run beside one busy process can take several times as long. So
-every run is stamped with the mean number of cores that it used, and that all others used.
+every run is stamped with the mean number of cores that the engine used, and that all others used.
 """
 
 import contextlib
@@ -12,19 +12,20 @@ from collections.abc import Iterable, Iterator
 import psutil
 
 QUIET_CPUS = 0.1
-"""Cores that others may use on average before a run counts as disturbed."""
+"""Mean number of cores that others may use before a run counts as disturbed."""
 
 
 class CpuUse:
-    """Mean number of cores that were busy, once it is known."""
+    """Mean number of busy cores; None before the end of the measurement."""
 
     own_cpus: float = 0.0
     other_cpus: float = 0.0
-    """Cores that everybody else used, with what the hypervisor gave to others."""
+    """Mean number of cores that all others used, including the time that the hypervisor gave to
+    others."""
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others used more than a comparison bears."""
+        """Whether others used too much for a comparison."""
         return self.other_cpus > QUIET_CPUS
 
 
@@ -33,12 +34,12 @@ Watch = contextlib.AbstractContextManager[CpuUse]
 
 @contextlib.contextmanager
 def watch(engine: int | None = None) -> Iterator[CpuUse]:
-    """Counts processor time until the context ends; only then there is an answer.
+    """Counts processor time until the context ends, and only then has the result.
 
     Args:
-        engine: the process of what is measured. It, its descendants and this process are what
-            counts as own. Without it, this process and all its descendants. One that ends within
-            the context counts among the others.
+        engine: the process that is measured, whose descendants and this process count as the
+            engine's. Without it, this process and all its descendants count. A process that ends
+            within the context counts among the others.
     """
     use = CpuUse()
     here = psutil.Process()
@@ -53,7 +54,7 @@ def watch(engine: int | None = None) -> Iterator[CpuUse]:
 
 
 def family(root: psutil.Process) -> set[psutil.Process]:
-    """Returns a process and all its descendants; nothing when it has ended."""
+    """Returns a process and all its descendants; nothing if the process has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return {root, *root.children(recursive=True)}
     return set()

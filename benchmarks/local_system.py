@@ -1,4 +1,4 @@
-"""A whole local system as a process of its own, as its users start it."""
+"""A whole local system as a process of its own, started as users start it."""
 
 import asyncio
 import contextlib
@@ -6,9 +6,9 @@ import re
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.machine import ROOT
+
 METRICS = re.compile(r"Metrics of (.*): (http://\S+)")
 READY = re.compile(r"Orcinus serves (\S+) .* OpenAI (http://\S+)/v1  gRPC (\S+)")
 START_TIMEOUT_S = 300.0
@@ -35,7 +35,7 @@ async def running(
     """Starts `python -m module` on free ports, and ends it with all its processes.
 
     Raises:
-        RuntimeError: it ended, or does not serve in time; it has said why on standard error.
+        RuntimeError: the system ended, or did not serve in time; standard error has the reason.
     """
     process = await asyncio.create_subprocess_exec(
         *(

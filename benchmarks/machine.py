@@ -1,4 +1,4 @@
-"""The machine of a measurement, as far as the standard library knows it."""
+"""A description of the machine of a measurement, from the standard library."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def describe() -> dict[str, Any]:
-    """Returns what a result must say to be understood later: commit, machine, command, time."""
+    """Returns commit, machine, command and time, by which a result can be understood later."""
     module = sys.modules["__main__"].__spec__
     program = ["-m", module.name.removesuffix(".__main__")] if module else sys.argv[:1]
     return {
@@ -37,8 +37,10 @@ def memory_bytes() -> int:
 
 
 def commit() -> str | None:
-    """Returns the commit of the working tree, with `-dirty` behind it if it has changes; None
-    outside a repository, and where there is no git."""
+    """Returns the commit of the working tree, with `-dirty` behind it if there are changes.
+
+    Returns None outside a repository, and where git is missing.
+    """
     command = ["git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty"]
     try:
         said = subprocess.run(
@@ -55,7 +57,7 @@ def commit() -> str | None:
 
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """Returns the processor's name of itself, or its architecture where it has none."""
+    """Returns the name of the processor, or its architecture if it has no name."""
     with contextlib.suppress(FileNotFoundError):
         for line in cpuinfo.read_text().splitlines():
             key, _, value = line.partition(":")

@@ -41,7 +41,7 @@ class Shape:
     max_position_embeddings: int
     n_experts: int = 0
     n_chosen: int = 0
-    """Experts that a token goes through."""
+    """Number of experts that each token goes through."""
 
 
 SHAPES = {
@@ -164,10 +164,10 @@ def tokenizer_of(vocab_size: int) -> tokenizers.Tokenizer:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Pairs of tokens that make a new one, each of tokens that exist by then.
+    """Yields pairs of tokens that make a new token, each of tokens that exist by then.
 
-    9,025 of two characters (the byte level writes a space as Ġ), 17,576 of three lower-case
-    letters, then 456,976 of four.
+    9,025 pairs are of two characters (the byte level writes a space as Ġ), 17,576 of three
+    lower-case letters, and 456,976 of four.
     """
     letters = string.ascii_lowercase
     yield from product("Ġ" + string.digits + string.ascii_letters + string.punctuation, repeat=2)
@@ -178,7 +178,7 @@ def _merges() -> Iterator[tuple[str, str]]:
 
 
 def write_model(directory: Path, shape: Shape) -> None:
-    """Writes the checkpoint into `directory`, which is made if need be."""
+    """Writes the checkpoint into `directory`, which is created if it is missing."""
     directory.mkdir(parents=True, exist_ok=True)
     tokenizer_of(shape.vocab_size).save(str(directory / "tokenizer.json"))
     _write_json(directory / "config.json", config_of(shape))

@@ -1,4 +1,4 @@
-"""A processor of its own for the engine, as its pod has, where all run on one machine."""
+"""A processor of its own for the engine, as its pod has, where all processes share one machine."""
 
 import contextlib
 import os
@@ -11,10 +11,13 @@ RANK_MODULE = "services.worker.rank"
 
 @contextlib.contextmanager
 def ranks_apart() -> Iterator[None]:
-    """Gives the ranks among this process's descendants the last processor, and all others of them,
-    and the process itself, the rest; does nothing where there is only one processor. Processes and
-    threads that come later inherit their parent's. Afterwards this process has all of them again,
-    for a system that it starts then."""
+    """Gives the ranks among this process's descendants the last processor, and all other processes
+    the rest.
+
+    This process keeps to the rest, too, until the end, and then has all processors again for the
+    next system. Later processes and threads inherit their parent's processors. With only one
+    processor nothing changes.
+    """
     own = psutil.Process()
     cpus = sorted(os.sched_getaffinity(0))
     if len(cpus) < 2:

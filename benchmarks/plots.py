@@ -15,7 +15,7 @@ class Point:
 
     requests_per_s: float
     median_s: float
-    """Normalised latency."""
+    """Median normalised latency of the run."""
 
 
 def draw_latency(
@@ -46,15 +46,15 @@ def draw_latency(
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The values that many settings of one subject reach, and those of settings with names."""
+    """The values that many settings of one subject reach, and the values of named settings."""
 
     values: Sequence[float]
     named: Mapping[str, float]
 
 
 def draw_rankings(path: Path, rankings: Mapping[str, Ranking], *, title: str) -> None:
-    """Draws a row for each subject with the values of all its settings, as parts of the best of
-    them; settings with names are marked."""
+    """Draws a row for each subject, with the values of all its settings divided by the best value;
+    named settings are marked."""
     figure = Figure(figsize=(7, 1.2 + 0.8 * len(rankings)), layout="constrained")
     axes = figure.subplots()
     for row, ranking in enumerate(rankings.values()):

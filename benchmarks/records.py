@@ -19,8 +19,8 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """The record of one request. `token_times_s` has one time for each output token, where they are
-    known."""
+    """The record of one request; `token_times_s` has a time for each output token, where the times
+    are known."""
 
     arrival_s: float
     start_s: float
@@ -33,7 +33,7 @@ class RequestRecord:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the request has its answer."""
+        """Whether the request was answered."""
         return self.error is None and self.n_output > 0
 
     @property
@@ -53,8 +53,8 @@ class RequestRecord:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds from each token to the next. Where only the first and the last are known, their
-        mean."""
+        """Seconds from each token to the next; where only the first and the last time are known,
+        their mean."""
         if self.token_times_s:
             return [later - earlier for earlier, later in itertools.pairwise(self.token_times_s)]
         if self.first_token_s is None or self.n_output < 2:
@@ -65,22 +65,21 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median and 99th percentile of something measured many times, interpolated between the two
-    nearest values."""
+    """Median and 99th percentile of many values, interpolated between the two nearest values."""
 
     median: float
     p99: float
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Self | None:
-        """Returns the spread of values; None if there are none."""
+        """Returns the spread of values; None without values."""
         array = np.fromiter(values, dtype=np.float64)
         return cls(*np.percentile(array, (50, 99)).tolist()) if array.size else None
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in numbers. Rates are over the time from the first arrival to the last token."""
+    """The summary of a run; rates are over the time from the first arrival to the last token."""
 
     n_requests: int
     n_failed: int
@@ -88,15 +87,15 @@ class Summary:
     requests_per_s: float
     output_tokens_per_s: float
     tokens_per_s: float
-    """Tokens of prompts and outputs, a second."""
+    """Tokens of prompts and outputs per second."""
     offered_per_s: float | None
-    """Requests a second that came; None if all came at once."""
+    """Requests that came per second; None if all came at once."""
     normalised_latency_s: Spread | None
     time_to_first_token_s: Spread | None
     gap_s: Spread | None
     """Seconds between tokens."""
     goodput_per_s: float | None
-    """Requests a second whose normalised latency kept the bound; None without a bound."""
+    """Requests per second whose normalised latency kept the bound; None without a bound."""
 
     @classmethod
     def of(cls, requests: Sequence[RequestRecord], *, bound_s: float | None = None) -> Self:
@@ -129,18 +128,18 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """The record of one run: `meta` says where, with what and how it was made."""
+    """The record of one run; `meta` has the machine, the settings and the command."""
 
     meta: dict[str, Any]
     requests: tuple[RequestRecord, ...]
 
     def summary(self, *, bound_s: float | None = None) -> Summary:
-        """Returns the run in numbers."""
+        """Returns the summary of the run."""
         return Summary.of(self.requests, bound_s=bound_s)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """Returns the run that JSON describes; fields that are not known may be left out."""
+        """Returns the run that JSON describes; optional fields may be missing."""
         return cls(values["meta"], tuple(_request(each) for each in values["requests"]))
 
 
@@ -151,7 +150,7 @@ def write(path: Path, runs: Sequence[RunRecord]) -> None:
 
 
 def read(path: Path) -> list[RunRecord]:
-    """Returns the runs of a file that `write` has made."""
+    """Returns the runs of a file that `write` wrote."""
     return [RunRecord.from_dict(values) for values in json.loads(path.read_text())]
 
 

@@ -1,4 +1,4 @@
-"""Talks to Orcinus over gRPC: the model, an answer, an answer piece by piece.
+"""Talks to Orcinus over gRPC: describes the model, gets a whole answer, and streams one.
 
 PYTHONPATH=protos/gen python examples/grpc_client.py [host:port]
 """
@@ -9,7 +9,7 @@ import grpc
 from orcinus.v1 import inference_pb2, inference_pb2_grpc, sampling_pb2
 
 TIMEOUT_S = 60
-"""A request that takes longer is cancelled, here and on the server."""
+"""Seconds after which a request is cancelled, here and on the server."""
 
 
 def main(address: str) -> None:

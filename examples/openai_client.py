@@ -18,7 +18,7 @@ def main(base_url: str) -> None:
         )
         print(f"Once upon a time{completion.choices[0].text}\n")
 
-        # What other servers know and OpenAI does not goes into `extra_body`.
+        # Options that OpenAI does not have go into `extra_body`.
         chunks = client.completions.create(
             model=model,
             prompt="One day, a little whale",

@@ -1,8 +1,8 @@
-"""Streams a completion that outlives the frontends it comes through.
+"""Streams a completion that goes on when the frontend it comes through is lost.
 
 python examples/resuming_client.py [--chat] [--prompt=TEXT] [--max-tokens=N] [base URL]...
 
-The package `orcinus_client` (clients/python) keeps what it takes to go on at another frontend.
+The package `orcinus_client` (clients/python) keeps what is needed to resume at another frontend.
 """
 
 import argparse

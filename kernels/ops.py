@@ -1,36 +1,42 @@
 """The operations that an implementation offers, each with its type.
 
-An operation of a few positional tensors is a `Callable`; what it computes is said in the file of
-its name. Operations with more arguments are protocols, described here. The two halves of attention
-belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+An operation of a few positional tensors is a `Callable`: its function in `kernels.pytorch` says
+what it computes. Operations with more arguments are protocols, described here. The two halves of
+attention belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+
+A new operation is a field of `Ops` and a function of the same name in a module of
+`kernels.pytorch`, and in one of `kernels.native` or `kernels.triton` where it is worth a kernel:
+`Ops.of` finds the functions by the names of the fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from types import ModuleType
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kernels.attention_form import AttentionForm
-from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import Clamp, ExpertForm
-from kernels.group_form import GroupForm
-from kernels.head_norms import HeadNorms
-from kernels.logits import Logits
+from kernels.forms.attention import AttentionForm
+from kernels.forms.delta_net import DeltaNetForm
+from kernels.forms.experts import ExpertForm
+from kernels.forms.head_norms import HeadNorms
+from kernels.forms.logits import Logits
+from kernels.forms.routing import RoutingForm
+from kernels.forms.sampling_columns import SamplingColumns
+from kernels.forms.state_spans import StateSpans
 from kernels.program import Program
-from kernels.sampling_columns import SamplingColumns
-from kernels.state_spans import StateSpans
 from kernels.upload import Uploads
+from kernels.weights.linear import Clamp
 
 Ints = NDArray[np.int64]
 
 LayerKV = tuple[Tensor, Tensor]
 """What one layer stores: keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each; or the
-last inputs and the states of a layer without them, as `kernels.delta_net` has them.
+last inputs and the states of a layer without them, as `Ops.delta_net` has them.
 
 Values have no elements where they are a part of the keys."""
 
@@ -78,7 +84,7 @@ class PlanAttention(Protocol):
         """
 
 
-class Attention(Protocol):
+class ComputeAttention(Protocol):
     """Attends from every token of a batch to the stored tokens of its sequence."""
 
     def __call__(
@@ -103,7 +109,7 @@ class Attention(Protocol):
         """
 
 
-class ExpertMLPs(Protocol):
+class RunExpertMLPs(Protocol):
     """Runs the experts of a layer, all of whose matrices it gets."""
 
     def __call__(
@@ -116,10 +122,10 @@ class ExpertMLPs(Protocol):
         form: ExpertForm = ...,
         /,
     ) -> Tensor:
-        """Returns [n_tokens, hidden]; see `kernels.expert_mlp`."""
+        """Returns [n_tokens, hidden]; see `Ops.expert_mlp`."""
 
 
-class RotaryWriteKV(Protocol):
+class TurnAndWriteKV(Protocol):
     """Turns queries and keys of a fused projection, and stores keys and values."""
 
     def __call__(
@@ -134,26 +140,20 @@ class RotaryWriteKV(Protocol):
         norms: HeadNorms | None = ...,
         /,
     ) -> Tensor:
-        """Returns turned queries [n_tokens, n_heads, head_dim]; see `kernels.rotary_write_kv`."""
+        """Returns turned queries [n_tokens, n_heads, head_dim]; see `Ops.rotary_write_kv`."""
 
 
-class FusedSeconds(Protocol):
-    """Seconds that a fused stage has spent, by kind of operation."""
+class Ranks(Protocol):
+    """The ranks that share a stage, as steps at which they meet need them."""
 
-    @property
-    def linear(self) -> float: ...
+    def all_reduce(self, tensor: Tensor, /) -> None:
+        """Sums `tensor` over all ranks, in place."""
 
-    @property
-    def attention(self) -> float: ...
-
-    @property
-    def sampling(self) -> float: ...
-
-    @property
-    def other(self) -> float: ...
+    def all_gather(self, tensor: Tensor, /) -> Tensor:
+        """Returns the ranks' tensors side by side along the last dimension, in their order."""
 
 
-class FusedBatch(Protocol):
+class ProgramBatch(Protocol):
     """A flat batch, as a program takes it."""
 
     @property
@@ -172,65 +172,66 @@ class FusedBatch(Protocol):
     def states(self) -> StateSpans | None:
         """Where layers keep a state of each request, if any do."""
 
-    def of_groups(self) -> Sequence[FusedBatch]:
+    @property
+    def ranks(self) -> Ranks:
+        """The ranks that share the stage."""
+
+    def of_groups(self) -> Sequence[ProgramBatch]:
         """Returns the batch as the layers of each K/V group have it; plans differ in nothing but
         block tables."""
 
 
-class FusedStage(Protocol):
-    """A program that is run by its operations.
-
-    Its results are those of the operations called one after the other, to the bit.
-    """
+class ProgramRunner(Protocol):
+    """Runs a program. Results are equal to the bit, whichever runner of some operations it is."""
 
     @property
     def program(self) -> Program:
-        """The program that the stage runs."""
+        """The program that is run."""
 
-    @property
-    def seconds(self) -> FusedSeconds:
-        """The time of all its operations until now; what its calls of Python take is not in it."""
-
-    def __call__(self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV]) -> Tensor:
+    def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Returns the hidden states after the last layer, [n_tokens, hidden_size].
 
         Args:
-            inputs: tokens [n_tokens] int64, or hidden states [n_tokens, hidden_size] if the program
-                takes them in.
+            inputs: tokens [n_tokens] int64, or the hidden states [n_tokens, hidden_size] that the
+                program takes in, which are used up.
             batch: where the tokens are, and how they attend.
-            kv: the storage of each layer; if the first tensor is that of the call before, so must
+            kv: the storage of each layer; if the first tensor is that of the run before, so must
                 the others be.
 
         Raises:
-            TypeError: a plan is another's.
+            TypeError: a plan is of other operations.
             ValueError: a tensor has another type or shape, or a layer is of a group that the batch
                 does not have.
-            IndexError: a token or position is not in the tables; nothing has been computed.
+            IndexError: a token or position is not in the tables.
         """
 
     def logits(
-        self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV], sampled: Tensor
+        self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
         `sampled` [n_sampled] int64 are places in the batch, in order; the other arguments are those
-        of a call. The next call overwrites the result.
+        of a call. The next run may overwrite the result.
 
         Raises:
-            TypeError: a plan is another's.
-            ValueError: a tensor has another type or shape, or the program makes no logits.
-            IndexError: a token or position is not in the tables, or a place not in the batch;
-                nothing has been computed.
+            TypeError: a plan is of other operations.
+            ValueError: a tensor has another type or shape, or the program has no head.
+            IndexError: a token or position is not in the tables, or a place not in the batch.
         """
 
+    def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
+        """Returns the logits [n, vocab_size] of any hidden states [n, hidden_size] after the last
+        layer; raises ValueError if the program has no head."""
 
-class FuseLayers(Protocol):
-    """Makes one call of a program, or a few."""
 
-    def __call__(self, program: Program, /) -> FusedStage | None:
-        """Returns what runs the program; None if layers like these are to be run one by one.
+class RunProgram(Protocol):
+    """Prepares a program for running."""
 
-        Raises ValueError for tensors that do not fit each other.
+    def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
+        """Returns what runs the program fastest on `ops`, whose function this is.
+
+        Raises ValueError for tensors that do not fit each other, and TypeError for a step that
+        cannot be run.
         """
 
 
@@ -251,17 +252,46 @@ class Ops:
     add_scaled: Callable[[Tensor, Tensor, float], Tensor]
     soft_cap: Callable[[Tensor, float], Tensor]
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
-    route_in_groups: Callable[[Tensor, GroupForm], tuple[Tensor, Tensor]]
-    expert_mlp: ExpertMLPs
+    route_in_groups: Callable[[Tensor, RoutingForm], tuple[Tensor, Tensor]]
+    expert_mlp: RunExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    rotary_write_kv: RotaryWriteKV
+    rotary_write_kv: TurnAndWriteKV
     plan_attention: PlanAttention
-    attention: Attention
+    attention: ComputeAttention
     delta_net: Callable[[Tensor, Tensor, Tensor, StateSpans, DeltaNetForm], Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]
-    fuse_layers: FuseLayers | None = None
-    """Runs layers that have been recorded; None: every layer is run by itself."""
+    run_program: RunProgram
     has_fixed_shapes: bool = False
     """Whether plans can be made whose shapes do not depend on what is in a batch. Then an iteration
     can be recorded as a graph."""
+
+    @classmethod
+    def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
+        """Returns the operations that `sources` have under the names of the fields.
+
+        A source is a module, of which the functions that it defines count, or an object with
+        methods. Where no source has an operation, `otherwise` has it. Fields that are `given` are
+        taken as they are. Raises TypeError for an operation that is nowhere.
+        """
+        names = [field.name for field in fields(cls)]
+        found = {} if otherwise is None else {name: getattr(otherwise, name) for name in names}
+        for source in sources:
+            offered = _offered(source)
+            found.update((name, offered[name]) for name in names if name in offered)
+        return cls(**{**found, **given})
+
+    def runner(self, program: Program) -> ProgramRunner:
+        """Returns what runs the program on these operations; raises as `RunProgram` does."""
+        return self.run_program(program, self)
+
+
+def _offered(source: object) -> dict[str, Any]:
+    """Returns the functions that a module defines, or the methods of an object, by their names."""
+    if not isinstance(source, ModuleType):
+        return {name: getattr(source, name) for name in dir(source)}
+    return {
+        name: value
+        for name, value in vars(source).items()
+        if getattr(value, "__module__", None) == source.__name__
+    }

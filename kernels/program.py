@@ -1,34 +1,32 @@
-"""A stage as a program: a flat list of steps over buffers, which can be run in one call.
+"""A stage as a program: a flat list of steps over buffers, from tokens to logits.
 
-Layers record their steps once, when they have been read, in the order in which they would call
-operations (`Program` has a method for each kind of `kernels.steps`). An implementation
-(`Ops.fuse_layers`) may then run them all without Python in between. What there is no step for is a
-`Call`, for which it returns to Python: so any stage can be recorded, and those of known pieces are
-quick.
+A model's pieces describe themselves once, when their weights have been read: each adds its steps to
+the program (`Program` has a method for each kind of `kernels.steps`). Operations then run the
+program (`Ops.run_program`): the native library runs all steps between two that it does not have in
+one call, and `kernels.pytorch.interpreter` runs step after step. What there is no step for is a
+named `Call` of a Python function.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from kernels.attention_form import AttentionForm
-from kernels.delta_net import LENGTH_EPS
-from kernels.delta_net_form import DeltaNetForm
-from kernels.expert_form import Clamp
-from kernels.gated_in_two import GatedInTwo
-from kernels.group_form import GroupForm
-from kernels.head_norms import HeadNorms
-from kernels.head_products import HeadProducts
-from kernels.linear_weight import Gate, GatedWeight, LinearWeight, PanelTable, TableWeight
+from kernels.forms.attention import AttentionForm
+from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.head_norms import HeadNorms
+from kernels.forms.routing import RoutingForm
 from kernels.steps import (
     ACTIVATIONS,
     Activate,
     Add,
     AddPositions,
+    AllGather,
+    AllReduce,
     ApplyGate,
     Attend,
     Buffer,
@@ -36,9 +34,9 @@ from kernels.steps import (
     CopyPart,
     Embed,
     EmbedPacked,
+    EmbedShare,
     Expert,
     GateForm,
-    Greedy,
     Heads,
     LayerNorm,
     LookUpAngles,
@@ -62,17 +60,34 @@ from kernels.steps import (
     WriteKV,
     WriteLatents,
 )
+from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.head_products import HeadProducts
+from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight, TableWeight
 
 
 @dataclass(slots=True)
 class Angles:
-    """The angles of positions from the first on, as `kernels.rotary` takes those of a token.
+    """Tables of the angles of positions 0, 1, ..., in the form that `Ops.rotary` takes.
 
-    They may be replaced by those of more positions between calls.
+    The tables may be replaced by longer ones between two runs of a program.
     """
 
     cos: Tensor  # [n_positions, 1, head_dim], as the next
     signed_sin: Tensor
+
+
+class RotaryAngles(Protocol):
+    """The angles of one kind of rotary embedding."""
+
+    @property
+    def angles(self) -> Angles | None:
+        """The tables; None where the angles of each batch are computed."""
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
+
+    def cover(self, positions: Tensor) -> None:
+        """Makes the tables, if there are any, long enough for all of `positions`."""
 
 
 _ALL_POSITIONS = 2**62
@@ -80,35 +95,42 @@ _ALL_POSITIONS = 2**62
 
 
 class Program:
-    """The steps of a stage, while they are recorded.
+    """The steps of one rank's share of a stage.
 
-    A method returns the buffer of its result, [n, width]. What it says is used up is where the
-    result may be.
+    Most methods add a step and return the buffer of its result, [n, width]. A buffer that a method
+    says is used up is changed, and may be the result.
     """
 
     def __init__(
-        self, dtype: torch.dtype, angles: Sequence[Angles] = (), groups: Sequence[int] = ()
+        self,
+        dtype: torch.dtype,
+        rotaries: Sequence[RotaryAngles] = (),
+        groups: Sequence[int] = (),
+        *,
+        tp_size: int = 1,
     ) -> None:
-        """Begins a program whose hidden states are of `dtype`; `angles` has one entry for each kind
-        of rotary embedding, and `groups` the K/V group of each layer, or none if there is but one.
+        """Begins a program whose hidden states are of `dtype`.
+
+        `rotaries` has one entry for each kind of rotary embedding. `groups` has the K/V group of
+        each layer, or nothing if there is one group. `tp_size` ranks share the layers.
         """
         self.dtype = dtype
-        self.angles = angles
+        self.rotaries = rotaries
         self.groups = groups
+        self.tp_size = tp_size
         self.steps: list[object] = []
         self.buffers: list[Buffer] = []
         self.inputs: Buffer | None = None
-        """The hidden states that come in; None if tokens do."""
+        """The hidden states that the stage receives; None on a stage that begins with tokens."""
         self.hidden: Buffer | None = None
         """The hidden states after the last layer."""
         self.n_hidden_steps = 0
-        """The steps that make these; further ones make logits."""
+        """Number of steps that compute `hidden`; the steps that follow compute `logits`."""
+        self.selected: Buffer | None = None
+        """The hidden states of sampled tokens, with which the head begins."""
         self.logits: Buffer | None = None
-        """Logits of sampled tokens; None where there is no head or Python computes it."""
-        self.has_calls = False
-        """Whether there are steps of Python."""
+        """The logits of sampled tokens; None on a stage without a head."""
         self._angles: dict[int, tuple[Buffer, Buffer]] = {}
-        self._n_hidden_buffers = 0
 
     def group_of(self, layer: int) -> int:
         """Returns the K/V group of a layer of the stage."""
@@ -133,13 +155,22 @@ class Program:
         self.steps.append(Embed(table, out))
         return out
 
-    def embed_packed(self, table: TableWeight) -> Buffer | None:
-        """Looks up the batch's tokens in `table` [vocab_size, width]; returns None if it is in no
-        form that there is a step for."""
-        if not isinstance(table, PanelTable):
-            return None
+    def embed_packed(self, table: TableWeight) -> Buffer:
+        """Looks up the batch's tokens in a `table` [vocab_size, width] of any form."""
         out = self.buffer(table.shape[1])
         self.steps.append(EmbedPacked(table, out))
+        return out
+
+    def embed_share(
+        self, table: TableWeight, share: range, vocab_size: int, *, is_open: bool = False
+    ) -> Buffer:
+        """Looks up the batch's tokens in a `table` [len(share), width] that has the rows of the
+        tokens in `share`; the rows of other tokens are zeros.
+
+        If the table `is_open`, tokens from `vocab_size` on are looked up as token 0.
+        """
+        out = self.buffer(table.shape[1])
+        self.steps.append(EmbedShare(table, share, vocab_size, is_open, out))
         return out
 
     def add_positions(self, table: Tensor, x: Buffer) -> Buffer:
@@ -148,7 +179,7 @@ class Program:
         return x
 
     def rms_norm(self, x: Buffer, weight: Tensor, eps: float) -> Buffer:
-        """Returns `kernels.rms_norm` of `x`."""
+        """Returns `Ops.rms_norm` of `x`."""
         out = self._like(x)
         self.steps.append(RMSNorm(x, weight, eps, out))
         return out
@@ -161,7 +192,7 @@ class Program:
         self.steps.append(RMSNormPart(x, first, n, len(weight), weight, eps))
 
     def layer_norm(self, x: Buffer, weight: Tensor, bias: Tensor, eps: float) -> Buffer:
-        """Returns `kernels.layer_norm` of `x`."""
+        """Returns `Ops.layer_norm` of `x`."""
         out = self._like(x)
         self.steps.append(LayerNorm(x, weight, bias, eps, out))
         return out
@@ -220,22 +251,22 @@ class Program:
     ) -> Buffer:
         """Returns attention over the storage of a layer, [n_tokens, n_heads * value_dim].
 
-        The first `n_shared` elements of a key are its value; if there are none of these, it is
-        stored beside the key, and as large.
+        The value of a key is the first `n_shared` elements of the key. If `n_shared` is 0, values
+        are stored beside keys and have the size of keys.
         """
         out = self._like(qkv, heads.n_heads * (n_shared or heads.head_dim))
         self.steps.append(Attend(qkv, heads, form, sinks, layer, n_shared, out))
         return out
 
     def turn_heads(self, x: Buffer, out: Buffer, *, n_heads: int, rotary: int, size: int) -> None:
-        """Turns the last `size` elements of each head of `x`, which become the last ones of each
-        head of `out`."""
+        """Turns the last `size` elements of each head of `x`, and stores them as the last elements
+        of each head of `out`."""
         cos, sin = self._angles_of(rotary, size)
         self.steps.append(TurnHeads(x, cos, sin, n_heads, out))
 
     def multiply_heads(self, weight: HeadProducts, x: Buffer, out: Buffer) -> None:
-        """Multiplies the first elements of each head of `x`; products become the first ones of each
-        head of `out`."""
+        """Multiplies the first elements of each head of `x` by a matrix of the head, and stores
+        products as the first elements of each head of `out`."""
         self.steps.append(MultiplyHeads(x, weight, out))
 
     def write_latents(self, x: Buffer, *, layer: int) -> None:
@@ -243,7 +274,7 @@ class Program:
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
-        """Returns `kernels.delta_net` of `projected`, with the states of a layer."""
+        """Returns `Ops.delta_net` of `projected`, with the states of a layer."""
         out = self._like(projected, form.n_out)
         self.steps.append(RunDeltaNet(projected, form, form.kernel_size, LENGTH_EPS, layer, out))
         return out
@@ -264,8 +295,8 @@ class Program:
         return x
 
     def scale_by_position(self, x: Buffer, size: int, factors: Tensor, length: int) -> None:
-        """Multiplies the first `size` elements of each row of `x` by one of `factors` [n_lengths],
-        that of the length which the token's position is in."""
+        """Multiplies the first `size` elements of each row of `x` by the factor of the token's
+        position, `factors[position // length]`."""
         self.steps.append(ScaleByPosition(x, size, factors, length))
 
     def widened(self, x: Buffer) -> Buffer:
@@ -277,7 +308,7 @@ class Program:
         return out
 
     def soft_cap(self, x: Buffer, cap: float) -> Buffer:
-        """Returns `kernels.soft_cap` of `x`, in float32."""
+        """Returns `Ops.soft_cap` of `x`, in float32."""
         out = self.buffer(x.width, torch.float32, is_of_sampled=x.is_of_sampled)
         self.steps.append(SoftCap(x, cap, out))
         return out
@@ -289,7 +320,7 @@ class Program:
         self.steps.append(Route(scores, int(normalises), experts, weights))
         return experts, weights
 
-    def route_in_groups(self, logits: Buffer, form: GroupForm) -> tuple[Buffer, Buffer]:
+    def route_in_groups(self, logits: Buffer, form: RoutingForm) -> tuple[Buffer, Buffer]:
         """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
         experts = self.buffer(form.n_chosen, torch.int64)
         weights = self.buffer(form.n_chosen, torch.float32)
@@ -329,15 +360,37 @@ class Program:
         self.steps.append(SigmoidAndMul(gates, first, x))
         return x
 
-    def call(self, function: Callable[..., None], *buffers: Buffer) -> None:
-        """Calls Python at this step, as `Call` says."""
-        self.has_calls = True
-        self.steps.append(Call(function, buffers))
+    def all_reduce(self, x: Buffer) -> Buffer:
+        """Returns the sum of `x` over the ranks that share the layers; `x` is used up."""
+        if self.tp_size > 1:
+            self.steps.append(AllReduce(x))
+        return x
+
+    def all_gather(self, x: Buffer, width: int) -> Buffer:
+        """Returns the first `width` elements of the ranks' rows side by side.
+
+        All ranks but the last ones have `ceil(width / tp_size)` elements, the last ones fewer.
+        """
+        if self.tp_size == 1:
+            return x
+        out = self._like(x, width)
+        self.steps.append(AllGather(x, -(-width // self.tp_size), out))
+        return out
+
+    def call(
+        self,
+        name: str,
+        function: Callable[..., Tensor | tuple[Tensor, ...]],
+        inputs: Sequence[Buffer],
+        *outputs: Buffer,
+    ) -> None:
+        """Calls a Python function at this step, as `Call` says; `name` says what it computes."""
+        self.steps.append(Call(name, function, tuple(inputs), outputs))
 
     def end_layers(self, hidden: Buffer) -> None:
         """Says that `hidden` are the hidden states after the last layer."""
         self.hidden = hidden
-        self.n_hidden_steps, self._n_hidden_buffers = len(self.steps), len(self.buffers)
+        self.n_hidden_steps = len(self.steps)
 
     def take_part(self, x: Buffer, first: int, width: int) -> Buffer:
         """Returns `width` elements of each row of `x`, from the element `first` on."""
@@ -346,30 +399,35 @@ class Program:
         return out
 
     def copy_part(self, x: Buffer, first: int, size: int, out: Buffer, out_first: int) -> None:
-        """Copies `size` elements of each row of `x`, from the element `first` on, to those of `out`
-        from the element `out_first` on."""
+        """Copies `size` elements of each row of `x`, from the element `first` on, to the row of
+        `out`, from the element `out_first` on."""
         self.steps.append(CopyPart(x, first, size, out, out_first))
 
+    def join(self, *parts: Buffer) -> Buffer:
+        """Returns rows that have the rows of `parts` side by side."""
+        out = self._like(parts[0], sum(part.width for part in parts))
+        first = 0
+        for part in parts:
+            self.copy_part(part, 0, part.width, out, first)
+            first += part.width
+        return out
+
     def select(self, hidden: Buffer) -> Buffer:
-        """Returns the rows of sampled tokens."""
-        out = self.buffer(hidden.width, is_of_sampled=True)
+        """Returns the rows of sampled tokens, with which the head begins."""
+        self.selected = out = self.buffer(hidden.width, is_of_sampled=True)
         self.steps.append(Select(hidden, out))
         return out
 
-    def end_head(self, logits: Buffer | None) -> None:
-        """Says that `logits` are those of sampled tokens; None takes the head's steps back."""
+    def end_head(self, logits: Buffer) -> None:
+        """Says that `logits` are the logits of sampled tokens."""
         self.logits = logits
-        if logits is None:
-            del self.steps[self.n_hidden_steps :], self.buffers[self._n_hidden_buffers :]
-            self.has_calls = any(isinstance(step, Call) for step in self.steps)
-        else:
-            self.steps.append(Greedy(logits))
 
     def _angles_of(self, rotary: int, size: int) -> tuple[Buffer, Buffer]:
-        """Returns the angles of the kind `rotary`, which are looked up once."""
+        """Returns the angles of the kind `rotary`, which the program looks up once, before all
+        other steps."""
         if rotary not in self._angles:
             cos, sin = self.buffer(size), self.buffer(size)
-            self.steps.append(LookUpAngles(rotary, cos, sin))
+            self.steps.insert(0, LookUpAngles(rotary, cos, sin))
             self._angles[rotary] = cos, sin
         cos, sin = self._angles[rotary]
         if cos.width != size:

@@ -8,18 +8,20 @@ A comment names the subject of a table, which stands below it:
     <!-- enum FinishReason -->          an enumeration there
     <!-- routes -->, <!-- rpcs -->, <!-- errors -->
 
-Everything but what a row means, which its last cell says, follows from the code.
-`python -m tests.api_page` writes it into the page; tables that the page lacks come at its end.
+The tables of HTTP follow from the table of routes, and from the types of bodies and answers with
+what stands below their fields. Of the other tables all follows from the code but what a row means,
+which its last cell says on the page. `python -m tests.api_page` writes the tables into the page;
+tables that the page lacks come at its end.
 """
 
 import dataclasses
+import difflib
 import importlib
 import inspect
 import json
 import pkgutil
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -27,20 +29,20 @@ from typing import Any
 
 from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
 from orcinus.v1 import inference_pb2, sampling_pb2
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from services.common import errors, rpc_handlers
-from services.common.priority import PRIORITIES
-from services.common.sampling import OPTIONS, Numbers, SamplingParams, TokenBiases, WholeNumbers
+from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.frontend import http
-from services.frontend.http import openai_errors, openapi
+from services.frontend.http.bodies.field_docs import field_docs
+from services.frontend.http.docs import openapi
+from services.frontend.http.docs.schemas import schema_of_type
+from services.frontend.http.openai.errors import error_body
+from services.frontend.http.protocol.body import RequestBody
+from services.frontend.http.protocol.errors import failure
+from services.frontend.http.routes import ALL_ROUTES
 from services.frontend.request.generation_request import (
-    MAX_N,
-    MAX_SALT_LENGTH,
-    MAX_STOP_LENGTH,
-    MAX_STOPS,
-    MAX_TOKENS,
     GenerationOptions,
 )
 
@@ -69,7 +71,7 @@ ANY = "*"
 """A cell that the code says nothing of."""
 
 Row = tuple[str, ...]
-"""The cells of a row but the last one."""
+"""The cells of a row."""
 
 Tables = dict[str, dict[str, Row]]
 """Rows by their first cell, by the subject of their table."""
@@ -99,15 +101,15 @@ def expected() -> Tables:
     return {subject: rows for subject, rows in tables.items() if rows}
 
 
-def written(page: str) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Returns the rows that the page has, with their meanings, by subject and first cell.
+def written(page: str) -> Tables:
+    """Returns the rows that the page has, by subject and first cell.
 
     Raises:
         ValueError: a subject or a row is there twice.
     """
-    tables: dict[str, dict[str, tuple[str, ...]]] = {}
+    tables: Tables = {}
     for match in MARKER.finditer(page):
-        rows: dict[str, tuple[str, ...]] = {}
+        rows: dict[str, Row] = {}
         lines = page[match.end() :].lstrip("\n").splitlines()
         for line in lines[2:]:
             if not line.startswith("|"):
@@ -122,29 +124,21 @@ def written(page: str) -> dict[str, dict[str, tuple[str, ...]]]:
     return tables
 
 
-def differences(page: str) -> list[str]:
-    """Returns where the page and the code differ, a line each."""
-    code, text = expected(), written(page)
-    found = [f"no table: <!-- {subject} -->" for subject in code.keys() - text.keys()]
-    found += [f"there is no such subject: {subject}" for subject in text.keys() - code.keys()]
-    for subject in code.keys() & text.keys():
-        rows, cells = code[subject], text[subject]
-        found += [f"{subject}: no row for {name}" for name in rows.keys() - cells.keys()]
-        found += [f"{subject}: there is no {name}" for name in cells.keys() - rows.keys()]
-        for name in rows.keys() & cells.keys():
-            found += _row_differences(f"{subject}: {name}", rows[name], cells[name])
-    return sorted(found)
-
-
-def _row_differences(where: str, row: Row, cells: tuple[str, ...]) -> Iterator[str]:
-    if len(cells) != len(row) + 1:
-        yield f"{where} has {len(cells)} cells instead of {len(row) + 1}"
-        return
-    for expected_cell, cell in zip(row, cells, strict=False):
-        if expected_cell not in (ANY, cell):
-            yield f"{where} has {cell!r} on the page, {expected_cell!r} in the code"
-    if cells[-1] in ("", UNSAID):
-        yield f"{where} has no meaning"
+def faults(page: str) -> list[str]:
+    """Returns where the page is not what the code says: tables of unknown subjects, rows without a
+    meaning, and lines that would be written otherwise."""
+    tables = written(page)
+    found = [
+        f"there is no such subject: {subject}" for subject in tables.keys() - expected().keys()
+    ]
+    found += [
+        f"{subject}: {name} has no meaning"
+        for subject, rows in tables.items()
+        for name, cells in rows.items()
+        if cells[-1] in ("", UNSAID)
+    ]
+    after = rewritten(page).splitlines()
+    return found + list(difflib.unified_diff(page.splitlines(), after, lineterm="", n=0))
 
 
 # Bodies
@@ -152,47 +146,52 @@ def _row_differences(where: str, row: Row, cells: tuple[str, ...]) -> Iterator[s
 
 @cache
 def http_classes() -> Mapping[str, Any]:
-    """Returns the models and typed dictionaries of the HTTP API's modules by their names. Where two
-    modules have a name, the module's comes before it."""
-    found: list[Any] = []
-    for module in pkgutil.iter_modules(http.__path__, f"{http.__name__}."):
-        for value in vars(importlib.import_module(module.name)).values():
+    """Returns the types of bodies and answers of the HTTP API by their names.
+
+    Raises:
+        ValueError: two of them have one name.
+    """
+    found: dict[str, Any] = {}
+    for module in pkgutil.walk_packages(http.__path__, f"{http.__name__}."):
+        for name, value in vars(importlib.import_module(module.name)).items():
             is_ours = getattr(value, "__module__", "") == module.name
             is_model = inspect.isclass(value) and issubclass(value, BaseModel)
-            if is_ours and (is_model or is_typeddict(value)):
-                found.append(value)
-    names = Counter(kind.__name__ for kind in found)
-    return {
-        kind.__name__ if names[kind.__name__] == 1 else _full_name(kind): kind for kind in found
-    }
-
-
-def _full_name(kind: Any) -> str:
-    return f"{kind.__module__.rpartition('.')[2]}.{kind.__name__}"
-
-
-def own_fields(model: type[BaseModel]) -> list[str]:
-    """Returns the fields that a model declares itself."""
-    own = inspect.get_annotations(model)
-    return [name for name in model.model_fields if name in own]
+            if is_ours and (is_model or hasattr(value, "__pydantic_config__")):
+                if name in found:
+                    raise ValueError(f"two types are called {name}")
+                found[name] = value
+    return found
 
 
 def _body(model: type[BaseModel]) -> dict[str, Row]:
+    own = inspect.get_annotations(model)
     rows: dict[str, Row] = {}
-    for name in own_fields(model):
-        field = model.model_fields[name]
+    for name, field in model.model_fields.items():
+        if name not in own:
+            continue
         shown = field.alias or name
         schema, definitions = _schema_of(model, shown)
         default = "required" if field.is_required() else _default(model, name, schema)
         rows[f"`{shown}`"] = (
-            f"`{shown}`", _type(schema, definitions), default, _range(schema, definitions)
-        )  # fmt: skip
+            f"`{shown}`",
+            _type(schema, definitions),
+            default,
+            _range(schema, definitions),
+            _meaning(schema.get("description", UNSAID)),
+        )
     return rows
+
+
+def _meaning(text: str) -> str:
+    """Returns a description as the last cell of a row."""
+    return text.removesuffix(".").replace("|", r"\|")
 
 
 @cache
 def _document() -> Mapping[str, Any]:
-    schemas: Mapping[str, Any] = openapi.document(needs_key=True)["components"]["schemas"]
+    schemas: Mapping[str, Any] = openapi.document(ALL_ROUTES, needs_key=True)["components"][
+        "schemas"
+    ]
     return schemas
 
 
@@ -204,7 +203,7 @@ def _schema_of(model: type[BaseModel], field: str) -> tuple[Any, Mapping[str, An
             properties = _document().get(kind.__name__, {}).get("properties", {})
             if field in properties:
                 return properties[field], _document()
-    schema = model.model_json_schema()
+    schema = schema_of_type(model)
     return schema["properties"][field], schema.get("$defs", {})
 
 
@@ -215,7 +214,8 @@ def _default(model: type[BaseModel], name: str, schema: Any) -> str:
     neutral = [value for value in schema.get("enum", ()) if value is not None]
     if neutral:
         return _value(neutral[0]) if len(neutral) == 1 else ANY
-    return _option_default(name) if "temperature" in model.model_fields else ANY
+    is_of_generation = model is RequestBody or "temperature" in model.model_fields
+    return _option_default(name) if is_of_generation else ANY
 
 
 def _option_default(name: str) -> str:
@@ -335,10 +335,14 @@ def _number(value: Any) -> str:
 
 
 def _answer(kind: Any) -> dict[str, Row]:
-    schema = TypeAdapter(kind).json_schema()
+    schema = schema_of_type(kind)
     definitions = schema.get("$defs", {})
     return {
-        f"`{name}`": (f"`{name}`", _type(field, definitions))
+        f"`{name}`": (
+            f"`{name}`",
+            _type(field, definitions),
+            _meaning(field.get("description", UNSAID)),
+        )
         for name, field in schema["properties"].items()
     }
 
@@ -358,41 +362,26 @@ def public_messages() -> Iterator[Descriptor]:
 
 def _message(message: Descriptor) -> dict[str, Row]:
     rows: dict[str, Row] = {}
+    docs = field_docs(SamplingParams) if message.name == "SamplingParams" else {}
     for field in message.fields:
         row: Row = (f"`{field.name}`", _field_type(field))
         if message.name in OPTION_MESSAGES:
             row += _option_default(field.name), _option_range(field.name)
-        rows[row[0]] = row
+        rows[row[0]] = (*row, _meaning(docs[field.name]) if docs else ANY)
     return rows
 
 
 def _enum(enum: EnumDescriptor) -> dict[str, Row]:
-    return {f"`{value.name}`": (f"`{value.name}`",) for value in enum.values}
+    return {f"`{value.name}`": (f"`{value.name}`", ANY) for value in enum.values}
 
 
 def _option_range(name: str) -> str:
-    if name == "n":
-        return f"1 to {MAX_N}"
-    if name == "max_tokens":
-        return _interval(MAX_TOKENS.low, MAX_TOKENS.high)
-    if name == "priority":
-        return _interval(PRIORITIES.low, PRIORITIES.high)
-    if name == "cache_salt":
-        return f"at most {MAX_SALT_LENGTH} characters"
-    if name == "stop":
-        return f"at most {MAX_STOPS} items; each 1 to {MAX_STOP_LENGTH} characters"
-    if name not in OPTIONS:
-        return "any"
-    match OPTIONS[name].allowed:
-        case Numbers(low, high, excludes_low=True):
-            return f"above {low:g}, to {high:g}"
-        case Numbers(low, high) | WholeNumbers(low, high):
-            return _interval(low, high)
-        case TokenBiases(max_length, low, high):
-            return f"at most {max_length} entries; each {_interval(low, high)}"
-        case allowed:
-            unit = "characters" if isinstance(getattr(SamplingParams(), name), str) else "items"
-            return f"at most {allowed.max_length} {unit}"
+    """Returns the range of an option, which is that of the same field over HTTP."""
+    if name == "grammar":  # which HTTP spells in other ways
+        return f"at most {MAX_GRAMMAR_LENGTH} characters"
+    texts = _document()["StopTexts"]
+    schema = texts if name == "stop" else _document()["CompletionBody"]["properties"].get(name, {})
+    return _range(schema, _document())
 
 
 def _field_type(field: Any) -> str:
@@ -414,10 +403,11 @@ def _field_type(field: Any) -> str:
 
 def _routes() -> dict[str, Row]:
     rows: dict[str, Row] = {}
-    for path, operations in openapi.document(needs_key=True, has_page=True)["paths"].items():
+    for path, operations in openapi.document(ALL_ROUTES, needs_key=True)["paths"].items():
         for method, operation in operations.items():
+            name = f"`{method.upper()} {path}`"
             statuses = ", ".join(sorted(operation["responses"]))
-            rows[f"`{method.upper()} {path}`"] = (f"`{method.upper()} {path}`", statuses)
+            rows[name] = (name, statuses, _meaning(operation["summary"]))
     return rows
 
 
@@ -427,7 +417,12 @@ def _rpcs() -> dict[str, Row]:
         response = f"`{method.output_type.name}`"
         if method.server_streaming:
             response = f"stream of {response}"
-        rows[f"`{method.name}`"] = (f"`{method.name}`", f"`{method.input_type.name}`", response)
+        rows[f"`{method.name}`"] = (
+            f"`{method.name}`",
+            f"`{method.input_type.name}`",
+            response,
+            ANY,
+        )
     return rows
 
 
@@ -445,14 +440,15 @@ def _errors() -> dict[str, Row]:
     rows: dict[str, Row] = {}
     for kind in error_classes():
         error = _example(kind)
-        response = openai_errors.error_response(error)
-        body = json.loads(bytes(response.body))["error"]
+        failed = failure(error)
+        body = error_body(failed)["error"]
         row = (
             f"`{kind.__name__}`",
-            str(response.status_code),
+            str(failed.status),
             f"`{body['type']}`",
             f"`{body['code']}`" if body["code"] else "none",
             f"`{rpc_handlers.status_of(error, None).name}`",
+            ANY,
         )
         rows[row[0]] = row
     return rows
@@ -472,8 +468,8 @@ def _example(kind: Any) -> errors.OrcinusError:
 
 
 def rewritten(page: str) -> str:
-    """Returns the page with every row that the code has and no other; meanings are kept, and cells
-    that the code says nothing of."""
+    """Returns the page with every row that the code has and no other; cells that the code says
+    nothing of are kept."""
     code, text = expected(), written(page)
     for subject, rows in code.items():
         table = _table(subject, rows, text.get(subject, {}))
@@ -488,20 +484,17 @@ def rewritten(page: str) -> str:
     return page
 
 
-def _table(subject: str, rows: dict[str, Row], known: Mapping[str, tuple[str, ...]]) -> str:
+def _table(subject: str, rows: Mapping[str, Row], known: Mapping[str, Row]) -> str:
     head = head_of(subject)
     lines = [head, ("---",) * len(head)]
+    unsaid = (*("none",) * (len(head) - 1), UNSAID)
     for name, row in rows.items():
-        before = known.get(name, ())
-        kept = before if len(before) == len(row) + 1 else (*row, before[-1] if before else UNSAID)
-        cells = [
-            (old if old != ANY else "none") if new == ANY else new
-            for new, old in zip(row, kept, strict=False)
-        ]
-        lines.append((*cells, kept[-1]))
+        kept = known.get(name, unsaid)
+        kept = kept if len(kept) == len(row) else unsaid
+        lines.append(tuple(old if new == ANY else new for new, old in zip(row, kept, strict=True)))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":
     PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    sys.stdout.write("".join(f"{line}\n" for line in differences(PAGE.read_text("utf-8"))))
+    sys.stdout.write("".join(f"{line}\n" for line in faults(PAGE.read_text("utf-8"))))

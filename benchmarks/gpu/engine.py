@@ -35,7 +35,7 @@ from benchmarks.gpu.runners import (
     versions_of,
 )
 from benchmarks.gpu.shapes import BLOCK_SIZE
-from kernels.packed_linear import can_compute
+from kernels.packing.linear import can_compute
 
 N_COMPARED = 4
 """Number of iterations whose tokens are compared."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu.bench import IS_INTERPRETED, OURS, Bench, Case, Version
 from kernels import TORCH, triton_ops
-from kernels.packed_linear import can_compute, pack, pack_gated
+from kernels.packing.linear import can_compute, pack, pack_gated
 
 Product = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor], Product]

@@ -18,7 +18,7 @@ from benchmarks.gpu.bench import OURS, Bench, Case, Version
 from benchmarks.gpu.int8_products import int8_cases
 from benchmarks.gpu.shapes import BLOCK_SIZE
 from kernels import TORCH, HeadNorms, Ops
-from kernels.sampling_columns import SamplingColumns
+from kernels.forms.sampling_columns import SamplingColumns
 from kernels.upload import uploads_for
 from services.common.sampling import SamplingParams
 from services.worker.engine.sampler import SAMPLING_COLUMNS, SamplingBatch, column_values
@@ -94,7 +94,7 @@ def _rotary_cases(bench: Bench, n: int) -> Iterator[Case]:
     n_qkv_heads = shape.n_heads + 2 * shape.n_kv_heads
     qkv = _tensors(bench, n, n_qkv_heads * shape.head_dim)
     half = torch.randn(n, 1, shape.head_dim // 2, device=bench.device)
-    angles = torch.cat((-half, half), -1)  # as `kernels.rotary` has them
+    angles = torch.cat((-half, half), -1)  # as `Ops.rotary` has them
     cos, sin = angles.cos().to(bench.dtype), angles.sin().to(bench.dtype)
     n_slots = -(-n // BLOCK_SIZE) * BLOCK_SIZE
     keys, values = torch.empty(

@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu.bench import EAGER, GRAPHS, Bench
 from benchmarks.gpu.shapes import BLOCK_SIZE
 from benchmarks.gpu.timing import device_event
-from kernels.packed_linear import Quantization
+from kernels.weights.linear import Quantization
 from services.common.sampling import SamplingParams
 from services.worker.engine.decode_graphs import cuda_graphs
 from services.worker.engine.model_runner import ModelRunner

@@ -27,7 +27,7 @@ from benchmarks.gpu.runners import (
 from benchmarks.gpu.shapes import BLOCK_SIZE
 from benchmarks.workload import PlannedRequest
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.machine import ROOT
 from benchmarks.paper import drawing
 from benchmarks.paper.fit import ALL_PAIRS, NO_PAIRS, errors, fit, rms
 from benchmarks.paper.gpu_costs import Gpu
@@ -20,7 +21,6 @@ from benchmarks.paper.published import (
 from benchmarks.paper.sweep import Run, latency_at, run_all, throughput_at
 from simulator.workload import Lengths, equal_lengths, mixed_lengths
 
-ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 RESULTS = ROOT / "benchmarks" / "results" / "paper.json"
 

@@ -8,7 +8,8 @@ with as many tokens stored and as many to store.
 
 from collections.abc import Sequence
 
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
@@ -19,7 +20,7 @@ class CellularPolicy:
 
     name = "cellular"
     max_span_tokens = None
-    prompt_groups = None
+    prompt_groups = NO_PROMPT_GROUPS
 
     def __init__(self, *, max_batch_size: int) -> None:
         self.max_batch_size = max_batch_size

@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.batch import Batch, Span, Update
 from services.scheduler.core.request import FinishReason, Request
-from services.scheduler.core.scheduler import Update
 from simulator.virtual_clock import VirtualClock
 
 
@@ -105,7 +104,7 @@ class FasterTransformer:
             self._due_s[request] = self._clock.now_s + self._kinder.max_delay_s
             self._clock.wake_at(self._due_s[request])
 
-    def take_put_down(self) -> list[Request]:
+    def take_preempted(self) -> list[Request]:
         """Returns nothing: nobody gives way."""
         return []
 

@@ -11,7 +11,7 @@ from benchmarks.paper.cellular import CellularPolicy
 from benchmarks.paper.faster_transformer import FasterTransformer
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
 from benchmarks.paper.models import PaperModel
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool

@@ -1,4 +1,4 @@
-"""Which peers there are: the adapter of each, its environment, and what it needs around it."""
+"""The peers: the adapter of each, its environment, and the libraries that it needs."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,17 +9,19 @@ DEFAULT_VENVS = Path.home() / ".cache" / "orcinus-peers"
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine to be compared with."""
+    """An engine that is compared with Orcinus."""
 
     name: str
     module: str
-    """Adapter in this package; the file beside it ending in .txt has its requirements."""
+    """Name of the adapter in this package; the file with that name and .txt has its
+    requirements."""
     unwanted: tuple[str, ...] = ()
-    """Packages that it asks for and that are removed again, because nothing here needs them and
-    their builds do not fit the PyTorch for processors."""
+    """Packages that are installed as requirements and removed again, because they are not needed
+    here and have no build for PyTorch on processors."""
     build_environment: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
-    """Libraries its process starts with: names in its environment's `lib`, or on the machine."""
+    """Libraries that the peer's process preloads: names in its environment's `lib`, or on the
+    machine."""
     environment: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -40,7 +40,7 @@ TENSORS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_
 
 @dataclass(slots=True)
 class Slot:
-    """A sequence of the K/V cache and the request that has it."""
+    """A sequence of the K/V cache and the request that uses it."""
 
     number: int
     index: int
@@ -61,7 +61,7 @@ class Columns:
     """Slots whose next token follows from a row, by the row."""
 
     def add(self, slot: Slot, tokens: TokenIds, *, samples: bool) -> None:
-        """The slot's next tokens."""
+        """The slot's next tokens to compute."""
         self.positions.extend(range(slot.n_stored, slot.n_stored + len(tokens)))
         self.tokens.extend(tokens)
         self.sequences.extend([slot.number] * len(tokens))
@@ -120,7 +120,7 @@ class LlamaCppEngine:
         return news
 
     def _select(self) -> Columns:
-        """Decodes first, then prompts, until the batch is full."""
+        """Fills a batch with decodes first and then prompts."""
         columns = Columns()
         for slot in self._slots:
             if slot.n_stored >= len(slot.prompt):
@@ -165,14 +165,15 @@ def loaded(path: Path) -> Any:
 
 
 def say_nothing(level: int, text: bytes, user_data: ctypes.c_void_p) -> None:
-    """Takes what llama.cpp says about every node of its graph."""
+    """Ignores llama.cpp's messages about each node of its graph."""
 
 
 SAY_NOTHING = llama_cpp.llama_log_callback(say_nothing)
 
 
 def converted(model: Path, folder: Path, dtype: str) -> Path:
-    """The model in llama.cpp's format, made in `folder` unless it is there."""
+    """Returns the model in llama.cpp's format, which is converted into `folder` if it is not
+    there."""
     path = folder / f"{dtype}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -183,10 +184,10 @@ def converted(model: Path, folder: Path, dtype: str) -> Path:
 
 
 def convert(model: Path, path: Path, dtype: str) -> None:
-    """Writes a Llama of `transformers`' as GGUF.
+    """Writes a Llama of `transformers` as GGUF.
 
     Raises:
-        ValueError: it is no Llama.
+        ValueError: the checkpoint is no Llama.
     """
     config = json.loads((model / "config.json").read_text())
     if config["model_type"] != "llama":
@@ -227,7 +228,7 @@ def rope_theta(config: dict[str, Any]) -> float:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, n_tokens: int) -> None:
-    """Names for the ids; they matter to nobody, because prompts and outputs are ids."""
+    """Returns names for the ids; any names do, because prompts and outputs are ids."""
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"<{token_id}>" for token_id in range(n_tokens)])
     writer.add_token_scores([0.0] * n_tokens)
@@ -250,7 +251,7 @@ def read_tensors(model: Path) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np
 def as_float32(
     data: np.ndarray[Any, np.dtype[np.uint8]], dtype: str
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Numbers from their bytes: bfloat16 is the upper half of a float32."""
+    """Returns numbers from their bytes; bfloat16 is the upper half of float32."""
     if dtype == "BF16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return data.view({"F32": np.float32, "F16": np.float16}[dtype]).astype(np.float32)
@@ -259,7 +260,8 @@ def as_float32(
 def renamed(
     name: str, tensor: np.ndarray[Any, np.dtype[np.float32]], config: dict[str, Any]
 ) -> tuple[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """A tensor as llama.cpp has it, where rotary pairs are neighbours and not half a head apart."""
+    """Returns a tensor in llama.cpp's order, where rotary pairs are neighbours instead of half a
+    head apart."""
     stem = name.removesuffix(".weight")
     if stem in TENSORS:
         return f"{TENSORS[stem]}.weight", tensor
@@ -276,7 +278,7 @@ def add_tensor(
     tensor: np.ndarray[Any, np.dtype[np.float32]],
     file_type: gguf.GGMLQuantizationType,
 ) -> None:
-    """Matrices in the file's type, vectors in float32, as llama.cpp wants them."""
+    """Returns a matrix in the file's type or a vector in float32, as llama.cpp requires."""
     if tensor.ndim == 1:
         file_type = gguf.GGMLQuantizationType.F32
     writer.add_tensor(name, gguf.quants.quantize(tensor, file_type), raw_dtype=file_type)

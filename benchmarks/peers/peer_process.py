@@ -1,7 +1,7 @@
-"""A peer as a child process: its adapter in its own environment, spoken to as `protocol` says.
+"""A peer as a child process: its adapter in an environment of its own, which speaks `protocol`.
 
-Between runs a peer is stopped (SIGSTOP), so that threads which spin while they wait take nothing
-from the engine that is measured.
+Between runs a peer is stopped (SIGSTOP), so that threads which spin while they wait take no
+processor time from the engine that is measured.
 """
 
 import hashlib
@@ -24,11 +24,11 @@ STOP_TIMEOUT_S = 20
 
 
 class PeerFailed(Exception):
-    """A peer that could not be started, or ended; its own words are on standard error."""
+    """A peer could not be started, or ended; standard error has its output."""
 
 
 class PeerProcess:
-    """A running peer with its model loaded. Stopped, but within `run`."""
+    """A running peer with its model loaded, which is stopped except during `run`."""
 
     def __init__(
         self,
@@ -38,13 +38,13 @@ class PeerProcess:
         *,
         stop_timeout_s: float = STOP_TIMEOUT_S,
     ) -> None:
-        """Starts it and waits until it is ready.
+        """Starts the peer and waits until it is ready.
 
         Args:
-            stop_timeout_s: what it gets to finish a run and to end, before it is killed.
+            stop_timeout_s: seconds to finish a run and to end, after which the peer is killed.
 
         Raises:
-            PeerFailed: it ended before.
+            PeerFailed: the peer ended before it was ready.
         """
         self.name = name
         self._stop_timeout_s = stop_timeout_s
@@ -71,10 +71,10 @@ class PeerProcess:
     def run(
         self, requests: Sequence[PlannedRequest]
     ) -> tuple[list[RequestRecord], list[list[int]]]:
-        """Has it serve these requests; what became of each, and the tokens of each.
+        """Runs requests on the peer; returns the record and the tokens of each.
 
         Raises:
-            PeerFailed: it ended.
+            PeerFailed: the peer ended.
         """
         self._signal(signal.SIGCONT)
         self._say(
@@ -95,7 +95,7 @@ class PeerProcess:
         return [RequestRecord(**values) for values in answer["requests"]], answer["token_ids"]
 
     def close(self) -> None:
-        """Ends it: politely, and after a time by force."""
+        """Asks the peer to end, and kills it after a timeout."""
         self._signal(signal.SIGCONT)
         try:
             self._process.communicate(timeout=self._stop_timeout_s)  # ends its input, so its loop
@@ -134,14 +134,14 @@ class PeerProcess:
 def start(
     peer: Peer, *, venvs: Path, model: Path, dtype: str, threads: int, options: Sequence[str] = ()
 ) -> PeerProcess:
-    """A peer of the catalogue with this model.
+    """Starts a peer of the catalogue with a model.
 
     Args:
         dtype: `bf16` or `fp32`.
-        options: more of them, for its adapter.
+        options: further options of the adapter.
 
     Raises:
-        PeerFailed: it is not installed, a library that it needs is missing, or it ended.
+        PeerFailed: the peer is not installed, a library that it needs is missing, or it ended.
     """
     python = peer.python(venvs)
     if not python.exists():
@@ -162,10 +162,10 @@ def start(
 
 
 def find_library(peer: Peer, venvs: Path, name: str) -> Path:
-    """Returns the path of a library to preload: in the peer's environment, else on the machine.
+    """Returns the path of a library to preload, from the peer's environment or else the machine.
 
     Raises:
-        PeerFailed: nowhere.
+        PeerFailed: the library is in neither place.
     """
     for folder in (peer.venv(venvs) / "lib", *LIBRARY_FOLDERS):
         for path in (folder / name, *folder.glob(f"*/{name}")):
@@ -175,7 +175,7 @@ def find_library(peer: Peer, venvs: Path, name: str) -> Path:
 
 
 def converted_folder(venvs: Path, model: Path, peer: Peer) -> Path:
-    """Returns the folder of the model in a peer's own format: one for each state of a
+    """Returns the folder for the model in a peer's own format, one for each state of a
     checkpoint."""
     digest = hashlib.sha256()
     for path in sorted(model.resolve().glob("*.safetensors")):

@@ -30,10 +30,10 @@ TokenIds = Sequence[int]
 
 
 class Engine(Protocol):
-    """A loaded model that generates greedily, whatever the tokens that end a text."""
+    """A loaded model that generates greedily and ignores tokens that end a text."""
 
     versions: dict[str, str]
-    """Versions of the packages that matter."""
+    """Versions of the packages that affect results."""
     settings: dict[str, Any]
     """Settings of the engine."""
 
@@ -41,13 +41,13 @@ class Engine(Protocol):
         """Takes a request; `step` returns its tokens by this index."""
 
     def step(self) -> dict[int, TokenIds]:
-        """Computes until there may be tokens; returns the new ones by request."""
+        """Computes until there may be new tokens; returns these by request."""
 
 
 def adapter_options(
     description: str | None, *, dtypes: Iterable[str], max_batch_size: int = 64
 ) -> argparse.ArgumentParser:
-    """The command line that all adapters have; an adapter adds its own options."""
+    """Returns the parser with the options of all adapters; an adapter adds its own."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--model", type=Path, required=True, help="a checkpoint of transformers'")
     parser.add_argument("--converted", type=Path, help="where it lies in the engine's own format")
@@ -58,7 +58,8 @@ def adapter_options(
 
 
 class Pipe:
-    """The adapter's end of the conversation. Standard output goes to standard error from now on."""
+    """The adapter's end of the pipe. From its creation on, standard output goes to standard
+    error."""
 
     def __init__(self) -> None:
         self._reader = sys.stdin
@@ -70,14 +71,14 @@ class Pipe:
         self._writer.flush()
 
     def listen(self) -> dict[str, Any] | None:
-        """The next message; None when there will be no more."""
+        """Returns the next message; None at the end."""
         line = self._reader.readline()
         message: dict[str, Any] | None = json.loads(line) if line else None
         return message
 
 
 def serve(pipe: Pipe, engine: Engine) -> None:
-    """Says that the engine is ready, and runs what comes until the other end closes."""
+    """Reports that the engine is ready, and runs requests until the other end closes."""
     pipe.say({"ready": {"versions": engine.versions, "settings": engine.settings}})
     while (message := pipe.listen()) is not None:
         pipe.say(run(engine, message["requests"]))

@@ -1,6 +1,6 @@
 """Attention of a mixed batch on the CPU: all of its spans in one call per layer.
 
-The plan is that of `kernels.attention`, where the spans lie, and nothing more: the library divides
+The plan is that of `Ops.attention`, where the spans lie, and nothing more: the library divides
 the work itself, by the heads that it finds and the threads that there are (a few microseconds a
 call).
 """
@@ -12,10 +12,10 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionSpans, attention
-from kernels.attention_form import PLAIN, AttentionForm
+from kernels.forms.attention import PLAIN, AttentionForm
 from kernels.native.call import ELEMENT, declare, dense_heads
 from kernels.ops import AttentionPlan
+from kernels.pytorch.attention import AttentionSpans, attention
 
 
 def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
@@ -30,11 +30,17 @@ def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
     )
 
 
-class Attention:
+class NativeAttention:
     """The attention of one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._attention = declare(library, "attention", "ipippppppiiiiiiiiffp", allocates=True)
+        self._attention = declare(
+            library,
+            "attention",
+            "element queries query_stride keys values out starts n_tokens blocks n_spans "
+            "n_columns n_kv_heads group_size head_dim value_dim block_size window scale soft_cap "
+            "sinks",
+        )
 
     def attention(
         self,
@@ -45,7 +51,7 @@ class Attention:
         form: AttentionForm = PLAIN,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
+        """Implements `ComputeAttention`; raises TypeError for a plan of other operations."""
         is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
         # Values lie as keys do, or in them.
         if not is_taken or key_cache.stride() != value_cache.stride():

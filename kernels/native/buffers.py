@@ -7,8 +7,6 @@ few, which stay in the caches.
 from __future__ import annotations
 
 import ctypes
-import dataclasses
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from kernels.native.structs import BufferStruct
 from kernels.program import Program
-from kernels.steps import Buffer
+from kernels.steps import Buffer, buffers_of
 
 _Form = tuple[int, torch.dtype, bool]
 
@@ -93,16 +91,6 @@ def _shared(program: Program) -> tuple[list[int], list[_Form]]:
 def _last_uses(program: Program) -> dict[int, int]:
     """Returns the last step that uses each buffer."""
     return {buffer.index: i for i, step in enumerate(program.steps) for buffer in buffers_of(step)}
-
-
-def buffers_of(step: Any) -> Iterator[Buffer]:
-    """Returns the buffers that a step reads or writes."""
-    for field in dataclasses.fields(step):
-        value = getattr(step, field.name)
-        if isinstance(value, Buffer):
-            yield value
-        elif isinstance(value, Sequence):
-            yield from (each for each in value if isinstance(each, Buffer))
 
 
 def _form(buffer: Buffer) -> _Form:

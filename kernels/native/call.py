@@ -6,6 +6,7 @@ each operation checks that they are what the library takes, and leaves others to
 
 import ctypes
 from collections.abc import Callable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -14,36 +15,52 @@ from torch import Tensor
 # The element types that the library computes with, by their numbers in `element.h`.
 ELEMENT: Mapping[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 
-_KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
-
+NO_GATE = 0
+GATES: Mapping[str, int] = {"silu": 1, "gelu_tanh": 2}
+"""The functions that a product may end with, by their numbers in `operations.h`."""
 
 NO_MEMORY = -1
 """The status of an operation that could not allocate memory, as in `memory.h`."""
 
+_PARAMETERS = {"int64_t": ctypes.c_int64, "float": ctypes.c_float}
+_RESULTS = {"void": None, "int64_t": ctypes.c_int64, "orcinus::Status": ctypes.c_int64}
 
-def declare(
-    library: ctypes.CDLL, name: str, arguments: str, *, allocates: bool = False
-) -> Callable[..., None]:
-    """Returns `orcinus_<name>`; `arguments` has a letter for each: pointer, int64, float.
 
-    One that `allocates` returns a status in C++, and raises MemoryError here.
+def declare(library: ctypes.CDLL, name: str, parameters: str) -> Callable[..., Any]:
+    """Returns the library's function `orcinus_<name>`, which takes `parameters` by their places.
+
+    `parameters` are the names of what is passed, in order, with a space between; types are what the
+    library declares. A function that returns a status in C++ raises MemoryError here.
+
+    Raises:
+        TypeError: the library names its parameters otherwise.
     """
+    declaration: Any = library[f"orcinus_{name}_declaration"]
+    declaration.argtypes, declaration.restype = (), ctypes.c_char_p
+    result, _, taken = declaration().decode().removesuffix(")").partition("(")
+    kinds, names = _parsed(taken)
+    for place, (theirs, ours) in enumerate(zip_longest(names, parameters.split())):
+        if theirs != ours:
+            raise TypeError(
+                f"parameter {place} of orcinus_{name} is {theirs} in the library, {ours} in Python"
+            )
     function: Any = library[f"orcinus_{name}"]
-    function.argtypes = [_KINDS[letter] for letter in arguments]
-    function.restype = ctypes.c_int64 if allocates else None
-    if allocates:
+    function.argtypes, function.restype = kinds, _RESULTS[result]
+    if result == "orcinus::Status":
         function.errcheck = _raise_no_memory
     return function  # type: ignore[no-any-return]
 
 
-def out_of_memory() -> MemoryError:
-    """Returns the error of an operation whose status is NO_MEMORY."""
-    return MemoryError("the native kernels could not allocate memory")
+def _parsed(parameters: str) -> tuple[list[Any], list[str]]:
+    """Returns the types and the names of parameters as C++ declares them."""
+    pairs = [each.rsplit(" ", 1) for each in parameters.split(", ") if each]
+    kinds = [ctypes.c_void_p if kind[-1] == "*" else _PARAMETERS[kind] for kind, _ in pairs]
+    return kinds, [name for _, name in pairs]
 
 
 def _raise_no_memory(status: int, function: Any, arguments: Any) -> None:
     if status == NO_MEMORY:
-        raise out_of_memory()
+        raise MemoryError("the native kernels could not allocate memory")
 
 
 def dense_heads(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Which programs the native library runs, and that a program is sound.
 
 The library follows addresses and checks nothing, so all of it is checked here, once, before any
-address is taken. A program with other forms of matrices is left to layer by layer; one whose
+address is taken. A program with other forms of matrices is left to the interpreter; one whose
 tensors do not fit each other is an error.
 """
 
@@ -306,7 +306,7 @@ def _check_gates(gate_up: Gated) -> None:
 
 
 def _check_rows(table: Tensor, out: Buffer) -> None:
-    """Raises ValueError for a table whose rows are not dense and as those of `out`."""
+    """Raises ValueError for a table whose rows have gaps, or another size or type than `out`."""
     if table.dtype != out.dtype or table.shape[1:] != (out.width,) or not table.is_contiguous():
         raise ValueError(
             f"a table of rows {tuple(table.shape[1:])} of {table.dtype} where layers need "

@@ -5,17 +5,23 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.delta_net import LENGTH_EPS, delta_net
-from kernels.delta_net_form import DeltaNetForm
+from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.state_spans import StateSpans
 from kernels.native.call import ELEMENT, declare
-from kernels.state_spans import StateSpans
+from kernels.pytorch.delta_net import delta_net
 
 
-class DeltaNet:
-    """Implements `kernels.delta_net`."""
+class NativeDeltaNet:
+    """Implements `Ops.delta_net`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._delta_net = declare(library, "delta_net", "ippppppppiiiiiippppff", allocates=True)
+        self._delta_net = declare(
+            library,
+            "delta_net",
+            "element projected inputs states first_tokens n_tokens rows start_positions out "
+            "n_spans n_key_heads n_value_heads key_dim value_dim kernel_size conv decay_rate "
+            "step_bias norm eps length_eps",
+        )
 
     def delta_net(
         self,

@@ -5,17 +5,16 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.add_scaled import add_scaled
 from kernels.native.call import ELEMENT, declare
-from kernels.soft_cap import soft_cap
+from kernels.pytorch.elementwise import add_scaled, soft_cap
 
 
-class Elementwise:
-    """Implements `kernels.add_scaled` and `kernels.soft_cap`."""
+class NativeElementwise:
+    """Implements `Ops.add_scaled` and `Ops.soft_cap`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._add_scaled = declare(library, "add_scaled", "ippiif")
-        self._soft_cap = declare(library, "soft_cap", "ippiif")
+        self._add_scaled = declare(library, "add_scaled", "element x y n_tokens size factor")
+        self._soft_cap = declare(library, "soft_cap", "element x out n_tokens size cap")
 
     def add_scaled(self, x: Tensor, y: Tensor, factor: float) -> Tensor:
         if x.dtype not in ELEMENT or y.dtype != x.dtype:

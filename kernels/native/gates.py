@@ -6,27 +6,37 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.clamp_and_mul import clamp_and_mul
-from kernels.expert_form import Clamp
-from kernels.gelu import gelu
-from kernels.gelu_and_mul import gelu_and_mul
-from kernels.gelu_tanh import gelu_tanh
 from kernels.native.call import ELEMENT, declare
-from kernels.sigmoid_and_mul import sigmoid_and_mul
-from kernels.silu_and_mul import silu_and_mul
+from kernels.pytorch.gates import (
+    clamp_and_mul,
+    gelu,
+    gelu_and_mul,
+    gelu_tanh,
+    sigmoid_and_mul,
+    silu_and_mul,
+)
+from kernels.weights.linear import Clamp
 
 
-class Gates:
-    """Implements `kernels.gelu` and `kernels.gelu_tanh`, `kernels.silu_and_mul` and those like it,
-    and `kernels.sigmoid_and_mul`."""
+class NativeGates:
+    """Implements `Ops.gelu` and `Ops.gelu_tanh`, `Ops.silu_and_mul` and those like it,
+    and `Ops.sigmoid_and_mul`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._silu = declare(library, "silu_and_mul", "ippii")
-        self._gelu_and_mul = declare(library, "gelu_and_mul", "ippii")
-        self._clamp = declare(library, "clamp_and_mul", "ippiiff")
-        self._gelu = declare(library, "gelu", "ippii")
-        self._gelu_tanh = declare(library, "gelu_tanh", "ippii")
-        self._sigmoid = declare(library, "sigmoid_and_mul", "ipiippii")
+        self._silu = declare(library, "silu_and_mul", "element gate_up out n_tokens size")
+        self._gelu_and_mul = declare(library, "gelu_and_mul", "element gate_up out n_tokens size")
+        self._clamp = declare(
+            library,
+            "clamp_and_mul",
+            "element gate_up out n_tokens size slope limit",
+        )
+        self._gelu = declare(library, "gelu", "element x out n_tokens size")
+        self._gelu_tanh = declare(library, "gelu_tanh", "element x out n_tokens size")
+        self._sigmoid = declare(
+            library,
+            "sigmoid_and_mul",
+            "element gate stride gate_size x out n_tokens size",
+        )
 
     def gelu(self, x: Tensor) -> Tensor:
         return _activated(self._gelu, x) if x.dtype in ELEMENT else gelu(x)

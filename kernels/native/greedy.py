@@ -5,15 +5,15 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.greedy import greedy
 from kernels.native.call import ELEMENT, declare
+from kernels.pytorch.greedy import greedy
 
 
-class Greedy:
-    """Implements `kernels.greedy`."""
+class NativeGreedy:
+    """Implements `Ops.greedy`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._greedy = declare(library, "greedy", "ipiiip")
+        self._greedy = declare(library, "greedy", "element logits stride n_rows size tokens")
 
     def greedy(self, logits: Tensor) -> Tensor:
         if logits.dtype not in ELEMENT or logits.stride(1) != 1:

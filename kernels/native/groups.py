@@ -17,39 +17,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.groups import MULTIPLE, GroupedMatrix
-from kernels.linear_weight import Gate
-from kernels.native.call import ELEMENT, declare
+from kernels.native.call import ELEMENT, GATES, NO_GATE, declare
 from kernels.native.library import library
 from kernels.native.linear import (
-    GATES,
-    NO_GATE,
     NativeGatedWeight,
     NativeInt8GatedWeight,
     NativeInt8Weight,
     NativeWeight,
 )
+from kernels.native.structs import GroupsStruct
+from kernels.weights.groups import MULTIPLE, GroupedMatrix
+from kernels.weights.linear import Gate
 
-_N_VALUES = 16
 _BYTES_AT_ONCE = 1 << 24  # of numbers that are packed
 # Places in a group of eight inputs, of the numbers in the lower and in the upper halves of bytes.
 _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
 
 
-class GroupsStruct(ctypes.Structure):
-    """The form of a matrix in groups, as `src/groups.h` declares it."""
-
-    _fields_ = (
-        ("bits", ctypes.c_int64),
-        ("size", ctypes.c_int64),
-        ("scale_bytes", ctypes.c_int64),
-        ("has_offsets", ctypes.c_int64),
-        ("values", ctypes.c_int8 * _N_VALUES),
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _Functions:
+class _GroupFunctions:
     """The functions of the library for weights in groups."""
 
     linear: Callable[..., None]
@@ -58,19 +44,21 @@ class _Functions:
 
 
 @cache
-def _functions() -> _Functions | None:
+def _functions() -> _GroupFunctions | None:
     loaded = library()
     return None if loaded is None else functions_of(loaded)
 
 
-def functions_of(loaded: ctypes.CDLL) -> _Functions:
+def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
     """Returns the functions of one build of the library."""
-    panel = loaded.orcinus_linear_panel
-    panel.argtypes, panel.restype = [], ctypes.c_int64
-    return _Functions(
-        declare(loaded, "linear_groups", "ippppppiiii", allocates=True),
-        declare(loaded, "groups_rows", "ippppii"),
-        panel(),
+    return _GroupFunctions(
+        declare(
+            loaded,
+            "linear_groups",
+            "element x weights groups bias residual out n_tokens n_in n_out finish",
+        ),
+        declare(loaded, "groups_rows", "element weights groups indices out n n_in"),
+        declare(loaded, "linear_panel", "")(),
     )
 
 
@@ -126,7 +114,7 @@ class GroupPanels:
             matrix.form.size,
             scale_type.itemsize,
             matrix.offsets is not None,
-            (ctypes.c_int8 * _N_VALUES)(*matrix.form.values),
+            matrix.form.values,
         )
         return cls(packed, form)
 
@@ -142,7 +130,7 @@ class GroupPanels:
 
 @dataclass(frozen=True, slots=True)
 class NativeGroupsWeight:
-    """A matrix in groups; implements `kernels.linear_weight.TableWeight`.
+    """A matrix in groups; implements `kernels.weights.linear.TableWeight`.
 
     `x` may be float32 or bfloat16, and bias and residual are of the same; rows are of `dtype`.
     """
@@ -150,11 +138,11 @@ class NativeGroupsWeight:
     panels: GroupPanels
     shape: tuple[int, int]
     dtype: torch.dtype
-    functions: _Functions
+    functions: _GroupFunctions
 
     @classmethod
     def of(
-        cls, matrix: GroupedMatrix, dtype: torch.dtype, /, functions: _Functions | None = None
+        cls, matrix: GroupedMatrix, dtype: torch.dtype, /, functions: _GroupFunctions | None = None
     ) -> NativeGroupsWeight:
         """Packs a matrix, one that the library `can_take`, for tokens of `dtype`."""
         functions = functions or _needed_functions()
@@ -202,7 +190,7 @@ class NativeGroupsGatedWeight:
 
     panels: GroupPanels
     shape: tuple[int, int]  # of both together
-    functions: _Functions
+    functions: _GroupFunctions
     gate: int
 
     @classmethod
@@ -212,7 +200,7 @@ class NativeGroupsGatedWeight:
         dtype: torch.dtype,
         gate: Gate,
         /,
-        functions: _Functions | None = None,
+        functions: _GroupFunctions | None = None,
     ) -> NativeGroupsGatedWeight:
         """Packs a matrix, one that the library `can_gate`, for tokens of `dtype`."""
         functions = functions or _needed_functions()
@@ -238,7 +226,7 @@ NativeGated = NativeGatedWeight | NativeInt8GatedWeight | NativeGroupsGatedWeigh
 """A matrix with its gate in one of the library's forms."""
 
 
-def _needed_functions() -> _Functions:
+def _needed_functions() -> _GroupFunctions:
     functions = _functions()
     if functions is None:
         raise ValueError("there is no native library")
@@ -265,7 +253,7 @@ def _words_in_panels(matrix: GroupedMatrix, panel: int) -> Tensor:
 
 
 def _linear(
-    functions: _Functions,
+    functions: _GroupFunctions,
     x: Tensor,
     panels: GroupPanels,
     bias: Tensor | None,

@@ -6,7 +6,6 @@ input a place in a step, as `src/heads.cpp` says. The last panel and step are fi
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,7 @@ _WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Functions:
+class _HeadFunctions:
     """The function of the library, and the outputs of its panels."""
 
     heads: Callable[..., None]
@@ -29,14 +28,20 @@ class _Functions:
 
 
 @cache
-def _functions() -> _Functions | None:
+def _functions() -> _HeadFunctions | None:
     """Returns the functions of the library; None if there is none."""
     loaded = library()
     if loaded is None:
         return None
-    panel = loaded.orcinus_heads_panel
-    panel.argtypes, panel.restype = [], ctypes.c_int64
-    return _Functions(declare(loaded, "heads", "ipiippiiiiii"), panel())
+    return _HeadFunctions(
+        declare(
+            loaded,
+            "heads",
+            "element x token_stride head_stride weights out out_token_stride out_head_stride "
+            "n_tokens n_heads n_in n_out",
+        ),
+        declare(loaded, "heads_panel", "")(),
+    )
 
 
 def can_pack_heads(weight: Tensor) -> bool:
@@ -47,11 +52,11 @@ def can_pack_heads(weight: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NativeHeads:
-    """Matrices in panels; implements `kernels.head_products.HeadProducts`."""
+    """Matrices in panels; implements `kernels.weights.head_products.HeadProducts`."""
 
     packed: Tensor  # [n_heads, n_panels, n_steps, panel, inputs]
     shape: tuple[int, int, int]
-    functions: _Functions
+    functions: _HeadFunctions
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeHeads:

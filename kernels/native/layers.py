@@ -1,8 +1,9 @@
-"""Programs in calls of the library: one call for all steps between two that are Python's.
+"""Programs in calls of the library: one call for all steps between two that it does not have.
 
-A call computes the operations that layer by layer computes, in the same order, so the results are
-equal to the bit. It saves the interpreter between operations (`docs/performance.md` says how much
-time that is).
+The library computes the operations that the interpreter would call, in the same order, so results
+are equal to the bit. A call saves the time that Python takes between operations
+(`docs/performance.md` says how much that is). Steps that the library does not have are run by
+`kernels.pytorch.interpreter`, on tensors that share the memory of the library's buffers.
 """
 
 from __future__ import annotations
@@ -13,61 +14,66 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from kernels.native.buffers import Buffers
-from kernels.native.call import NO_MEMORY, out_of_memory
+from kernels.native.call import declare
 from kernels.native.checks import check, is_native
-from kernels.native.storage import Storage, int64_address
-from kernels.native.structs import (
-    AnglesStruct,
-    BatchStruct,
-    Seconds,
-    StepStruct,
-    step_of,
-)
-from kernels.ops import FusedBatch, LayerKV
-from kernels.program import Angles, Program
+from kernels.native.fill import step_of
+from kernels.native.storage import LayerStorage, int64_address
+from kernels.native.structs import AnglesStruct, BatchStruct, Seconds, StepStruct
+from kernels.ops import LayerKV, Ops, ProgramBatch, ProgramRunner, Ranks
+from kernels.program import Angles, Program, RotaryAngles
+from kernels.pytorch.frame import Frame
+from kernels.pytorch.interpreter import Interpreter, function_of, given
 from kernels.steps import (
+    STEPS,
     AddPositions,
     Buffer,
-    Call,
     Embed,
     EmbedPacked,
+    Greedy,
     LookUpAngles,
     ScaleByPosition,
+    buffers_of,
 )
+from kernels.weights.linear import PanelTable
 
 _NO_LIMIT = 2**63 - 1
 
 
-def fuse_layers(library: ctypes.CDLL, program: Program, /) -> NativeLayers | None:
-    """Implements `kernels.ops.FuseLayers`, for one build of the library."""
-    return NativeLayers(library, program) if is_native(program) else None
+def run_program(library: ctypes.CDLL, program: Program, ops: Ops, /) -> ProgramRunner:
+    """Implements `kernels.ops.RunProgram`, for one build of the library."""
+    if is_native(program):
+        return NativeProgram(library, program, ops)
+    return Interpreter(program, ops)
 
 
-class NativeLayers:
-    """Implements `kernels.ops.FusedStage`."""
+class NativeProgram:
+    """Implements `kernels.ops.ProgramRunner`."""
 
-    def __init__(self, library: ctypes.CDLL, program: Program) -> None:
+    def __init__(self, library: ctypes.CDLL, program: Program, ops: Ops) -> None:
         """Takes the addresses of the tensors of a program that `is_native`, and keeps the tensors.
 
-        Raises ValueError for tensors that do not fit each other.
+        Raises ValueError for tensors that do not fit each other, and TypeError for a step that
+        neither the library nor the interpreter has.
         """
         check(program)
         self.program = program
         self.seconds = Seconds()
-        self._run = library.orcinus_layers
-        self._run.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p)
-        self._run.restype = ctypes.c_int64
-        self._n_wrong = library.orcinus_layers_n_wrong
-        self._n_wrong.argtypes = (ctypes.c_void_p,)
-        self._n_wrong.restype = ctypes.c_int64
+        """The time of the library's operations until now, by kind."""
+        self._ops = ops
+        self._run = declare(library, "layers", "steps n_steps batch seconds")
+        self._n_wrong = declare(library, "layers_n_wrong", "batch")
         self._kept: list[object] = []
         steps, n_hidden = program.steps, program.n_hidden_steps
+        head = steps[n_hidden:]
+        if program.logits is not None:
+            head = [*head, Greedy(program.logits)]
         self._layers = self._segments(steps[:n_hidden])
-        self._whole = self._segments(steps)
+        self._whole = self._segments([*steps[:n_hidden], *head])
+        self._head = self._segments(head[1:])  # the first one selects
         self._buffers = Buffers(program)
-        self._storage = Storage(program)
+        self._storage = LayerStorage(program)
         self._angles = _AnglesAddresses(program)
         self._max_ids = min(
             (_n_rows(s) for s in steps if isinstance(s, _TABLES)), default=_NO_LIMIT
@@ -77,43 +83,58 @@ class NativeLayers:
         )
         self._argmax = _Argmax(0)
 
-    def __call__(self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """Implements `kernels.ops.FusedStage`."""
+    def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
+        """Implements `ProgramRunner.__call__`; if it raises IndexError, nothing was computed."""
         self._compute(self._layers, inputs, batch, kv, None)
-        hidden = _given(self.program.hidden)
+        hidden = given(self.program.hidden)
         # A copy, since it may still be sent when the next batch runs.
         return self._buffers.tensor(hidden, inputs.shape[0]).clone()
 
     def logits(
-        self, inputs: Tensor, batch: FusedBatch, kv: Sequence[LayerKV], sampled: Tensor
+        self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """Implements `kernels.ops.FusedStage`."""
-        if self.program.logits is None:
-            raise ValueError("layers without a head have no logits")
+        """Implements `ProgramRunner.logits`; if it raises IndexError, nothing was computed."""
         n_sampled = sampled.shape[0]
-        if self._argmax.n != n_sampled:
-            self._argmax = _Argmax(n_sampled)
+        self._set_n_sampled(n_sampled)
         self._compute(self._whole if n_sampled else self._layers, inputs, batch, kv, sampled)
-        logits = self._buffers.tensor(self.program.logits, n_sampled)
+        logits = self._buffers.tensor(given(self.program.logits), n_sampled)
         return Logits(logits, self._argmax.values)
 
+    def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
+        """Implements `ProgramRunner.head`."""
+        n = hidden.shape[0]
+        logits = given(self.program.logits)
+        self._set_n_sampled(n)
+        batch = BatchStruct(
+            buffers=self._buffers.address(0, n), n_sampled=n, argmax=self._argmax.address
+        )
+        self._buffers.tensor(given(self.program.selected), n).copy_(hidden)
+        if n:
+            self._run_segments(self._head, batch, Frame.of_head(self.program, self._ops, ranks))
+        # A copy, since more logits may be wanted while these are in use.
+        return self._buffers.tensor(logits, n).clone()
+
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
-        """Returns the steps up to each that is Python's, and that one."""
+        """Returns the steps up to each that the library does not have, and that one."""
         segments: list[_Segment] = []
         native: list[StepStruct] = []
         for step in steps:
-            if isinstance(step, Call):
+            if _is_of_library(step):
+                native.append(step_of(step, self._kept))
+            else:
                 segments.append(_Segment(native, step))
                 native = []
-            else:
-                native.append(step_of(step, self._kept))
         return [*segments, _Segment(native, None)]
+
+    def _set_n_sampled(self, n: int) -> None:
+        if self._argmax.n != n:
+            self._argmax = _Argmax(n)
 
     def _compute(
         self,
         segments: Sequence[_Segment],
         inputs: Tensor,
-        batch: FusedBatch,
+        batch: ProgramBatch,
         kv: Sequence[LayerKV],
         sampled: Tensor | None,  # None: only hidden states are wanted
     ) -> None:
@@ -131,7 +152,7 @@ class NativeLayers:
         struct = BatchStruct(
             self._buffers.address(n_tokens, n_sampled),
             self._storage.of(kv),
-            self._angles.current(),
+            self._angles.covering(positions),
             n_tokens,
             int64_address(inputs) if into is None else None,
             int64_address(positions),
@@ -150,18 +171,50 @@ class NativeLayers:
             )
         if into is not None:
             self._buffers.tensor(into, n_tokens).copy_(inputs)
+        frame = None
+        if len(segments) > 1:
+            frame = Frame.of(self.program, self._ops, inputs, batch, kv)
+        self._run_segments(segments, struct, frame)
+
+    def _run_segments(
+        self, segments: Sequence[_Segment], batch: BatchStruct, frame: Frame | None
+    ) -> None:
+        """Runs steps; there is a frame if some are not the library's."""
         for segment in segments:
-            status = self._run(
-                segment.steps, segment.n_steps, ctypes.byref(struct), ctypes.byref(self.seconds)
+            self._run(
+                segment.steps, segment.n_steps, ctypes.byref(batch), ctypes.byref(self.seconds)
             )
-            if status == NO_MEMORY:
-                raise out_of_memory()
-            if segment.call is not None:
-                tensors = (
-                    self._buffers.tensor(each, n_sampled if each.is_of_sampled else n_tokens)
-                    for each in segment.call.buffers
-                )
-                segment.call.function(batch, kv, *tensors)
+            if segment.other is not None and frame is not None:
+                self._run_other(segment.other, batch, frame)
+
+    def _run_other(self, step: _OtherStep, batch: BatchStruct, frame: Frame) -> None:
+        """Runs a step that the library does not have."""
+        rows = [
+            self._buffers.tensor(each, batch.n_sampled if each.is_of_sampled else batch.n_tokens)
+            for each in step.buffers
+        ]
+        for buffer, tensor in zip(step.buffers, rows, strict=True):
+            frame.rows[buffer.index] = tensor
+        step.function(step.step, frame)
+        for buffer, tensor in zip(step.buffers, rows, strict=True):
+            if frame.rows[buffer.index] is not tensor:
+                tensor.copy_(frame.rows[buffer.index])
+
+
+def _is_of_library(step: object) -> bool:
+    """Whether the library runs a step: it looks up rows of some forms of tables only."""
+    if isinstance(step, EmbedPacked):
+        return isinstance(step.table, PanelTable)
+    return type(step) in STEPS
+
+
+class _OtherStep:
+    """A step that the library does not have, with the function that computes it."""
+
+    def __init__(self, step: object) -> None:
+        self.step = step
+        self.function = function_of(step)
+        self.buffers: tuple[Buffer, ...] = tuple(buffers_of(step))
 
 
 class _Argmax:
@@ -191,40 +244,45 @@ def _n_positions(step: AddPositions | ScaleByPosition) -> int:
 
 
 class _Segment:
-    """Steps of the library, and the step of Python that follows."""
+    """Steps of the library, and the other step that follows, if any does."""
 
-    def __init__(self, steps: Sequence[StepStruct], call: Call | None) -> None:
+    def __init__(self, steps: Sequence[StepStruct], other: object) -> None:
         self.steps = (StepStruct * len(steps))(*steps)
         self.n_steps = len(steps)
-        self.call = call
+        self.other = None if other is None else _OtherStep(other)
 
 
 class _AnglesAddresses:
     """The addresses of the angles of all kinds, looked up again when they have been replaced."""
 
     n_positions: int
-    """The positions that all of them have."""
+    """The positions that the tables of all kinds have."""
 
     def __init__(self, program: Program) -> None:
         # With the size of the heads that each kind turns.
         self._used = {
-            step.rotary: (program.angles[step.rotary], step.cos)
+            step.rotary: (program.rotaries[step.rotary], step.cos)
             for step in program.steps
             if isinstance(step, LookUpAngles)
         }
-        self._structs = (AnglesStruct * (len(program.angles) + 1))()
+        self._structs = (AnglesStruct * (len(program.rotaries) + 1))()
         self._known: dict[int, tuple[Tensor, Tensor]] = {}
         self.n_positions = _NO_LIMIT
-        self.current()
+        self._look_up_new()
 
-    def current(self) -> int:
-        """Returns where the addresses of all kinds lie; raises ValueError for angles that the
-        library would misread."""
-        for kind, (angles, buffer) in self._used.items():
-            known = self._known.get(kind)
+    def covering(self, positions: Tensor) -> int:
+        """Makes the tables long enough for `positions` and returns where the addresses of all kinds
+        lie; raises ValueError for angles that the library would misread."""
+        for rotary, _ in self._used.values():
+            rotary.cover(positions)
+        self._look_up_new()
+        return ctypes.addressof(self._structs)
+
+    def _look_up_new(self) -> None:
+        for kind, (rotary, buffer) in self._used.items():
+            angles, known = tables_of(rotary), self._known.get(kind)
             if known is None or known[0] is not angles.cos or known[1] is not angles.signed_sin:
                 self._look_up(kind, angles, buffer)
-        return ctypes.addressof(self._structs)
 
     def _look_up(self, kind: int, angles: Angles, buffer: Buffer) -> None:
         both = cos, sin = angles.cos, angles.signed_sin
@@ -240,7 +298,8 @@ class _AnglesAddresses:
         self.n_positions = min(len(cos) for cos, _ in self._known.values())
 
 
-def _given(buffer: Buffer | None) -> Buffer:
-    if buffer is None:
-        raise ValueError("a program whose layers have not ended")
-    return buffer
+def tables_of(rotary: RotaryAngles) -> Angles:
+    """Returns the tables of angles; raises ValueError if there are none."""
+    if rotary.angles is None:
+        raise ValueError("a native program needs tables of angles")
+    return rotary.angles

@@ -3,6 +3,9 @@
 There is one build for each instruction set, and the portable one can say which of them the
 processor has. None is linked with an OpenMP runtime; the one that PyTorch has loaded is made
 visible to them instead, so that both share their threads.
+
+A build that has other structures than Python is refused (`kernels.native.layout`): it would read
+wild memory.
 """
 
 import ctypes
@@ -12,6 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from kernels.build import PORTABLE, instruction_sets, library_path, sources_digest
+from kernels.native.layout import check_layout, layout_of
 
 # The path of a runtime, at the end of a line: it begins with the line's first slash.
 _OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*$", re.MULTILINE)
@@ -41,7 +45,7 @@ def runnable() -> list[str]:
     """
     if _openmp_path() is None or not _is_current(PORTABLE):
         return []
-    portable = open_library(PORTABLE)
+    portable = _opened(PORTABLE)
     portable.orcinus_has_instruction_set.restype = ctypes.c_bool
     return [
         name
@@ -51,7 +55,18 @@ def runnable() -> list[str]:
 
 
 def open_library(instruction_set: str) -> ctypes.CDLL:
-    """Returns the build for `instruction_set`; raises OSError if it cannot be loaded."""
+    """Returns the build for `instruction_set`.
+
+    Raises:
+        OSError: it cannot be loaded.
+        TypeError: its structures or numbers are not those of Python.
+    """
+    opened = _opened(instruction_set)
+    check_layout(opened, layout_of())
+    return opened
+
+
+def _opened(instruction_set: str) -> ctypes.CDLL:
     ctypes.CDLL(_openmp_path(), mode=ctypes.RTLD_GLOBAL)
     return ctypes.CDLL(str(library_path(instruction_set)))
 
@@ -60,7 +75,7 @@ def _is_current(instruction_set: str) -> bool:
     """Whether there is a build for `instruction_set` of the sources that lie here."""
     if not library_path(instruction_set).exists():
         return False
-    built = open_library(instruction_set)
+    built = _opened(instruction_set)
     if not hasattr(built, "orcinus_sources"):
         return False
     built.orcinus_sources.restype = ctypes.c_char_p

@@ -3,14 +3,13 @@
 A packed weight is [n_panels, n_steps, panel, inputs]: an output is a place in a panel, an input a
 place in a step, as `src/linear.cpp` says. The last panel and step are filled up with zeros.
 
-With int8 weights each output has a scale (`kernels.quantise`), and so does each token of the
-inputs, which the library finds on the fly; sums are exact (symmetric quantisation of weights and
-activations). The library counts inputs from -128, and sums start with what makes up for that.
+With int8 weights each output has a scale (`kernels.weights.quantise`), and so does each token of
+the inputs, which the library finds on the fly; sums are exact (symmetric quantisation of weights
+and activations). The library counts inputs from -128, and sums start with what makes up for that.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,19 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear_weight import Gate
-from kernels.native.call import ELEMENT, declare
+from kernels.native.call import ELEMENT, GATES, NO_GATE, declare
 from kernels.native.library import library
-from kernels.quantise import LARGEST, quantised
+from kernels.weights.linear import Gate
+from kernels.weights.quantise import LARGEST, quantised
 
-NO_GATE = 0
-GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
 _WORD_BYTES = 4
 _MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more may not fit into 32 bits
 
 
 @dataclass(frozen=True, slots=True)
-class _Functions:
+class _LinearFunctions:
     """The functions of the library for one element type."""
 
     linear: Callable[..., None]
@@ -39,14 +36,19 @@ class _Functions:
 
 
 @cache
-def _functions(dtype: torch.dtype) -> _Functions | None:
+def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
     """Returns the functions for `dtype`; None if there is no library or it does not know it."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
-    panel = loaded.orcinus_linear_panel
-    panel.argtypes, panel.restype = [], ctypes.c_int64
-    return _Functions(declare(loaded, "linear", "ipppppiiii", allocates=True), panel())
+    return _LinearFunctions(
+        declare(
+            loaded,
+            "linear",
+            "element x weights bias residual out n_tokens n_in n_out finish",
+        ),
+        declare(loaded, "linear_panel", "")(),
+    )
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -65,11 +67,11 @@ def can_gate(weight: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class NativeWeight:
-    """A matrix in panels; implements `kernels.linear_weight.LinearWeight`."""
+    """A matrix in panels; implements `kernels.weights.linear.LinearWeight`."""
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs]
     shape: tuple[int, int]
-    functions: _Functions
+    functions: _LinearFunctions
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeWeight:
@@ -105,7 +107,7 @@ class NativeGatedWeight:
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs]
     shape: tuple[int, int]  # of both together
-    functions: _Functions
+    functions: _LinearFunctions
     gate: int
 
     @classmethod
@@ -135,16 +137,20 @@ def has_int8() -> bool:
 
 
 @cache
-def _int8_functions() -> _Functions | None:
+def _int8_functions() -> _LinearFunctions | None:
     loaded = library()
     if loaded is None:
         return None
-    has, panel = loaded.orcinus_linear_has_int8, loaded.orcinus_linear_panel
-    has.argtypes, has.restype = [], ctypes.c_int64
-    panel.argtypes, panel.restype = [], ctypes.c_int64
-    if not has():
+    if not declare(loaded, "linear_has_int8", "")():
         return None
-    return _Functions(declare(loaded, "linear_int8", "ipppppppiiii", allocates=True), panel())
+    return _LinearFunctions(
+        declare(
+            loaded,
+            "linear_int8",
+            "element x weights starts scales bias residual out n_tokens n_in n_out finish",
+        ),
+        declare(loaded, "linear_panel", "")(),
+    )
 
 
 def can_quantise(weight: Tensor) -> bool:
@@ -181,14 +187,14 @@ class _Int8Panels:
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8Weight:
-    """A matrix in panels of int8; implements `kernels.linear_weight.LinearWeight`.
+    """A matrix in panels of int8; implements `kernels.weights.linear.LinearWeight`.
 
     `x` may be float32 or bfloat16, and bias and residual are of the same.
     """
 
     panels: _Int8Panels
     shape: tuple[int, int]
-    functions: _Functions
+    functions: _LinearFunctions
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeInt8Weight:
@@ -217,7 +223,7 @@ class NativeInt8GatedWeight:
 
     panels: _Int8Panels
     shape: tuple[int, int]  # of both together
-    functions: _Functions
+    functions: _LinearFunctions
     gate: int
 
     @classmethod
@@ -240,7 +246,7 @@ class NativeInt8GatedWeight:
         return out  # [n_tokens, n_out of each]
 
 
-def _needed_int8_functions() -> _Functions:
+def _needed_int8_functions() -> _LinearFunctions:
     functions = _int8_functions()
     if functions is None:
         raise ValueError("the native library does not compute with int8")
@@ -262,7 +268,7 @@ def _in_panels(weight: Tensor, panel: int) -> Tensor:
 
 
 def _linear(
-    functions: _Functions,
+    functions: _LinearFunctions,
     x: Tensor,
     weights: tuple[Tensor, ...],  # as the function takes them
     bias: Tensor | None,

@@ -5,17 +5,24 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.layer_norm import layer_norm
 from kernels.native.call import ELEMENT, declare, dense_rows
-from kernels.rms_norm import rms_norm
+from kernels.pytorch.norms import layer_norm, rms_norm
 
 
-class Norms:
-    """Implements `kernels.rms_norm` and `kernels.layer_norm`."""
+class NativeNorms:
+    """Implements `Ops.rms_norm` and `Ops.layer_norm`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._rms_norm = declare(library, "rms_norm", "ipippiiiif")
-        self._layer_norm = declare(library, "layer_norm", "ipipppiiiif")
+        self._rms_norm = declare(
+            library,
+            "rms_norm",
+            "element x weight_element weight out n_outer outer_stride n_inner size eps",
+        )
+        self._layer_norm = declare(
+            library,
+            "layer_norm",
+            "element x weight_element weight bias out n_outer outer_stride n_inner size eps",
+        )
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         element, weight_element = ELEMENT.get(x.dtype), ELEMENT.get(weight.dtype)

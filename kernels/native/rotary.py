@@ -5,23 +5,35 @@ import ctypes
 import torch
 from torch import Tensor
 
-from kernels.head_norms import HeadNorms
+from kernels.forms.head_norms import HeadNorms
 from kernels.native.call import ELEMENT, declare, dense_heads
-from kernels.rotary import rotary
-from kernels.rotary_write_kv import rotary_write_kv
-from kernels.write_kv import write_kv
+from kernels.pytorch.rotary import rotary, rotary_write_kv, write_kv
 
 # Their element type, the weights of queries and of keys, and epsilon.
 _NO_NORMS = (0, None, None, 0.0)
 
 
-class Rotary:
-    """Implements `kernels.rotary`, `kernels.write_kv` and `kernels.rotary_write_kv`."""
+class NativeRotary:
+    """Implements `Ops.rotary`, `Ops.write_kv` and `Ops.rotary_write_kv`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._rotary = declare(library, "rotary", "ipiipppiiiii")
-        self._rotary_write_kv = declare(library, "rotary_write_kv", "ippppppiiiiippf")
-        self._write_kv = declare(library, "write_kv", "pipipppii")
+        self._rotary = declare(
+            library,
+            "rotary",
+            "element x token_stride head_stride cos sin out out_token_stride out_head_stride "
+            "n_tokens n_heads head_dim",
+        )
+        self._rotary_write_kv = declare(
+            library,
+            "rotary_write_kv",
+            "element qkv cos sin keys values slots n_tokens n_heads n_kv_heads head_dim "
+            "weight_element q_weight k_weight eps",
+        )
+        self._write_kv = declare(
+            library,
+            "write_kv",
+            "k k_stride v v_stride keys values slots n_tokens size",
+        )
 
     def rotary(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if x.dtype not in ELEMENT or not _are_angles_of(x, cos, sin):

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionSpans
 from kernels.native.structs import LayerKVStruct, StateSpansStruct
-from kernels.ops import FusedBatch, LayerKV
+from kernels.ops import LayerKV, ProgramBatch
 from kernels.program import Program
+from kernels.pytorch.attention import AttentionSpans
 from kernels.steps import Attend, RotaryWriteKV, RunDeltaNet, WriteKV, WriteLatents
 
 _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 
 
-class Storage:
+class LayerStorage:
     """The storage of all layers of a program.
 
     It is recognised by its first tensor, and not kept alive.
@@ -61,7 +61,7 @@ class Storage:
             self._first = weakref.ref(first)
         return ctypes.addressof(self._structs)
 
-    def places(self, batch: FusedBatch, n_tokens: int) -> tuple[Any, ...]:
+    def places(self, batch: ProgramBatch, n_tokens: int) -> tuple[Any, ...]:
         """Returns the fields of a `BatchStruct` that say where tokens are stored in blocks and how
         they attend, in their order.
 
@@ -89,7 +89,7 @@ class Storage:
             *spans[0].block_tables.shape,
         )
 
-    def states(self, batch: FusedBatch) -> StateSpansStruct:
+    def states(self, batch: ProgramBatch) -> StateSpansStruct:
         """Returns where the states of a batch are; raises ValueError if it does not say so."""
         if not self._has_states:
             return StateSpansStruct()

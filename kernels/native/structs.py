@@ -1,19 +1,21 @@
-"""The structures that programs are for the library, and how they are filled.
+"""The structures that Python and the native library share.
 
-Those of steps are derived from the classes of `kernels.steps`: a structure has the fields of its
-class, in their order, each in the form of its declared type.
+The structure of a step is derived from its class in `kernels.steps`: it has the fields of the
+class, in their order, and the declared type of a field decides its type in C++.
 
     declared type          field in C++
     int, bool, float       int64_t, int64_t, float; 0 for None
-    Buffer                 Place: its number; -1 for None
-    Tensor                 Array: where it is, and its element type
-    LinearWeight, Matrix   Weight: a matrix as the library packs it
-    HeadProducts           HeadWeights: one for each head
-    Sequence[...]          a pointer to structures, and their number
+    Buffer                 Place: the number of the buffer; -1 for None
+    Tensor                 Array: an address and an element type
+    LinearWeight, Matrix,  Weight: a matrix as the library packs it
+    TableWeight
+    HeadProducts           HeadWeights: a matrix for each head
+    Sequence[Expert]       Experts: the address of structures, and their number
     another class          the structure of that class; all zeros for None
 
-So a field that is added to such a class is to be added to the struct in `src/*_steps.h`, in the
-same place, and nowhere between. Structures hold addresses: whoever fills one keeps the tensors.
+So a field that is added to such a class is added to the struct in `src/*_steps.h` as well, in the
+same place, and nowhere else. `kernels.native.layout` compares both when the library is loaded, and
+`kernels.native.fill` fills the structures.
 """
 
 from __future__ import annotations
@@ -27,17 +29,15 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
-from kernels.head_products import HeadProducts
-from kernels.linear_weight import LinearWeight
 from kernels.native.call import ELEMENT
-from kernels.native.groups import GroupPanels, NativeGated, NativeLinear
-from kernels.native.linear import NO_GATE, NativeGatedWeight, NativeWeight
-from kernels.steps import STEPS, Buffer, Matrix
+from kernels.steps import Buffer, Matrix
+from kernels.weights.head_products import HeadProducts
+from kernels.weights.linear import LinearWeight, TableWeight
 
 _pointer, _int, _float = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 
-_NUMBERS: dict[Any, Any] = {int: _int, bool: _int, float: _float, Buffer: _int}
-_MATRICES = (LinearWeight, Matrix)
+NUMBERS: dict[Any, Any] = {int: _int, bool: _int, float: _float, Buffer: _int}
+MATRICES = (LinearWeight, TableWeight, Matrix)
 
 
 class ArrayStruct(ctypes.Structure):
@@ -66,12 +66,6 @@ class HeadWeightsStruct(ctypes.Structure):
     _fields_ = (("packed", _pointer), ("n_heads", _int), ("n_out", _int), ("n_in", _int))
 
 
-class SequenceStruct(ctypes.Structure):
-    """Structures of one kind, one after the other."""
-
-    _fields_ = (("first", _pointer), ("n", _int))
-
-
 class StepStruct(ctypes.Structure):
     """One step: the number of its kind, and its structure."""
 
@@ -90,6 +84,18 @@ class BufferStruct(ctypes.Structure):
         return cls(address, buffer.width, element, buffer.is_of_sampled)
 
 
+class GroupsStruct(ctypes.Structure):
+    """The form of a matrix in groups; `src/groups.h` says what the fields are."""
+
+    _fields_ = (
+        ("bits", _int),
+        ("size", _int),
+        ("scale_bytes", _int),
+        ("has_offsets", _int),
+        ("values", ctypes.c_int8 * 16),
+    )
+
+
 class AnglesStruct(ctypes.Structure):
     """The angles of one kind of rotary embedding."""
 
@@ -103,7 +109,7 @@ class LayerKVStruct(ctypes.Structure):
 
 
 class StateSpansStruct(ctypes.Structure):
-    """The spans of a batch whose layers keep states; `kernels.state_spans` says what they are."""
+    """The spans of a batch whose layers keep states, as `kernels.forms.state_spans` has them."""
 
     _fields_ = (
         ("first_tokens", _pointer),
@@ -155,89 +161,55 @@ class Seconds(ctypes.Structure):
     other: float
 
 
-def step_of(step: object, kept: list[object]) -> StepStruct:
-    """Returns the structure of a step; those that it points to are added to `kept`."""
-    what = filled(type(step), step, kept)
-    kept.append(what)
-    return StepStruct(STEPS.index(type(step)), ctypes.addressof(what))
+SHARED: tuple[type[ctypes.Structure], ...] = (
+    StepStruct,
+    BatchStruct,
+    BufferStruct,
+    AnglesStruct,
+    LayerKVStruct,
+    GroupsStruct,
+    Seconds,
+)
+"""The structures that are passed to the library by address; others are fields of steps."""
 
 
 @cache
 def structure_of(description: type) -> type[ctypes.Structure]:
     """Returns the structure with the fields of the dataclass `description`."""
-    fields = tuple((name, _form(kind)) for name, kind in _declared(description))
+    fields = tuple((name, form_of(kind)) for name, kind in declared(description))
     return type(description.__name__, (ctypes.Structure,), {"_fields_": fields})
 
 
-def filled(description: type, value: Any, kept: list[object]) -> ctypes.Structure:
-    """Returns the structure of `description` with the fields of `value`, an instance of it.
-
-    Structures that it points to are added to `kept`.
-    """
-    values = (_value(kind, getattr(value, name), kept) for name, kind in _declared(description))
-    return structure_of(description)(*values)
+@cache
+def sequence_of(description: type) -> type[ctypes.Structure]:
+    """Returns the structure of a sequence of structures: the address of the first, and how many."""
+    first = ctypes.POINTER(structure_of(description))
+    fields = (("first", first), ("n", _int))
+    return type(f"{description.__name__}s", (ctypes.Structure,), {"_fields_": fields})
 
 
 @cache
-def _declared(description: type) -> tuple[tuple[str, Any], ...]:
+def declared(description: type) -> tuple[tuple[str, Any], ...]:
     """Returns the names of the fields of a dataclass and their declared types, less None."""
     hints = get_type_hints(description)
     return tuple((f.name, _without_none(hints[f.name])) for f in dataclasses.fields(description))
 
 
 def _without_none(kind: Any) -> Any:
-    if get_origin(kind) not in (Union, UnionType) or kind in _MATRICES:
+    if get_origin(kind) not in (Union, UnionType) or kind in MATRICES:
         return kind
     (kind,) = (each for each in get_args(kind) if each is not type(None))
     return kind
 
 
-def _form(kind: Any) -> Any:
-    """Returns the type of a field that is declared as `kind`."""
+def form_of(kind: Any) -> Any:
+    """Returns the type in C++ of a field that is declared as `kind`."""
     if kind is Tensor:
         return ArrayStruct
-    if kind in _MATRICES:
+    if kind in MATRICES:
         return WeightStruct
     if kind is HeadProducts:
         return HeadWeightsStruct
     if get_origin(kind) is Sequence:
-        return SequenceStruct
-    return _NUMBERS.get(kind) or structure_of(kind)
-
-
-def _value(kind: Any, value: Any, kept: list[object]) -> Any:
-    """Returns what the field of an attribute that is declared as `kind` holds."""
-    if value is None:
-        return -1 if kind is Buffer else _form(kind)()
-    if kind is Buffer:
-        return value.index
-    if kind is Tensor:
-        return ArrayStruct(value.data_ptr(), ELEMENT[value.dtype])
-    if kind in _MATRICES:
-        return _weight(value)
-    if kind is HeadProducts:
-        return HeadWeightsStruct(value.packed.data_ptr(), *value.shape)
-    if get_origin(kind) is Sequence:
-        (description,) = get_args(kind)
-        return _sequence(description, value, kept)
-    return value if kind in _NUMBERS else filled(kind, value, kept)
-
-
-def _sequence(description: type, values: Sequence[Any], kept: list[object]) -> SequenceStruct:
-    each = [filled(description, value, kept) for value in values]
-    array = (structure_of(description) * len(each))(*each)
-    kept.append(array)
-    return SequenceStruct(ctypes.addressof(array), len(each))
-
-
-def _weight(weight: NativeLinear | NativeGated) -> WeightStruct:
-    n_out, n_in = weight.shape
-    finish = weight.gate if isinstance(weight, NativeGated) else NO_GATE
-    if isinstance(weight, NativeWeight | NativeGatedWeight):
-        return WeightStruct(weight.packed.data_ptr(), None, None, None, n_in, n_out, finish)
-    panels = weight.panels
-    if isinstance(panels, GroupPanels):
-        packed, form = panels.packed.data_ptr(), panels.form_address
-        return WeightStruct(packed, None, None, form, n_in, n_out, finish)
-    addresses = (each.data_ptr() for each in (panels.packed, panels.starts, panels.scales))
-    return WeightStruct(*addresses, None, n_in, n_out, finish)
+        return sequence_of(*get_args(kind))
+    return NUMBERS.get(kind) or structure_of(kind)

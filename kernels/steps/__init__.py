@@ -1,10 +1,11 @@
 """The steps of a program (`kernels.program`): what each computes, with which buffers and tensors.
 
-A step is a dataclass. The native library's structures are derived from their fields, in their order
-(`kernels.native.structs`), and `STEPS` numbers them.
+A step is a dataclass. `kernels.pytorch.interpreter` has a function for each. `STEPS` are the steps
+that the native library has too, by their numbers there. The library's structures are derived from
+the fields of the dataclasses, in their order (`kernels.native.structs`).
 """
 
-from kernels.steps.buffer import Buffer
+from kernels.steps.buffer import Buffer, buffers_of
 from kernels.steps.call import Call
 from kernels.steps.experts import (
     GATES,
@@ -16,7 +17,15 @@ from kernels.steps.experts import (
     RouteInGroups,
     RunExperts,
 )
-from kernels.steps.look_ups import AddPositions, CopyPart, Embed, EmbedPacked, LookUpAngles, Select
+from kernels.steps.look_ups import (
+    AddPositions,
+    CopyPart,
+    Embed,
+    EmbedPacked,
+    EmbedShare,
+    LookUpAngles,
+    Select,
+)
 from kernels.steps.mixing import (
     Attend,
     Heads,
@@ -27,6 +36,7 @@ from kernels.steps.mixing import (
     WriteKV,
     WriteLatents,
 )
+from kernels.steps.ranks import AllGather, AllReduce
 from kernels.steps.rows import (
     ACTIVATIONS,
     Activate,
@@ -52,6 +62,8 @@ __all__ = [
     "Activate",
     "Add",
     "AddPositions",
+    "AllGather",
+    "AllReduce",
     "ApplyGate",
     "Attend",
     "Buffer",
@@ -59,6 +71,7 @@ __all__ = [
     "CopyPart",
     "Embed",
     "EmbedPacked",
+    "EmbedShare",
     "Expert",
     "GateForm",
     "Gated",
@@ -86,6 +99,7 @@ __all__ = [
     "Widen",
     "WriteKV",
     "WriteLatents",
+    "buffers_of",
 ]
 
 # In the order of their numbers.

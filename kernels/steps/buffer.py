@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Numbers of every token of a batch, or of every sampled one, [n, width]."""
+    """Numbers of every token of a batch, or of every sampled token, [n, width]."""
 
     index: int  # in the program
     width: int
     dtype: torch.dtype
     is_of_sampled: bool = False
+
+
+def buffers_of(step: Any) -> Iterator[Buffer]:
+    """Returns the buffers that a step reads or writes."""
+    for field in dataclasses.fields(step):
+        value = getattr(step, field.name)
+        if isinstance(value, Buffer):
+            yield value
+        elif isinstance(value, Sequence):
+            yield from (each for each in value if isinstance(each, Buffer))

@@ -1,19 +1,24 @@
-"""The step that is Python's."""
+"""The step that is a Python function."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from kernels.steps.buffer import Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Calls Python: `function(batch, kv, *tensors)`, with a tensor for each buffer.
+    """Computes what no other step does: `outputs = function(*inputs)`.
 
-    The batch and the layers' storage are what the program runs with.
+    The function gets a tensor [n, width] for each input, which it leaves as it is, and returns a
+    new tensor for each output, or the tensor itself if there is one output.
     """
 
-    function: Callable[..., None]
-    buffers: tuple[Buffer, ...]
+    name: str  # what is computed, for readers of a program
+    function: Callable[..., Tensor | tuple[Tensor, ...]]
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]

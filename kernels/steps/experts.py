@@ -7,12 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.expert_form import Clamp
-from kernels.gated_in_two import GatedInTwo
-from kernels.group_form import GroupForm
-from kernels.linear_weight import Gate, GatedWeight, LinearWeight
+from kernels.forms.routing import RoutingForm
 from kernels.steps.buffer import Buffer
 from kernels.steps.rows import Matrix
+from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight
 
 GATES = ("silu", "gelu_tanh", "clamp")
 
@@ -69,7 +68,7 @@ class Expert:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Computes `kernels.route`."""
+    """Computes `Ops.route`."""
 
     scores: Buffer
     normalises: int
@@ -79,10 +78,10 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class RouteInGroups:
-    """Computes `kernels.route_in_groups`."""
+    """Computes `Ops.route_in_groups`."""
 
     logits: Buffer  # float32
-    form: GroupForm
+    form: RoutingForm
     experts: Buffer
     weights: Buffer
 

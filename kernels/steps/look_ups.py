@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.linear_weight import LinearWeight
 from kernels.steps.buffer import Buffer
+from kernels.weights.linear import TableWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,18 @@ class Embed:
 class EmbedPacked:
     """Looks up the rows of tokens in a matrix that is multiplied with, too."""
 
-    table: LinearWeight  # [vocab_size, width]
+    table: TableWeight  # [vocab_size, width]
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedShare:
+    """Looks up the rows of tokens in a rank's share of a table; rows of other tokens are zeros."""
+
+    table: TableWeight  # [len(share), width]
+    share: range  # the tokens whose rows the table has
+    vocab_size: int  # of the shares of all ranks
+    is_open: bool  # whether tokens from `vocab_size` on are looked up as token 0
     out: Buffer
 
 

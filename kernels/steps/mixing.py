@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.attention_form import AttentionForm
-from kernels.delta_net_form import DeltaNetForm
-from kernels.head_norms import HeadNorms
-from kernels.head_products import HeadProducts
+from kernels.forms.attention import AttentionForm
+from kernels.forms.delta_net import DeltaNetForm
+from kernels.forms.head_norms import HeadNorms
 from kernels.steps.buffer import Buffer
+from kernels.weights.head_products import HeadProducts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class RotaryWriteKV:
-    """Computes `kernels.rotary_write_kv`; the queries stay where they are."""
+    """Computes `Ops.rotary_write_kv`; the queries stay where they are."""
 
     qkv: Buffer
     cos: Buffer
@@ -36,7 +36,7 @@ class RotaryWriteKV:
 
 @dataclass(frozen=True, slots=True)
 class WriteKV:
-    """Computes `kernels.write_kv`."""
+    """Computes `Ops.write_kv`."""
 
     qkv: Buffer
     heads: Heads
@@ -58,7 +58,7 @@ class Attend:
 
 @dataclass(frozen=True, slots=True)
 class TurnHeads:
-    """Computes `kernels.rotary` of the last elements of each head, and lets them be the last of
+    """Computes `Ops.rotary` of the last elements of each head, and lets them be the last of
     each head of `out`, which may be `x`."""
 
     x: Buffer
@@ -88,7 +88,7 @@ class WriteLatents:
 
 @dataclass(frozen=True, slots=True)
 class RunDeltaNet:
-    """Computes `kernels.delta_net` with the states of a layer."""
+    """Computes `Ops.delta_net` with the states of a layer."""
 
     projected: Buffer
     form: DeltaNetForm

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.linear_weight import GatedWeight, LinearWeight
 from kernels.steps.buffer import Buffer
+from kernels.weights.linear import GatedWeight, LinearWeight
 
 Matrix = LinearWeight | GatedWeight
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
@@ -15,7 +15,7 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm:
-    """Computes `kernels.rms_norm`."""
+    """Computes `Ops.rms_norm`."""
 
     x: Buffer
     weight: Tensor
@@ -25,7 +25,7 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class RMSNormPart:
-    """Computes `kernels.rms_norm` of `n` parts of each row, `size` elements each, which lie side by
+    """Computes `Ops.rms_norm` of `n` parts of each row, `size` elements each, which lie side by
     side from the element `first` on; in place."""
 
     x: Buffer
@@ -38,7 +38,7 @@ class RMSNormPart:
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """Computes `kernels.layer_norm`."""
+    """Computes `Ops.layer_norm`."""
 
     x: Buffer
     weight: Tensor
@@ -68,7 +68,7 @@ class Activate:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Computes `kernels.add_scaled`, in place."""
+    """Computes `Ops.add_scaled`, in place."""
 
     x: Buffer
     y: Buffer
@@ -103,7 +103,7 @@ class Widen:
 
 @dataclass(frozen=True, slots=True)
 class SoftCap:
-    """Computes `kernels.soft_cap`."""
+    """Computes `Ops.soft_cap`."""
 
     x: Buffer
     cap: float
@@ -121,7 +121,7 @@ class Mul:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidAndMul:
-    """Computes `kernels.sigmoid_and_mul`, in place; gates begin at the element `first` of a row."""
+    """Computes `Ops.sigmoid_and_mul`, in place; gates begin at the element `first` of a row."""
 
     gates: Buffer
     first: int

@@ -35,7 +35,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.attention_form import PLAIN, AttentionForm
+from kernels.forms.attention import PLAIN, AttentionForm
 from kernels.ops import AttentionPlan
 from kernels.triton.attention_plan import (
     N_COLUMNS,
@@ -399,7 +399,7 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `kernels.ops.Attention`.
+    """Implements `ComputeAttention`.
 
     Raises:
         TypeError: the plan is of other operations.

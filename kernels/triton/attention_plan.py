@@ -123,7 +123,7 @@ class _Tables:
     has_large: bool
 
 
-def plan_items(
+def plan_attention(
     start_positions: Ints,
     n_tokens: Ints,
     *,
@@ -203,7 +203,7 @@ def cut_batch(
     uploads: Uploads,
     has_fixed_shape: bool,
 ) -> AttentionItems:
-    """Returns the plan of a batch that is cut by `cut`; see `plan_items`."""
+    """Returns the plan of a batch that is cut by `cut`; see `plan_attention`."""
     widest = None if None in windows else max(w for w in windows if w is not None)
     n_columns = block_tables.shape[1]
     if not has_fixed_shape:

@@ -17,10 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.delta_net import LENGTH_EPS
-from kernels.delta_net_form import DeltaNetForm
-from kernels.state_spans import StateSpans
-from kernels.triton.gates import sigmoid, silu
+from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.state_spans import StateSpans
+from kernels.triton.activations import sigmoid, silu
 
 _CHANNELS = 256  # of a program that keeps inputs
 
@@ -217,7 +216,7 @@ def delta_net(
     spans: StateSpans,
     form: DeltaNetForm,
 ) -> Tensor:
-    """Implements `kernels.delta_net`."""
+    """Implements `Ops.delta_net`."""
     projected = projected.contiguous()
     (n_tokens, width), device = projected.shape, projected.device
     reads = torch.empty((n_tokens, form.n_out), dtype=torch.float32, device=device)

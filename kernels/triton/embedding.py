@@ -28,7 +28,7 @@ def _embedding(
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Implements `kernels.embedding`; a row lies in memory without gaps."""
+    """Implements `Ops.embedding`; a row lies in memory without gaps."""
     n_rows, size = table.shape
     n_tokens = len(token_ids)
     out = torch.empty((n_tokens, size), dtype=table.dtype, device=table.device)

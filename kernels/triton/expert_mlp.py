@@ -32,8 +32,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.expert_form import PLAIN_EXPERTS, ExpertForm
-from kernels.triton.gates import clamped, gelu, silu
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
+from kernels.triton.activations import clamped, gelu, silu
 
 _CHUNK = 256  # choices that a program sorts
 _SOME = 32  # of these that are compared with all at a time
@@ -259,7 +259,7 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Implements `kernels.expert_mlp`; what an expert has must lie in memory without gaps."""
+    """Implements `Ops.expert_mlp`; what an expert has must lie in memory without gaps."""
     if x.stride(1) != 1:
         x = x.contiguous()
     n_tokens, hidden_size = x.shape

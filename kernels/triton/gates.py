@@ -1,34 +1,96 @@
-"""The gates of gated MLPs, in float32, for kernels that have what they apply to in registers."""
+"""The gates of gated MLPs, and gates of their own, on a GPU: all is read once and written once.
+
+A gated MLP's gate moves 6 * size bytes per token in bfloat16, where one kernel for the gate and one
+for the product would move 10 * size; about ten operations per element, in float32, rounded once. A
+gate of its own moves 6 bytes an element, or 4 where a token has one gate.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.activations import gelu, sigmoid, silu
+
+_BLOCK = 1024  # elements of a program: with four warps 16 bytes for each thread
 
 
 @triton.jit
-def silu(x):
-    """Returns `x * sigmoid(x)`."""
-    return x * sigmoid(x)
+def _silu_and_mul(gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = column < SIZE
+    gates = gate_up + row * row_stride
+    gate = tl.load(gates + column, is_there, 0.0).to(tl.float32)
+    up = tl.load(gates + SIZE + column, is_there, 0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, silu(gate) * up, is_there)
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """Implements `Ops.silu_and_mul`."""
+    return _gated(_silu_and_mul, gate_up)
 
 
 @triton.jit
-def gelu(x):
-    """Returns GeLU by its tanh approximation; `(1 + tanh(u)) / 2` is `sigmoid(2 * u)`."""
-    twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 * sqrt(2 / pi)
-    return x * sigmoid(twice)
+def _gelu_and_mul(gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = column < SIZE
+    gates = gate_up + row * row_stride
+    gate = tl.load(gates + column, is_there, 0.0).to(tl.float32)
+    up = tl.load(gates + SIZE + column, is_there, 0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, gelu(gate) * up, is_there)
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """Implements `Ops.gelu_and_mul`."""
+    return _gated(_gelu_and_mul, gate_up)
+
+
+def _gated(kernel: Any, gate_up: Tensor) -> Tensor:
+    if gate_up.stride(1) != 1:
+        gate_up = gate_up.contiguous()
+    n_tokens, width = gate_up.shape
+    size = width // 2
+    out = torch.empty((n_tokens, size), dtype=gate_up.dtype, device=gate_up.device)
+    kernel[(n_tokens, triton.cdiv(size, _BLOCK))](
+        gate_up, out, gate_up.stride(0), SIZE=size, BLOCK=_BLOCK, num_warps=4
+    )
+    return out
 
 
 @triton.jit
-def clamped(gate, up, slope, limit):
-    """Returns what `kernels.expert_form.Clamp` describes."""
-    gate = tl.minimum(gate, limit)
-    up = tl.maximum(tl.minimum(up, limit), -limit)
-    return (up + 1.0) * gate * sigmoid(slope * gate)
+def _sigmoid_and_mul(
+    gates, x, out, gate_stride, GATE_SIZE: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_there = column < SIZE
+    place = tl.minimum(column, GATE_SIZE - 1)
+    gate = tl.load(gates + row * gate_stride + place, is_there, 0.0).to(tl.float32)
+    gated = tl.load(x + row * SIZE + column, is_there, 0.0).to(tl.float32)
+    tl.store(out + row * SIZE + column, sigmoid(gate) * gated, is_there)
 
 
-@triton.jit
-def sigmoid(x):
-    """Returns `1 / (1 + exp(-x))`, with exponentials of negative numbers only: none is infinite."""
-    power = tl.exp(-tl.abs(x))
-    return tl.where(x < 0, power, 1.0) / (1.0 + power)
+def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Implements `Ops.sigmoid_and_mul`."""
+    if gate.stride(1) != 1:
+        gate = gate.contiguous()
+    x = x.contiguous()
+    out = torch.empty_like(x)
+    n_tokens, size = x.shape
+    _sigmoid_and_mul[(n_tokens, triton.cdiv(size, _BLOCK))](
+        gate,
+        x,
+        out,
+        gate.stride(0),
+        GATE_SIZE=gate.shape[1],
+        SIZE=size,
+        BLOCK=_BLOCK,
+        num_warps=4,
+    )
+    return out

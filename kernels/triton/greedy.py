@@ -80,7 +80,7 @@ def _parts(size: int) -> tuple[int, int]:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Returns the argmax of each row, exactly as `kernels.greedy` does."""
+    """Returns the argmax of each row, exactly as `Ops.greedy` does."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     n_rows, size = logits.shape

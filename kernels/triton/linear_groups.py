@@ -9,8 +9,7 @@ up its own, from the first-level cache most of the time.
 Two numbers of four bits share a byte. They are 16 inputs apart, so that those in the lower halves
 of neighbouring bytes are neighbours, as are those in the upper halves: a step is two products.
 
-All else, tiles and parts of inputs, is as in `linear_int8`, and so is the rule that calls with the
-same weight must not run at the same time.
+`quantised_product` cuts and launches it.
 """
 
 from __future__ import annotations
@@ -23,11 +22,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.groups import WHOLE, GroupedMatrix, GroupForm
-from kernels.linear_weight import Gate
-from kernels.triton.linear_int8 import GATES, GROUP, NO_GATE, gated_sums_of, sum_of_parts
-from kernels.triton.product_tiles import MAX_DIVIDED, Cut, Product, cut_product
-from kernels.triton.tuning import device_of
+from kernels.triton.quantised_product import (
+    GATES,
+    Operand,
+    QuantisedGatedWeight,
+    QuantisedWeight,
+    finish,
+    no_arrivals,
+    tile_of,
+)
+from kernels.weights.groups import WHOLE, GroupedMatrix, GroupForm
+from kernels.weights.linear import Gate
 
 _APART = 16  # inputs between the two numbers of a byte
 _ALIGNMENT = 32  # inputs of a row, whose bytes a thread loads at once
@@ -160,19 +165,9 @@ def _multiply(
     GROUP: tl.constexpr,
 ):
     """Multiplies a part of the inputs for a tile; gated, with both matrices one after the other."""
-    N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
-    IS_GATED: tl.constexpr = GATE > 0
-    N_ROWS: tl.constexpr = 2 * N_OUT if IS_GATED else N_OUT
-    program, part = tl.program_id(0), tl.program_id(1)
-    group = program // (GROUP * N_BLOCKS)
-    n_in_group = tl.minimum(tl.cdiv(n_tokens, TOKENS) - group * GROUP, GROUP)
-    tile = group * GROUP + program % (GROUP * N_BLOCKS) % n_in_group
-    block = program % (GROUP * N_BLOCKS) // n_in_group
-
-    token = (tile * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    output = block * OUTPUTS + tl.arange(0, OUTPUTS)
+    part = tl.program_id(1)
+    token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
     is_token = token < n_tokens
-    is_there = is_token[None, :] & (output < N_OUT)[:, None]
     # What is beyond the last is the last once more, and not written.
     known_output = tl.minimum(output, N_OUT - 1).to(tl.int64)
     begin = part * (N_STEPS * INPUTS)
@@ -200,7 +195,7 @@ def _multiply(
         N_STEPS=N_STEPS,
     )
     gated_sums = sums
-    if IS_GATED:
+    if GATE > 0:
         gated_sums = _sums_of(
             x,
             weight,
@@ -225,29 +220,27 @@ def _multiply(
             N_STEPS=N_STEPS,
         )
 
-    is_last = True
-    if N_PARTS > 1:
-        place = parts + token[None, :] * N_ROWS + output[:, None]
-        size = n_tokens.to(tl.int64) * N_ROWS
-        tl.store(place + part * size, sums, is_there)
-        if IS_GATED:
-            tl.store(place + part * size + N_OUT, gated_sums, is_there)
-        tl.debug_barrier()  # all threads have written when one of them counts
-        is_last = tl.atomic_add(arrivals + program, 1, sem="acq_rel") == N_PARTS - 1
-        if is_last:
-            tl.store(arrivals + program, 0)
-            sums = sum_of_parts(place, size, is_there, N_PARTS, OUTPUTS, TOKENS)
-            if IS_GATED:
-                gated_sums = sum_of_parts(place + N_OUT, size, is_there, N_PARTS, OUTPUTS, TOKENS)
-    if is_last:
-        if IS_GATED:
-            sums = gated_sums_of(sums, gated_sums, GATE)
-        if HAS_BIAS:
-            sums += tl.load(bias + known_output).to(tl.float32)[:, None]
-        result = out + token[None, :] * out_stride + output[:, None]
-        if HAS_RESIDUAL:
-            sums += tl.load(result, is_there, 0.0).to(tl.float32)
-        tl.store(result, sums, is_there)
+    finish(
+        sums,
+        gated_sums,
+        scales,
+        bias,
+        out,
+        parts,
+        arrivals,
+        token,
+        output,
+        n_tokens,
+        out_stride,
+        N_OUT=N_OUT,
+        HAS_SCALES=False,
+        GATE=GATE,
+        HAS_BIAS=HAS_BIAS,
+        HAS_RESIDUAL=HAS_RESIDUAL,
+        TOKENS=TOKENS,
+        OUTPUTS=OUTPUTS,
+        N_PARTS=N_PARTS,
+    )
 
 
 def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
@@ -263,7 +256,7 @@ class PackedGroups:
     scales: Tensor  # [n_out, n_groups], float16 or float32
     offsets: Tensor | None  # of the same
     values: Tensor  # [16], int8
-    arrivals: Tensor  # [MAX_DIVIDED], int32, zeros between calls
+    arrivals: Tensor
     form: GroupForm
     shape: tuple[int, int]
 
@@ -281,7 +274,7 @@ class PackedGroups:
             matrix.scales.to(scale_type).contiguous(),
             None if matrix.offsets is None else matrix.offsets.to(scale_type).contiguous(),
             torch.tensor(matrix.form.values, dtype=torch.int8, device=device),
-            torch.zeros(MAX_DIVIDED, dtype=torch.int32, device=device),
+            no_arrivals(device),
             matrix.form,
             matrix.shape,
         )
@@ -303,12 +296,26 @@ class PackedGroups:
         scales = self.scales[indices].float()
         return GroupedMatrix(self.form, numbers[:, :n_in], scales, offsets).dequantised().to(dtype)
 
+    def operand(self) -> Operand:
+        offsets = self.scales if self.offsets is None else self.offsets
+        return Operand(
+            _multiply,
+            (self.packed, self.scales, offsets, self.values),
+            {
+                "ROW": self.packed.shape[1],
+                "BITS": self.form.bits,
+                "IS_WHOLE": self.form.values == WHOLE,
+                "HAS_OFFSETS": self.offsets is not None,
+                "SIZE": self.form.size,
+                "N_GROUPS": self.scales.shape[1],
+            },
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class TritonGroupsWeight:
-    """A matrix in groups; implements `kernels.linear_weight.TableWeight`."""
+class TritonGroupsWeight(QuantisedWeight[PackedGroups]):
+    """A matrix in groups; implements `kernels.weights.linear.TableWeight`."""
 
-    matrix: PackedGroups
     dtype: torch.dtype  # of rows
 
     @classmethod
@@ -316,131 +323,16 @@ class TritonGroupsWeight:
         """Packs a matrix that the kernel `can_take`, for tokens of `dtype`."""
         return cls(PackedGroups.of(matrix, dtype), dtype)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.matrix.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.matrix.nbytes
-
-    def __call__(
-        self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        if residual is None:
-            out = torch.empty((x.shape[0], self.shape[0]), dtype=x.dtype, device=x.device)
-        else:
-            out = residual if residual.stride(1) == 1 else residual.contiguous()
-        _linear(self.matrix, x, bias, out, gate=NO_GATE, has_residual=residual is not None)
-        return out  # [n_tokens, n_out]
-
     def rows(self, indices: Tensor) -> Tensor:
         """Returns rows of the matrix in `dtype`, [n, n_in]."""
         return self.matrix.rows(indices, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class TritonGroupsGatedWeight:
-    """Two matrices in groups, the gate's and that of what it gates, multiplied with together."""
-
-    matrix: PackedGroups  # of both, the gate's first
-    gate: int
+class TritonGroupsGatedWeight(QuantisedGatedWeight[PackedGroups]):
+    """Two matrices in groups and a gate."""
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype, gate: Gate) -> TritonGroupsGatedWeight:
         """Packs a matrix [2 * n_out, n_in], the gate's rows first, for tokens of `dtype`."""
         return cls(PackedGroups.of(matrix, dtype), GATES[gate])
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The sizes n_out and n_in of both matrices together."""
-        return self.matrix.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.matrix.nbytes
-
-    def __call__(self, x: Tensor) -> Tensor:
-        out = torch.empty((x.shape[0], self.shape[0] // 2), dtype=x.dtype, device=x.device)
-        _linear(self.matrix, x, None, out, gate=self.gate, has_residual=False)
-        return out  # [n_tokens, n_out of each]
-
-
-def _linear(
-    matrix: PackedGroups,
-    x: Tensor,
-    bias: Tensor | None,
-    out: Tensor,  # the residual where there is one
-    *,
-    gate: int,
-    has_residual: bool,
-) -> None:
-    n_tokens, n_out = out.shape
-    n_rows, n_in = matrix.shape
-    if x.shape != (n_tokens, n_in) or n_out != (n_rows // 2 if gate else n_rows):
-        raise ValueError(
-            f"inputs {list(x.shape)} and results {list(out.shape)} for a weight {[n_rows, n_in]}"
-        )
-    for other in (out, bias):
-        if other is not None and other.dtype != x.dtype:
-            raise ValueError(f"{x.dtype} and {other.dtype} in one product")
-    if n_tokens:
-        x = x if x.stride(1) == 1 else x.contiguous()
-        product = Product(n_out, n_in, is_gated=gate != NO_GATE, dtype=x.dtype)
-        cut = cut_product(product, n_tokens, device_of(x.device))
-        _launch(matrix, x, bias, out, cut, gate=gate, has_residual=has_residual)
-
-
-def _launch(
-    matrix: PackedGroups,
-    x: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    cut: Cut,
-    *,
-    gate: int,
-    has_residual: bool,
-) -> None:
-    """Fills `out` [n_tokens, n_out], or adds to the residual that it is, in one launch.
-
-    The last dimension of `x` and of `out` lies in memory without gaps.
-    """
-    n_rows, n_in = matrix.shape
-    n_tokens, n_out = out.shape
-    parts = matrix.arrivals  # not written to, where there is only one
-    if cut.n_parts > 1:
-        size = (cut.n_parts, n_tokens, n_rows)
-        parts = torch.empty(size, dtype=torch.float32, device=x.device)
-    _multiply[(cut.n_tiles, cut.n_parts)](
-        x,
-        matrix.packed,
-        matrix.scales,
-        matrix.scales if matrix.offsets is None else matrix.offsets,
-        matrix.values,
-        matrix.scales if bias is None else bias,
-        out,
-        parts,
-        matrix.arrivals,
-        n_tokens,
-        x.stride(0),
-        out.stride(0),
-        N_IN=n_in,
-        N_OUT=n_out,
-        ROW=matrix.packed.shape[1],
-        BITS=matrix.form.bits,
-        IS_WHOLE=matrix.form.values == WHOLE,
-        HAS_OFFSETS=matrix.offsets is not None,
-        SIZE=matrix.form.size,
-        N_GROUPS=matrix.scales.shape[1],
-        GATE=gate,
-        HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=has_residual,
-        TOKENS=cut.tiles.tokens,
-        OUTPUTS=cut.tiles.outputs,
-        INPUTS=cut.tiles.inputs,
-        N_PARTS=cut.n_parts,
-        N_STEPS=cut.n_steps,
-        GROUP=GROUP,
-        num_warps=cut.tiles.n_warps,
-        num_stages=cut.tiles.n_stages,
-    )

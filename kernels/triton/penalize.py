@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling_columns import IN_PROMPT, Penalties
+from kernels.forms.sampling_columns import IN_PROMPT, Penalties
 
 _BLOCK = 2048  # tokens of a program
 
@@ -47,7 +47,7 @@ def _penalize(
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """Returns a penalised float32 copy as `kernels.penalize` does; waits for nothing."""
+    """Returns a penalised float32 copy as `kernels.pytorch.penalize` does; waits for nothing."""
     penalized = logits.to(
         torch.float32, copy=True, memory_format=torch.contiguous_format
     )  # [n_rows, vocab_size]

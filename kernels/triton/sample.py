@@ -1,6 +1,6 @@
 """Chooses tokens from logits on a GPU: a row is one program, a batch one launch.
 
-The filters are those of `kernels.sample`, and no row is sorted for them. A limit is a threshold:
+The filters are those of `Ops.sample`, and no row is sorted for them. A limit is a threshold:
 the largest value that enough logits reach, counted for `top_k` and weighed for `top_p`. It is found
 by bisection over the bit patterns of the logits, which are in the order of their values, so it is
 exact; of the logits that equal it, the first few stay.
@@ -21,7 +21,7 @@ where most logits are equal. A batch with adjusted rows or banned tokens is copi
 float32.
 
 Weights are whole numbers of 2^-44 of the largest, in 64 bits, so sums are exact in any order, and a
-token never depends on the shape of the launch. They differ from those of `kernels.sample` by the
+token never depends on the shape of the launch. They differ from those of `Ops.sample` by the
 rounding of the exponential, some parts of 2^24, and by anything below 2^-44. So `top_k` keeps the
 same tokens, and the results differ only if the random number, `top_p` or `min_p` falls that close
 to a border between two tokens.
@@ -34,8 +34,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.adjust import BANNED, MAX_TEMPERATURE, adjust
-from kernels.sampling_columns import SamplingColumns
+from kernels.forms.sampling_columns import SamplingColumns
+from kernels.pytorch.adjust import BANNED, MAX_TEMPERATURE, adjust
 from kernels.triton.greedy import greedy
 from kernels.triton.penalize import penalize
 
@@ -424,7 +424,7 @@ def _sample(
 
 
 def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES) -> Tensor:
-    """Samples as `kernels.sample` does; waits for nothing.
+    """Samples as `Ops.sample` does; waits for nothing.
 
     `n_lanes`, a power of two, are the logits that a program looks at together.
     """

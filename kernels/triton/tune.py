@@ -26,8 +26,9 @@ from triton.runtime.errors import OutOfResources
 from kernels.triton import product_tiles
 from kernels.triton.attention import attention
 from kernels.triton.attention_plan import Cut, cut_batch, cut_for
-from kernels.triton.linear_int8 import Int8Matrix, multiply
+from kernels.triton.linear_int8 import Int8Matrix
 from kernels.triton.product_tiles import Product, ProductTiles, cut_with
+from kernels.triton.quantised_product import multiply
 from kernels.triton.tuning import Device, Kind, Tiles, device_of, entry, save
 from kernels.upload import uploads_for
 
@@ -66,7 +67,7 @@ def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
     return replace(cut, small=tiles) if kind is Kind.DECODES else replace(cut, large=tiles)
 
 
-class Bench:
+class AttentionBench:
     """The batch of one kind over random storage."""
 
     def __init__(self, kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> None:
@@ -108,7 +109,7 @@ class Bench:
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
     """Returns the fastest of the candidates by measurement."""
-    bench = Bench(kind, head_dim, dtype, device)
+    bench = AttentionBench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)
     _logger.info("%s: %s, %.3f ms", entry(kind, head_dim, dtype), best, times[best])

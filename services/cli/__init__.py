@@ -1,5 +1,5 @@
-"""The command `orcinus`: from the name of a checkpoint to an answer, and what helps on the way.
+"""The command `orcinus`: serves a checkpoint by its name, and chats, checks, measures and watches.
 
-It starts services as programs and talks to them as clients do. Only `inspection.py`, which runs in
-a process of its own, reads a checkpoint as they would.
+The command starts services as programs and talks to them as clients do. Only `inspection.py`, which
+runs in a process of its own, reads a checkpoint as the services would.
 """

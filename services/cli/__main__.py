@@ -13,20 +13,20 @@ from services.console import __main__ as console
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that threads which fetch may take to notice the end."""
+"""Seconds after which threads that still download are ended with the process."""
 
 
 def watch(arguments: Sequence[str]) -> int:
-    """Is `python -m services.console`."""
+    """Runs `python -m services.console`."""
     return console.main(arguments, program="orcinus watch")
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One of the things that `orcinus` does."""
+    """One subcommand of `orcinus`."""
 
     main: Callable[[Sequence[str]], int]
-    """A function of the arguments after the command; returns the exit status."""
+    """A function from the arguments after the subcommand to the exit status."""
     summary: str
 
 
@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def usage() -> str:
-    """Returns what the command can do."""
+    """Returns the usage, with a line for each subcommand."""
     lines = [f"  {name:<8} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
@@ -56,7 +56,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit status."""
+    """Runs a subcommand; returns its exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["--version"]:
         sys.stdout.write(f"orcinus {VERSION}\n")

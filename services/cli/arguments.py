@@ -1,4 +1,4 @@
-"""Values of options, as people write them."""
+"""Parsers of option values that people write."""
 
 import argparse
 
@@ -6,14 +6,15 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 
 def count(text: str) -> int:
-    """Returns a number from 1 on; raises what argparse expects for anything else."""
+    """Returns a whole number of at least 1; raises argparse's error for any other text."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
 
 
 def size(text: str) -> int:
-    """Returns bytes, written like 512MiB; raises what argparse expects for anything else."""
+    """Returns a number of bytes, written like 512MiB; raises argparse's error for any other
+    text."""
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:

@@ -1,6 +1,6 @@
-"""`orcinus bench`: what a server makes of so many users at once.
+"""`orcinus bench`: the throughput and latency that a server gives to a number of users at once.
 
-For figures to be compared with others, see `benchmarks/` in the sources.
+To compare figures with other engines, see `benchmarks/` in the sources.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from services.common.http_api import ApiError
 
 PERCENTILES = (50, 90, 99)
 TEXT = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs."
-"""Prompts are made of this text's tokens, in any order."""
+"""A text whose tokens, in random order, make the prompts."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measures and prints; returns the exit status, 1 if a request failed."""
+    """Measures and prints; returns the exit status, which is 1 if a request failed."""
     options, rest = parsed(parser(), arguments)
     try:
         with opened(options, rest) as target:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
-    """Returns how the requests went, after one whose time does not count."""
+    """Returns how the requests went, after a first request that is not measured."""
     vocabulary = sorted(set(target.api.post("/tokenize", {"prompt": TEXT})["tokens"]))
 
     def load(n_requests: int, seed: int) -> Load:
@@ -80,7 +80,7 @@ def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
 
 
 def figures(answered: Sequence[Answered]) -> dict[str, Any]:
-    """Returns throughput in tokens a second, and percentiles of latencies in seconds, of the
+    """Returns throughput in tokens a second, and percentiles of latencies in seconds, over the
     requests that did not fail."""
     good = [each for each in answered if not each.error]
     seconds = max((it.last for it in good), default=0) - min((it.sent for it in good), default=0)
@@ -98,13 +98,13 @@ def figures(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns the values that so many of a hundred do not exceed, by nearest rank."""
+    """Returns the percentiles of the values, by nearest rank."""
     ordered = sorted(values)
     return {f"p{p}": ordered[-(-p * len(ordered) // 100) - 1] for p in PERCENTILES if ordered}
 
 
 def report(found: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Returns the lines for people."""
+    """Returns the figures as lines for people."""
     lines = [
         f"{found['n_requests'] - found['n_failed']} requests of {options.prompt_tokens} + "
         f"{options.output_tokens} tokens, {options.users} users, {found['seconds']:.1f} s",

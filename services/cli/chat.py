@@ -27,14 +27,14 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AnswerPart:
     """A piece of an answer, or of the reasoning before it, which the conversation does not keep."""
 
     text: str
     is_reasoning: bool = False
 
 
-class Conversation:
+class ChatSession:
     """A conversation with a model: its messages so far, and the next answer as it streams."""
 
     def __init__(self, target: Target, *, system: str | None, options: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Conversation:
         """Forgets what was said."""
         self.messages = list(self._beginning)
 
-    def say(self, text: str) -> Generator[Piece]:
+    def say(self, text: str) -> Generator[AnswerPart]:
         """Yields the pieces of the answer to a text. An answer that is not read to its end stays as
         far as it was read; one that fails takes the text with it.
 
@@ -70,7 +70,7 @@ class Conversation:
             if self.messages and self.messages[-1]["role"] == "user" and answer:
                 self.messages.append({"role": "assistant", "content": answer})
 
-    def _pieces(self) -> Generator[Piece]:
+    def _pieces(self) -> Generator[AnswerPart]:
         body = {
             "model": self._target.model,
             "messages": self.messages,
@@ -84,9 +84,9 @@ class Conversation:
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta") or {}
                     if thought := delta.get("reasoning_content"):
-                        yield Piece(thought, is_reasoning=True)
+                        yield AnswerPart(thought, is_reasoning=True)
                     if text := delta.get("content"):
-                        yield Piece(text)
+                        yield AnswerPart(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -108,13 +108,13 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with opened(options, rest) as target:
             fields = {name: value for name, value in given.items() if value is not None}
-            _talk(Conversation(target, system=options.system, options=fields), target)
+            _talk(ChatSession(target, system=options.system, options=fields), target)
     except (ApiError, DoesNotServe, ValueError) as error:
         return give_up(error, ready_fd=None)
     return 0
 
 
-def _talk(conversation: Conversation, target: Target) -> None:
+def _talk(conversation: ChatSession, target: Target) -> None:
     # Ctrl-C ends an answer, also where a script that was started in the background began this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     readline.set_history_length(MAX_HISTORY)
@@ -148,7 +148,7 @@ def _read() -> str | None:
             _write("\n/quit, or Ctrl-D, ends the conversation.\n")
 
 
-def _answer(conversation: Conversation, text: str) -> None:
+def _answer(conversation: ChatSession, text: str) -> None:
     pieces = conversation.say(text)
     try:
         for piece in pieces:

@@ -1,7 +1,8 @@
-"""`orcinus check MODEL`: whether a checkpoint can be served, what it is and what it takes.
+"""`orcinus check MODEL`: whether a checkpoint can be served, what it is and how much memory it
+takes.
 
-Ends with 0 if it can be served as the options say, else with 1, and says why not. No weight is
-read: what the files' headers say is enough.
+The exit status is 0 if the checkpoint can be served with the given options, else 1, and the output
+says why. Only the headers of files are read, and no weights.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Looks at a checkpoint and says what it is; returns the exit status."""
+    """Inspects a checkpoint and prints what it is; returns the exit status."""
     options = parser().parse_args(arguments)
     model = find(options.model)
     done = subprocess.run(
@@ -72,7 +73,7 @@ _PASSED = ("dtype", "quantization", "stages", "tp")
 
 
 def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
-    """Returns the lines for people."""
+    """Returns the facts as lines for people."""
     refused = facts["refused"]
     lines = [f"{facts['model']} can{'not' if refused else ''} be served"]
     lines += [f"  refused        {reason}" for reason in refused]
@@ -136,7 +137,7 @@ def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def counted(n: int) -> str:
-    """Returns a large number as people say it."""
+    """Returns a large number in words, like 1.5 billion."""
     for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
         if n >= unit:
             return f"{n / unit:.3g} {name}"
@@ -144,7 +145,7 @@ def counted(n: int) -> str:
 
 
 def human(n_bytes: int) -> str:
-    """Returns bytes in the unit that suits them."""
+    """Returns a number of bytes in a unit that keeps it short."""
     n, unit = float(n_bytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if n < _KIB:

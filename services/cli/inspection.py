@@ -1,7 +1,8 @@
-"""`python -m services.cli.inspection MODEL …`: what a checkpoint is, read as stages and frontends
-read it, as JSON on standard output. No weight is read.
+"""`python -m services.cli.inspection MODEL …`: prints what a checkpoint is, as JSON.
 
-Its own process, since it needs PyTorch, which takes seconds and memory that nobody else needs.
+The checkpoint is read as stages and frontends read it, but for the weights. The program is a
+process of its own because it needs PyTorch, which takes seconds to import and memory that the other
+commands do not need.
 """
 
 import argparse
@@ -16,17 +17,11 @@ import torch
 from torch import Tensor
 
 from kernels import Ops, ops_for
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import (
-    Gate,
-    GatedWeight,
-    LinearWeight,
-    Quantization,
-    TableWeight,
-    can_compute,
-)
-from kernels.quantise import GROUP_SIZES
+from kernels.forms.experts import ExpertForm
+from kernels.packing.linear import can_compute
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import Gate, GatedWeight, LinearWeight, Quantization, TableWeight
+from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.gguf.header import tokenizer_file
 from services.frontend.text.chat_template import ChatTemplate
@@ -44,18 +39,19 @@ from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 
 MAX_TP = 64
-"""Ranks of a stage that are tried at most."""
+"""Largest number of ranks of a stage that is tried."""
 _CPU = torch.device("cpu")
 _SCALE_BITS = 16
 _ELEMENT_BITS: Mapping[Quantization, float] = {
     "int8": 8 + _SCALE_BITS / GROUP_SIZES[8],
     "int4": 4 + _SCALE_BITS / GROUP_SIZES[4],
 }
-"""Bits that an element of a quantized matrix takes, with its share of a scale."""
+"""Bits of an element of a quantized matrix, with its share of a scale."""
 
 
 class _Counted(WantedTensors):
-    """Notes as well which of the tensors become one matrix, which may be quantized."""
+    """Wanted tensors that note, besides, which of them become one matrix, which may be
+    quantized."""
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)
@@ -98,8 +94,10 @@ class _Counted(WantedTensors):
 
 
 def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what is known of a checkpoint, and under `refused` why it cannot be served; that is
-    empty if it can."""
+    """Returns the facts about a checkpoint.
+
+    `refused` has the reasons why it cannot be served; the list is empty if it can.
+    """
     facts: dict[str, Any] = {"refused": []}
     for read in (_model, _layout, _text):
         try:
@@ -138,7 +136,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns what each rank of the pipeline takes."""
+    """Returns the memory that each rank of the pipeline takes."""
     config, files = open_checkpoint(path)
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
     stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
@@ -173,7 +171,8 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _room(stages: Sequence[Division]) -> dict[str, Any]:
-    """Returns for how many tokens and, where they have states, requests at a time all have room."""
+    """Returns how many tokens all stages have room for and, for models with states, how many
+    requests."""
     n_rows = [stage.n_state_rows for stage in stages if stage.n_state_rows]
     return {
         "room_tokens": min(stage.n_kv_blocks for stage in stages),
@@ -182,8 +181,8 @@ def _room(stages: Sequence[Division]) -> dict[str, Any]:
 
 
 def _wanted(config: ModelConfig, dtype: torch.dtype, layers: range, rank: int, tp: int) -> _Counted:
-    """Returns what a rank would ask of the checkpoint; raises UnsupportedModel if the model cannot
-    be divided so."""
+    """Returns the tensors that a rank would ask of the checkpoint; raises UnsupportedModel if the
+    model cannot be divided so."""
     place = StagePlace(
         layers=layers,
         is_first=layers.start == 0,
@@ -217,7 +216,8 @@ def _source(
     dtype: torch.dtype,
     quantization: Quantization,
 ) -> CheckpointTensors:
-    """Returns the wanted tensors in the files; raises CheckpointError for those not as wanted."""
+    """Returns the wanted tensors in the files; raises CheckpointError for tensors of another
+    form."""
     return CheckpointTensors(
         files,
         wanted,
@@ -230,7 +230,7 @@ def _source(
 
 
 def _bytes_of(share: _Counted, source: CheckpointTensors, dtype: torch.dtype) -> int:
-    """Returns the bytes of a rank's weights, with what is quantized in its form."""
+    """Returns the bytes of a rank's weights, quantized matrices in their quantized form."""
     n_plain = sum(part.n_elements for part in share.parts)
     n_bytes = 0
     for parts in share.matrices:
@@ -284,7 +284,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Prints what a checkpoint is; returns the exit status, 1 if it cannot be served."""
+    """Prints the facts about a checkpoint; returns the exit status, 1 if it cannot be served."""
     options = parser().parse_args()
     facts = inspect(options.model, options)
     sys.stdout.write(json.dumps(facts) + "\n")

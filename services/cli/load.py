@@ -1,8 +1,8 @@
-"""A small load for a server: users that send one request after the other, and when tokens came.
+"""A small load for a server: users that send one request after the other.
 
-A user's next request leaves as soon as the answer before is complete, so this is a closed loop: it
-says what a server makes of so many users, not how it bears more than it can serve. Whoever runs it
-on the server's machine takes some of its time.
+A user sends the next request as soon as the answer before is complete. Such a closed loop shows
+what a server gives to a number of users, not how it bears more load than it can serve. On the
+server's machine the load takes some of the server's processor time.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ PATH = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How a request went; times are those of the loop's clock, in seconds."""
+    """How a request went; times are those of the event loop's clock, in seconds."""
 
     sent: float
     first: float | None
-    """When its first token came; None if none did."""
+    """When the first token came; None if no token came."""
     last: float
     n_tokens: int
     error: str = ""
 
     @property
     def ttft_s(self) -> float:
-        """From sending to the first token."""
+        """Seconds from sending to the first token."""
         return (self.last if self.first is None else self.first) - self.sent
 
     @property
     def tpot_s(self) -> float | None:
-        """For each token after the first; None where there is only one."""
+        """Seconds for each token after the first; None if there is only one token."""
         if self.first is None or self.n_tokens < 2:
             return None
         return (self.last - self.first) / (self.n_tokens - 1)
@@ -51,7 +51,7 @@ class Load:
     model: str
     api_key: str | None
     vocabulary: Sequence[int]
-    """Tokens to make prompts of."""
+    """Tokens of which prompts are made."""
     n_users: int
     n_requests: int
     n_prompt_tokens: int
@@ -61,7 +61,7 @@ class Load:
     """Seconds that a request may take."""
 
     async def run(self) -> list[Answered]:
-        """Sends all requests, and returns how they went."""
+        """Sends all requests, and returns how each went."""
         bodies = iter(self._bodies())
         users = [self._user(bodies) for _ in range(self.n_users)]
         return [each for answered in await asyncio.gather(*users) for each in answered]
@@ -70,7 +70,7 @@ class Load:
         return [await self._request(body) for body in bodies]
 
     async def _request(self, body: bytes) -> Answered:
-        call = _Call()
+        call = _StreamedAnswer()
         sent = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(self.limit_s):
@@ -79,7 +79,7 @@ class Load:
             call.error = str(error) or type(error).__name__
         return call.answered(sent)
 
-    async def _exchange(self, call: "_Call", body: bytes) -> None:
+    async def _exchange(self, call: "_StreamedAnswer", body: bytes) -> None:
         parts = urlsplit(self.url)
         is_secure = parts.scheme == "https"
         reader, writer = await asyncio.open_connection(
@@ -126,8 +126,8 @@ class Load:
         ]
 
 
-class _Call:
-    """An answer as it comes. Tokens are counted by the server, at the end."""
+class _StreamedAnswer:
+    """An answer while it streams. The server counts its tokens, at the end."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -140,26 +140,26 @@ class _Call:
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Takes what has come."""
+        """Takes bytes that have come at a time."""
         self._now = now
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of the answer; httptools calls it."""
+        """Takes a part of the answer; called by httptools."""
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
                 self._take(json.loads(line.removeprefix(b"data: ")))
 
     def on_message_complete(self) -> None:
-        """Notes the end; httptools calls it."""
+        """Notes the end of the answer; called by httptools."""
         self.is_complete = True
         if self._parser.get_status_code() != 200:
             text = self._rest.decode(errors="replace")
             self.error = f"HTTP {self._parser.get_status_code()}: {text[:200]}"
 
     def answered(self, sent: float) -> Answered:
-        """Returns how it went."""
+        """Returns how the request went."""
         error = self.error or ("" if self._first is not None else "no token came")
         return Answered(sent, self._first, self._last or sent, self._n_tokens, error)
 

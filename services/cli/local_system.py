@@ -1,4 +1,4 @@
-"""A local system that a command starts for itself: on free ports, quietly, and ended with it."""
+"""A local system for one command: on free ports, without output, and ended with the command."""
 
 import re
 import subprocess
@@ -10,23 +10,24 @@ from contextlib import contextmanager
 from services.common.process import die_with_parent
 
 READY = re.compile(r"Orcinus serves .*: OpenAI (https?://\S+)/v1 ")
-"""The line by which `services.local` says that it serves, and where."""
+"""The line in which `services.local` prints the address at which it serves."""
 START_LIMIT_S = 1800.0
-"""Seconds that a model may take to load."""
+"""Seconds within which a model must be loaded."""
 STOP_LIMIT_S = 30.0
 
 
 class DoesNotServe(Exception):
-    """The system ended, or does not serve in time; it has said why on standard error."""
+    """The system ended, or did not serve in time; standard error has the reason."""
 
 
 @contextmanager
 def serving(options: Sequence[str]) -> Iterator[str]:
-    """Starts `services.local` with these options, and yields the URL of its API. Whatever ends
-    this process, no process of the system is left.
+    """Starts `services.local` with some options, and yields the URL of its API.
+
+    However this process ends, no process of the system is left.
 
     Raises:
-        DoesNotServe: it has not come up.
+        DoesNotServe: the system did not come up.
     """
     process = subprocess.Popen(
         [

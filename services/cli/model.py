@@ -1,4 +1,4 @@
-"""What people call a model on the command line: a directory, a GGUF file, or a source elsewhere."""
+"""The names of models on the command line: a directory, a GGUF file, or a source elsewhere."""
 
 import sys
 from dataclasses import dataclass
@@ -11,28 +11,28 @@ KINDS = f"a directory, a .gguf file, {FORMS}"
 
 
 class NoModel(Exception):
-    """There is no such model, or it cannot be had; the message says why."""
+    """There is no such model, or it cannot be fetched; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class FoundModel:
     """A model that is on this machine."""
 
     path: Path
-    """Of its directory, or its GGUF file."""
+    """Path of the model's directory or GGUF file."""
     name: str | None = None
-    """What its source calls it; None if it was here."""
+    """Name of the model at its source; None for a model that was on this machine."""
 
 
-def find(text: str) -> Model:
+def find(text: str) -> FoundModel:
     """Returns the model that a text names, and fetches it from its source if need be.
 
     Raises:
-        NoModel: it is nowhere, or cannot be fetched.
+        NoModel: there is no such model, or it cannot be fetched.
     """
     path = Path(text).expanduser()
     if path.exists():
-        return Model(path)
+        return FoundModel(path)
     try:
         source = source_in(text)
         if source is None:
@@ -41,10 +41,10 @@ def find(text: str) -> Model:
     except (ValueError, SourceError) as error:
         raise NoModel(f"model: {error}") from error
     say(f"{source} is {fetched.state}")
-    return Model(fetched.path, source.model_name)
+    return FoundModel(fetched.path, source.model_name)
 
 
 def say(line: str) -> None:
-    """Says on standard error what happens."""
+    """Writes a line to standard error."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""Commands that are programs of ours with a model in front: `orcinus serve` and `orcinus tune`.
+"""Commands that run a program with a model as first argument: `orcinus serve` and `orcinus tune`.
 
-The program takes this process's place, so that signals and the exit status are its own.
+The program replaces this process, so that signals and the exit status are the program's.
 """
 
 import os
@@ -15,13 +15,13 @@ _NAME_OPTION = "--served-model-name"
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Becomes `python -m services.local` for a model, which clients call by what its source calls
-    it, unless they are told otherwise."""
+    """Replaces this process by `python -m services.local`, which serves a model under the name that
+    its source gives it, unless the options name it."""
     return _become("serve", "services.local", arguments, is_named=True)
 
 
 def tune(arguments: Sequence[str]) -> int:
-    """Becomes `python -m services.tune` for a model."""
+    """Replaces this process by `python -m services.tune` for a model."""
     return _become("tune", "services.tune", arguments, is_named=False)
 
 
@@ -42,7 +42,8 @@ def _become(command: str, module: str, arguments: Sequence[str], *, is_named: bo
 
 
 def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:
-    """Returns a program's options for a model, the first of `arguments`, and what follows it.
+    """Returns a program's options for the model that is the first of `arguments`, and the rest of
+    them.
 
     Raises:
         NoModel: there is no such model.

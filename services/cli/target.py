@@ -1,4 +1,4 @@
-"""What a command talks to: a system that serves, by its URL, or one that it starts for a model."""
+"""The target of a command: a system that serves at a URL, or a local system started for a model."""
 
 import argparse
 import os
@@ -26,7 +26,7 @@ class Target:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say what a command talks to."""
+    """Adds the options that name a target."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -40,8 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parsed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Returns a command's options, and those that are left for `services.local`; ends the process
-    where there are such and no MODEL, or where MODEL and a URL are given."""
+    """Returns a command's options, and the remaining options for `services.local`.
+
+    Ends the process if there are remaining options without a MODEL, or both a MODEL and a URL.
+    """
     options, rest = parser.parse_known_args(arguments)
     if rest and options.model is None:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -54,13 +56,13 @@ def parsed(
 
 @contextmanager
 def opened(options: argparse.Namespace, rest: Sequence[str]) -> Iterator[Target]:
-    """Yields what the options name; a system that is started for it ends with the block.
+    """Yields the target that the options name; a system that is started for it ends with the block.
 
     Raises:
         NoModel: there is no such model.
-        DoesNotServe: the system has not come up.
-        ApiError: nobody serves, or the key is wrong.
-        ValueError: the URL is none.
+        DoesNotServe: the system did not come up.
+        ApiError: no server answers, or the key is wrong.
+        ValueError: the URL is malformed.
     """
     api_key = None if options.key_env is None else os.environ[options.key_env]
     if options.model is None:

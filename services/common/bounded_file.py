@@ -1,7 +1,7 @@
-"""Reads the small files of a checkpoint, which may be anybody's: never more than expected of them.
+"""Reads the small files of a checkpoint, and never more bytes than such a file should have.
 
-A checkpoint comes from wherever the operator has got it. A file that is far too large, or nested
-so deeply that no parser follows, is refused with its name and takes no memory.
+A checkpoint may come from a stranger. A file that is far too large, or nested so deeply that no
+parser follows, is refused with its name and takes no memory.
 """
 
 import json
@@ -13,8 +13,8 @@ def read_bytes(path: Path, *, max_bytes: int) -> bytes:
     """Returns the content of a file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it has more than `max_bytes`.
+        OSError: the file cannot be read.
+        ValueError: the file has more than `max_bytes`.
     """
     with path.open("rb") as file:
         content = file.read(max_bytes + 1)
@@ -27,8 +27,8 @@ def read_json_object(path: Path, *, max_bytes: int) -> dict[str, Any]:
     """Returns the JSON object in a file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it has more than `max_bytes`, or holds anything but a JSON object.
+        OSError: the file cannot be read.
+        ValueError: the file has more than `max_bytes`, or holds anything but a JSON object.
     """
     content = read_bytes(path, max_bytes=max_bytes)
     try:

@@ -1,6 +1,8 @@
-"""The error of a service that cannot start as it is told to."""
+"""The error of a service that cannot start with its settings."""
 
 
 class CannotStart(ValueError):
-    """A setting, a file or a device with which a service cannot start; the message names it. It is
-    what a person can set right: a bug is something else, and keeps its traceback."""
+    """A setting, a file or a device prevents a service from starting; the message names it.
+
+    The operator can correct such an error. A bug is another kind of error, and keeps its traceback.
+    """

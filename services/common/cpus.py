@@ -1,8 +1,9 @@
-"""The number of this machine's processors that a process may really use.
+"""The number of this machine's processors that a process may use.
 
-In a container that is often less than there are: its scheduler affinity says which, and the
-cgroup's quota how much time on them. A compute thread for each core of the node would then be
-throttled in the middle of its work, and the others would wait for it.
+In a container this number is often less than the machine has: the scheduler affinity names the
+processors, and the cgroup's quota limits the time on them. With a compute thread for each core of
+the node, some threads would be throttled in the middle of their work, and the others would wait for
+them.
 """
 
 import math
@@ -16,8 +17,8 @@ def usable_cpus(cgroups: Path = CGROUPS) -> int:
     """Returns the CPUs in this process's affinity, or fewer if its cgroup's quota is worth fewer;
     at least 1.
 
-    A quota that is no whole number is rounded up. `cgroups` is where cgroups are mounted: in a
-    container, its own.
+    A quota that is no whole number is rounded up. `cgroups` is the directory at which this
+    container's cgroups are mounted.
     """
     n_cpus = len(os.sched_getaffinity(0))
     quota = _quota(cgroups)

@@ -1,9 +1,9 @@
-"""The end of a service that cannot start or go on, as people see it: one line, the last.
+"""The one line that a service prints last when it cannot start or go on.
 
     error: num_attention_heads: 9 cannot be divided among tp_size 2 ranks
 
-A service alone prints the line; one that was started by a launcher reports it on its pipe, and the
-launcher prints it once for all services, when they have ended.
+A service that runs alone prints the line. A service with a launcher reports the line on its pipe,
+and the launcher prints it once for all services when they have ended.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ READY_FD = "--ready-fd="
 
 
 def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "text") -> int:
-    """Says why the service ends, on one line; returns its exit status, 1."""
+    """Reports on one line why the service ends; returns its exit status, 1."""
     text = str(reason)
     if isinstance(reason, OSError) and reason.filename is not None:
         text = f"{reason.filename}: {reason.strerror}"
@@ -38,18 +38,20 @@ def give_up(reason: object, *, ready_fd: int | None, log_format: LogFormat = "te
 
 
 def refuse(reason: str, *, ready_fd: int | None) -> NoReturn:
-    """Ends a service that has no settings yet, over what is wrong with them."""
+    """Ends a service whose settings are wrong, with a line about each wrong setting."""
     raise SystemExit(f"{ERROR}{reason}" if ready_fd is None else give_up(reason, ready_fd=ready_fd))
 
 
 def print_error(line: str) -> None:
-    """Prints the line that people see last."""
+    """Prints the last line of a service."""
     sys.stderr.write(f"{ERROR}{line}\n")
     sys.stderr.flush()
 
 
 def ready_fd_of(arguments: Sequence[str]) -> int | None:
-    """Returns the launcher's pipe where the command line, which may be wrong otherwise, has one as
-    launchers write it."""
+    """Returns the launcher's pipe from a command line whose other options may be wrong.
+
+    The option is recognised only as launchers write it.
+    """
     given = [argument.removeprefix(READY_FD) for argument in arguments if READY_FD in argument]
     return int(given[-1]) if given and given[-1].isdecimal() else None

@@ -14,19 +14,31 @@
     ├── StaleEpoch          a message of an epoch that is over
     └── RequestCancelled    the client no longer wants it
 
-Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC, `openai_errors.py`
-for HTTP. A bug is not in this tree: it ends the process.
+Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC,
+`http/protocol/errors.py` for HTTP. A bug is not in this tree: it ends the process.
 """
 
 MAX_MESSAGE_LENGTH = 1000
-"""Characters of an error at most, however much of a client's own text it repeats."""
+"""Maximum number of characters of an error, including any text of the client that it repeats."""
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client that was refused for too much at once may try again, unless the
+refusal knows better: the time of a few short answers."""
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client that was refused for too much at once may try again, unless the
+refusal knows better: the time of a few short answers."""
+
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client that was refused for too much at once may try again, unless the
+refusal knows better: the time of a few short answers."""
 
 MAX_QUOTE_LENGTH = 80
-"""Characters of a client's text that an error repeats."""
+"""Maximum number of characters of a client's own text that an error repeats."""
 
 
 def shortened(text: str, max_length: int = MAX_QUOTE_LENGTH) -> str:
-    """Returns a text, or its beginning."""
+    """Returns a text, cut to its beginning if it is long."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
@@ -39,7 +51,7 @@ class OrcinusError(Exception):
 
 
 class InvalidRequest(OrcinusError):
-    """The request breaks a rule; `field` is spelled as the client spells it."""
+    """The request breaks a rule; `field` is the field as the client spells it."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -47,11 +59,11 @@ class InvalidRequest(OrcinusError):
 
 
 class TooLarge(InvalidRequest):
-    """The request is larger than any may be, and was not read to its end."""
+    """The request is larger than any request may be, and was not read to its end."""
 
 
 class Unsupported(InvalidRequest):
-    """The request's body has a form that is not read here."""
+    """The request's body has a form that this server does not read."""
 
 
 class UnknownModel(InvalidRequest):
@@ -62,38 +74,40 @@ class UnknownModel(InvalidRequest):
 
 
 class TimedOut(OrcinusError):
-    """The client did not send, or did not read, in the time that there is for it, or its call took
-    longer than it may."""
+    """The client did not send or read in time, or its call took longer than a call may."""
 
     def __init__(self, message: str, *, may_retry: bool = True) -> None:
-        """`may_retry` says whether trying again may help: it does not where the client's own
-        deadline was too short."""
+        """`may_retry` says whether trying again may help.
+
+        Another try does not help a client whose own deadline was too short.
+        """
         super().__init__(message)
         self.may_retry = may_retry
 
 
 class Unauthenticated(OrcinusError):
-    """The caller shows no key, or one that is not known."""
+    """The caller shows no key, or a key that is not known."""
 
 
 class PermissionDenied(OrcinusError):
-    """The caller may not do this, whoever else may."""
+    """The caller is known and may not do this."""
 
 
 class PoolFull(OrcinusError):
-    """The request pool, or what one client may have of it, is at its limit."""
+    """The request pool, or the part of it that one client may use, is full."""
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    def __init__(self, message: str, *, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
 
 class Unavailable(OrcinusError):
-    """Nobody can serve the request now; trying again may help."""
+    """No pipeline serves at the moment; trying again may help."""
 
 
 class RequestFailed(OrcinusError):
-    """The request itself seems to end whatever serves it; it must not be tried again."""
+    """The request itself seems to end every pipeline that serves it, and must not be tried
+    again."""
 
 
 class StaleEpoch(OrcinusError):
@@ -101,4 +115,4 @@ class StaleEpoch(OrcinusError):
 
 
 class RequestCancelled(OrcinusError):
-    """The client gave the request up."""
+    """The client has cancelled the request."""

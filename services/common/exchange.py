@@ -1,8 +1,9 @@
 """The messages of one call, as they come and go, and how long each may take.
 
-gRPC waits without a limit, for a request that does not come and for a client that does not read.
-Nor can a server's call be cancelled from Python. A call that nobody reads is aborted: it gives
-back at once what its method holds, and its status waits in gRPC until the client reads or goes.
+gRPC waits without a limit for a request that does not come and for a client that does not read, and
+Python cannot cancel a server's call. So a call whose client does not read is aborted: the resources
+of its method are released at once, and its status waits in gRPC until the client reads or
+disconnects.
 """
 
 import asyncio
@@ -19,17 +20,17 @@ Metadata = Sequence[tuple[str, str]]
 """Names and values that gRPC sends beside messages."""
 
 N_TURNS = 4
-"""Turns in which a `LoopTimer` counts its time."""
+"""Number of turns of the event loop into which a `LoopTimer` divides its time."""
 
 
 class Exchange:
-    """The messages of one call, without limits: for callers that are known."""
+    """The messages of one call, without limits of time: for callers that are known."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
 
     async def receive(self, _: type[Message]) -> Any:
-        """Returns the bytes of the call's next request, or gRPC's EOF; takes its type."""
+        """Returns the bytes of the call's next request, or gRPC's EOF; ignores the type."""
         return await self._context.read()
 
     async def write(self, message: Any) -> None:
@@ -37,25 +38,26 @@ class Exchange:
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
-        """Notes the one answer of a call, which gRPC sends when the call's method has ended."""
+        """Notes the only answer of a call, which gRPC sends when the call's method has ended."""
 
     async def send_metadata(self) -> None:
-        """Sends the metadata that comes before the one answer of a call, if there is some."""
+        """Sends the metadata that precedes the only answer of a call, if there is any."""
 
     def close(self, _: object = None) -> None:
-        """Gives back what the messages hold; comes when the call's task has ended, and its status
-        is sent."""
+        """Releases what the messages hold; called when the call's task has ended and its status is
+        sent."""
 
 
 class LoopTimer:
-    """A timer that counts turns of its event loop, and not what the clock says.
+    """A timer that counts turns of its event loop instead of reading a clock.
 
-    Time in which the loop did not turn, since the process got no processor or was stopped, is one
-    turn: a client is not blamed for it. The timer may be late by a turn.
+    Any time in which the loop did not turn, because the process got no processor or was stopped,
+    counts as one turn, so that a client is not blamed for it. The timer may be late by a turn.
     """
 
     def __init__(self, limit_s: float, on_limit: Callable[[], None]) -> None:
-        """Starts; calls `on_limit` after that many seconds, which may start it again."""
+        """Starts the timer; after `limit_s` seconds `on_limit` is called, which may start the timer
+        again."""
         self._loop = asyncio.get_running_loop()
         self._turn_s = limit_s / N_TURNS
         self._on_limit = on_limit
@@ -63,11 +65,11 @@ class LoopTimer:
         self._handle = self._loop.call_later(self._turn_s, self._turn)
 
     def restart(self) -> None:
-        """Counts from now on."""
+        """Begins to count anew."""
         self._n_left = N_TURNS + 1  # the first may be nearly over
 
     def cancel(self) -> None:
-        """Ends the timer."""
+        """Stops the timer."""
         self._handle.cancel()
 
     def _turn(self) -> None:
@@ -79,10 +81,10 @@ class LoopTimer:
 
 
 class TimedExchange(Exchange):
-    """The messages of one call, each of which has its time.
+    """The messages of one call, each with a limit of time.
 
-    One timer watches all writes of a call, so that a message only starts it again. Must be made,
-    and used, in the task that answers the call.
+    One timer watches all writes of a call, so that a message only restarts it. An object must be
+    made, and used, in the task that answers the call.
     """
 
     def __init__(
@@ -107,7 +109,7 @@ class TimedExchange(Exchange):
         """Returns the bytes of the call's next request, or gRPC's EOF.
 
         Raises:
-            TimedOut: it did not come in time.
+            TimedOut: the request did not come in time.
         """
         try:
             async with asyncio.timeout(self._receive_limit_s):
@@ -138,13 +140,13 @@ class TimedExchange(Exchange):
             raise errors.TimedOut(f"the answer was not read for {self._send_limit_s:g} s") from None
 
     async def send_metadata(self) -> None:
-        """Sends the metadata that comes before the one answer of a call, if there is some."""
+        """Sends the metadata that precedes the only answer of a call, if there is any."""
         if self._metadata:
             with suppress(grpc.aio.BaseError):  # the client is gone
                 await self._context.send_initial_metadata(self._metadata)
 
     def note_unread(self, _: Any) -> None:
-        """Notes an answer that was not read in time, and stays with gRPC."""
+        """Notes that an answer was not read in time, and stays with gRPC."""
 
     def close(self, _: object = None) -> None:
         """Stops the timer."""
@@ -152,7 +154,7 @@ class TimedExchange(Exchange):
             self._timer.cancel()
 
     def _end_unread(self) -> None:
-        """Cancels the task if it is its client that is slow, and not its method."""
+        """Cancels the task if its client is slow; a slow method goes on."""
         if self._is_writing and self._task is not None:
             self._is_unread = True
             self._task.cancel()

@@ -27,11 +27,11 @@ READINESS = "readiness"
 SERVING = "serving"
 
 _TIMED = partial(TimedExchange, receive_limit_s=10.0, send_limit_s=30.0)
-"""Messages of a few bytes, which take no time unless a peer stands still."""
+"""Limit of time for messages of a few bytes, which are fast unless the peer stands still."""
 
 
 class Health:
-    """The standard gRPC health service of one process. It starts alive, and neither started nor
+    """The standard gRPC health service of one process, which begins alive, not started and not
     ready."""
 
     def __init__(self, api: str) -> None:

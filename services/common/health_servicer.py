@@ -1,8 +1,9 @@
 """The standard gRPC health service, whose statuses never wait for a client.
 
-That of grpcio-health-checking holds a lock while a watcher is written to: one who does not read
-keeps the process from saying that it stops. Here each watch takes the latest status when its client
-has read the one before, and those in between are lost, as the protocol allows.
+The implementation of grpcio-health-checking holds a lock while it writes to a watcher: a client
+that does not read keeps the process from saying that it stops. Here each watch takes the latest
+status when its client has read the one before; statuses in between are lost, as the protocol
+allows.
 """
 
 import asyncio
@@ -17,8 +18,10 @@ from services.common import errors
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 MAX_WATCHES = 1024
-"""Watches that a server has at once: one for each connection of clients that look at its health.
-Each takes about 12 KB, read or not."""
+"""Watches that a server has at once: one for each connection of clients that watch its health.
+
+Each watch takes about 12 KB, whether it is read or not.
+"""
 
 MAX_NAME_LENGTH = 256
 
@@ -29,22 +32,22 @@ Status = int
 
 
 class HealthStatuses:
-    """The status of each name, and those who wait for the next change."""
+    """The status of each name, and an event for the tasks that wait for the next change."""
 
     def __init__(self) -> None:
         self._statuses: dict[str, Status] = {}
         self._changed: asyncio.Future[None] | None = None
 
     def get(self, name: str) -> Status | None:
-        """Returns the status of a name; None if nobody has set it."""
+        """Returns the status of a name; None if it was never set."""
         return self._statuses.get(name)
 
     def all(self) -> dict[str, Status]:
-        """Returns the status of each name that has one."""
+        """Returns the status of each name whose status was set."""
         return dict(self._statuses)
 
     def set(self, name: str, status: Status) -> None:
-        """Sets a status and wakes who waits; never waits itself."""
+        """Sets a status and wakes the tasks that wait for a change; never waits itself."""
         if self._statuses.get(name) == status:
             return
         self._statuses[name] = status
@@ -66,12 +69,12 @@ class HealthServicer:
         self._statuses = statuses
         self._max_watches = max_watches
         self.n_watches = 0
-        """Watches at present."""
+        """Number of watches that are open."""
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Answers with the status of a name; NOT_FOUND if nobody has set it."""
+        """Answers with the status of a name; NOT_FOUND if it was never set."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no health is told under this name")
@@ -89,11 +92,11 @@ class HealthServicer:
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Answers with the status of a name, and each time it changes; SERVICE_UNKNOWN until
-        somebody sets it.
+        """Answers with the status of a name, now and at each change; SERVICE_UNKNOWN until a status
+        is set.
 
         Raises:
-            InvalidRequest: the name is longer than any.
+            InvalidRequest: the name is longer than any name may be.
             PoolFull: there are too many watches.
         """
         if len(request.service) > MAX_NAME_LENGTH:  # a watch holds it

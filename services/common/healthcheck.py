@@ -1,9 +1,9 @@
 """`python -m services.common.healthcheck HOST:PORT SERVICE`: asks a process for its health, for
 probes that run a command.
 
-Exits 0 if the service is serving; otherwise 1, with the reason on standard error. Asks without
-TLS, so it wants the address that is for health alone. It starts anew every few seconds beside the
-process that it asks, and most of its cost is imports: they are few, and stay so.
+Exits 0 if the service is serving; otherwise 1, with the reason on standard error. Asks without TLS,
+so HOST:PORT must be the address that serves only health. A probe starts this program every few
+seconds beside the process, and imports are most of its cost, so there are few.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 
 def reason_against(address: str, service: str, timeout_s: float) -> str | None:
-    """Returns why the service is not healthy; None if it is."""
+    """Returns why the service is not healthy; None if it is healthy."""
     with grpc.insecure_channel(address) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(
@@ -28,7 +28,7 @@ def reason_against(address: str, service: str, timeout_s: float) -> str | None:
 
 
 def main() -> int:
-    """Asks once and returns the exit status."""
+    """Asks once for the health and returns the exit status."""
     parser = argparse.ArgumentParser(prog="healthcheck", description="Asks for a service's health.")
     parser.add_argument("address", metavar="HOST:PORT", help="where health is told, without TLS")
     parser.add_argument("service", help="name that the process tells its health under")

@@ -1,6 +1,6 @@
 """A client of a frontend's HTTP API, for commands on a terminal: JSON, and server-sent events.
 
-It blocks, on the standard library alone. One call at a time on a connection of its own.
+The client blocks and needs only the standard library. Each call has a connection of its own.
 """
 
 import http.client
@@ -14,12 +14,13 @@ from urllib.parse import urlsplit
 from services.common.errors import shortened
 
 MAX_ANSWER_BYTES = 1 << 22
-"""Bytes of an answer, or of one event, at most."""
+"""Maximum number of bytes of an answer, or of one event."""
 DONE = "[DONE]"
 
 
 class ApiError(Exception):
-    """A call that failed; the message says why. `status` is that of HTTP, 0 where none came."""
+    """A call that failed; the message says why, and `status` is the HTTP status, or 0 without an
+    answer."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -30,10 +31,10 @@ class HttpApi:
     """The API below a URL."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 30.0) -> None:
-        """`timeout_s` is that of a connection, and of each wait for bytes.
+        """`timeout_s` is the limit for a connection, and for each wait for bytes.
 
         Raises:
-            ValueError: the URL is none of http or https.
+            ValueError: the URL is neither http nor https.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -52,7 +53,7 @@ class HttpApi:
             return _json(response.read(MAX_ANSWER_BYTES))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Returns the JSON that a body is answered with; raises ApiError."""
+        """Returns the JSON with which a body is answered; raises ApiError."""
         with self._called("POST", path, body) as response:
             return _json(response.read(MAX_ANSWER_BYTES))
 
@@ -60,8 +61,10 @@ class HttpApi:
     def events(
         self, path: str, body: Mapping[str, Any] | None = None
     ) -> Iterator[Iterator[dict[str, Any]]]:
-        """Calls, by POST if there is a body, and yields the events as they come, each an object.
-        The end of the block ends the call. Raises ApiError, while events are read too."""
+        """Yields the events of a call, each an object; the call is a POST if there is a body.
+
+        The end of the block ends the call. Raises ApiError, also while events are read.
+        """
         with self._called("GET" if body is None else "POST", path, body) as response:
             yield self._events(response)
 
@@ -119,7 +122,7 @@ def _json(content: bytes) -> Any:
 
 
 def _refusal(response: http.client.HTTPResponse) -> ApiError:
-    """Returns what the server says against a call, in its own words where it has some."""
+    """Returns the server's explanation of a failed call, or the status if there is none."""
     content = response.read(MAX_ANSWER_BYTES)
     message = ""
     try:

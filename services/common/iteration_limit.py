@@ -1,10 +1,10 @@
-"""How long an iteration may take before whatever runs it counts as hung.
+"""How long an iteration may take before the rank or pipeline that runs it counts as hung.
 
 The limit follows what iterations have taken: a floor, and a multiple of the expected time, up to a
 ceiling. The expected time is the sum of two estimates, one by the tokens of the batch and one by
-the pairs of tokens that attend to each other, each from iterations of about that size. Both are on
-the safe side: an iteration of few tokens takes more time for each of them than one of many, and
-each estimate has the whole time of the iterations it was made of.
+the pairs of tokens that attend to each other, each learned from iterations of about that size. Both
+overestimate: an iteration of few tokens takes more time per token than an iteration of many, and
+each estimate has the whole time of the iterations that it was learned from.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from operator import mul
 
 MULTIPLE = 10.0
-"""Times the expected time that an iteration may take."""
+"""Factor by which an iteration may take longer than expected."""
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
-"""Time for an iteration while nothing has been measured, and for each of its tokens."""
+"""Time for an iteration, and for each of its tokens, before any iteration was measured."""
 
 MAX_BITS = 64
-"""Bits of the largest size."""
+"""Bits of the largest size of an iteration."""
 
 DECAY = 0.9
-"""Factor by which the longest time is forgotten with each iteration of about that size."""
+"""Factor by which the longest time decays with each iteration of about its size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,10 @@ class Work:
 
     n_tokens: int
     n_attended: int
-    """Sum over all tokens of the tokens that they attend to, counted as if each span's were its
-    last."""
+    """Number of pairs of a token and a token that it attends to, over all tokens.
+
+    Each token of a span is counted as if it were the span's last.
+    """
 
     @classmethod
     def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "Work":
@@ -52,14 +54,14 @@ class IterationLimit:
     """
 
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
-        """The ceiling holds where it is lower than the floor."""
+        """The ceiling applies where it is lower than the floor."""
         self.ceiling_s = ceiling_s
         self.floor_s = min(floor_s, ceiling_s)
         self._by_tokens = _LongestTimes()
         self._by_attended = _LongestTimes()
 
     def learn(self, work: Work, elapsed_s: float) -> None:
-        """Takes in how long an iteration took."""
+        """Learns from an iteration how long iterations of its size take."""
         self._by_tokens.learn(work.n_tokens, elapsed_s)
         self._by_attended.learn(work.n_attended, elapsed_s)
 
@@ -75,7 +77,7 @@ class IterationLimit:
 
 
 class _LongestTimes:
-    """The longest recent time of iterations of about one size, by powers of two."""
+    """The longest recent time of iterations, by powers of two of their size."""
 
     def __init__(self) -> None:
         self._longest_s: list[float | None] = [None] * MAX_BITS  # by the number of bits of the size
@@ -86,10 +88,10 @@ class _LongestTimes:
         self._longest_s[n_bits] = max(elapsed_s, DECAY * (before_s or 0.0))
 
     def expected_s(self, size: int) -> float | None:
-        """Returns a time that grows with the size; None while nothing is known.
+        """Returns a time that grows with the size; None before anything was measured.
 
-        It is in proportion to the nearest size below that is known, but not more than the nearest
-        one above took.
+        The time is in proportion to the nearest smaller size that was measured, but not more than
+        the nearest larger size took.
         """
         n_bits = size.bit_length()
         longest_s = 0.0

@@ -1,7 +1,7 @@
 """The memory that this process's container may use, and whether its settings fit into it.
 
-A service that could need more than its limit would run well until somebody makes it need that, and
-would then be killed with everybody's requests. So it does not even start.
+A service that could need more than its limit would run well until some client makes it need that
+much, and would then be killed with the requests of all clients. Such a service does not even start.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,12 @@ def memory_limit(cgroups: Path = CGROUPS) -> int | None:
 
 
 def trouble_of(parts: Mapping[str, int], limit: int | None) -> str:
-    """Returns why a service may need more memory than it has, by setting, the largest first; empty
-    if it does not, or has no limit. `parts` are bytes by the setting that they follow from, and
-    those of `PROCESS`."""
+    """Returns why a service may need more memory than it has, setting by setting, the largest
+    first.
+
+    Returns an empty text if the memory is enough or has no limit. `parts` are bytes by the setting
+    that they follow from; the part `PROCESS` follows from none.
+    """
     needed = sum(parts.values())
     if limit is None or needed <= limit:
         return ""

@@ -1,8 +1,8 @@
-"""Metrics code that all services share: a registry that is passed on explicitly, the port on which
-Prometheus asks, and the trace that an observation belongs to.
+"""Metrics code that all services share: a registry, the port for Prometheus, and exemplars.
 
-There is no global registry: each service makes one, and what it counts is registered there.
-Names are in `semconv.py`, and `docs/metrics.md` says what they mean.
+There is no global registry: each service makes one and passes it on, and everything that it counts
+is registered there. Names are in `semconv.py`, and `docs/metrics.md` says what they mean. An
+exemplar is the trace that an observation belongs to.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 
 
 def new_registry() -> CollectorRegistry:
-    """Returns a registry with the metrics of the process and of nothing else."""
+    """Returns a registry that has the metrics of the process and nothing else."""
     disable_created_metrics()  # a second series for each, that nobody asks for
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
@@ -40,10 +40,10 @@ def new_registry() -> CollectorRegistry:
 
 @contextlib.contextmanager
 def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str | None]:
-    """Answers `GET /metrics` inside the `with` block, if an address is given; gives the address
-    that it has, host:port.
+    """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
+    use, host:port.
 
-    It answers from a thread: whatever is read for it may change at the same time.
+    A thread answers, so the values that it reads may change meanwhile.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -65,7 +65,7 @@ def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str 
 
 
 def exemplar() -> dict[str, str] | None:
-    """Returns the current recorded trace, for a histogram to point to; None if there is none."""
+    """Returns the current recorded trace as an exemplar for a histogram; None if there is none."""
     context = trace.get_current_span().get_span_context()
     if not context.trace_flags.sampled:
         return None

@@ -1,7 +1,7 @@
 """Files that change while a process runs, as Kubernetes changes the Secrets that it mounts.
 
-They are read again when somebody needs what they say; there is nothing that watches them. What is
-broken or half written is not taken: the last good content stays, and the log says why, once.
+Files are read again when their content is needed; no thread watches them. Content that is broken or
+half written is not taken: the last good content stays, and the log says why, once.
 """
 
 import logging
@@ -16,10 +16,11 @@ Value = TypeVar("Value")
 
 
 class Mounted(Generic[Content, Value]):
-    """The content of files, kept up to date. Any thread may ask.
+    """The content of files, kept up to date; any thread may ask for it.
 
-    `read` gives what can be compared, `parse` makes the value of it. Both raise ValueError for what
-    is broken and stays so, OSError for what may pass; the message names the file.
+    `read` returns content that can be compared, and `parse` makes a value of it. Both raise
+    ValueError for content that is broken for good and OSError for an error that may pass; the
+    message names the file.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Mounted(Generic[Content, Value]):
         """Reads the files for the first time.
 
         Raises:
-            OSError, ValueError: there is nothing to begin with.
+            OSError, ValueError: the files have no good content.
         """
         self._name = name
         self._read = read

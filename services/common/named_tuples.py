@@ -1,7 +1,7 @@
-"""Named tuples in half the time.
+"""Named tuples that are made in half the usual time.
 
-The class of a named tuple makes one by way of a function in Python. That is as much as everything
-else costs that is done with the small ones of which each token needs a few.
+The class of a named tuple makes an object through a function in Python. For the small tuples of
+which each token needs a few, that takes as long as everything else that is done with them.
 """
 
 from collections.abc import Callable
@@ -12,5 +12,5 @@ Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 
 def maker(kind: type[Tuple]) -> Callable[[tuple[Any, ...]], Tuple]:
-    """Returns a function that makes a named tuple of its fields, all of them, in order."""
+    """Returns a function that makes a named tuple from a sequence of all its fields, in order."""
     return partial(tuple.__new__, kind)

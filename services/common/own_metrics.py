@@ -1,9 +1,9 @@
-"""Counters and histograms that one thread keeps, to be used as prometheus_client's.
+"""Counters and histograms for prometheus_client that only one thread changes.
 
-The library's take a lock for each number that they change, and several calls to get there: it
-cannot know that only the event loop counts. Here a number is a number, and the thread that answers
-Prometheus reads it as it is. All else is the library's: registries, families, formats. That amounts
-are not negative, and exemplars short, is not checked.
+The library's own metrics take a lock for each change, and several calls before it, since they
+cannot know that only the event loop counts. Here a number is a plain number, and the thread that
+answers Prometheus reads it without a lock. Registries, families and formats are the library's.
+Neither negative amounts nor long exemplars are refused.
 """
 
 import time
@@ -29,24 +29,24 @@ class Count:
         self.value = 0.0
 
     def inc(self, amount: float = 1) -> None:
-        """Adds to it."""
+        """Adds an amount to the number."""
         self.value += amount
 
 
 class Distribution:
-    """Numbers that were observed: how many fell into each bucket, and their sum."""
+    """The distribution of observed numbers: a count for each bucket, and their sum."""
 
     __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` are the largest number of each bucket, the last of which is infinite."""
+        """`bounds` are the largest numbers of the buckets, in order; the last bound is infinite."""
         self._bounds = bounds
         self._counts = [0] * len(bounds)
         self._exemplars: dict[int, Exemplar] = {}
         self._sum = 0.0
 
     def observe(self, amount: float, exemplar: Mapping[str, str] | None = None) -> None:
-        """Takes a number in. If there is an exemplar, its bucket points to that from now on."""
+        """Counts a number in its bucket, whose exemplar becomes `exemplar` if there is one."""
         bucket = bisect_left(self._bounds, amount)
         self._counts[bucket] += 1
         self._sum += amount
@@ -55,12 +55,12 @@ class Distribution:
 
     @property
     def sum(self) -> float:
-        """The sum of all numbers."""
+        """Sum of all observed numbers."""
         return self._sum
 
     @property
     def buckets(self) -> Sequence[tuple[str, float, Exemplar | None]]:
-        """For each bucket its bound, how many numbers are no larger, and its exemplar."""
+        """For each bucket its bound, the count of numbers up to it, and its exemplar."""
         n_below = accumulate(self._counts)
         return [
             (floatToGoString(bound), n, self._exemplars.get(bucket))
@@ -72,7 +72,7 @@ Child = TypeVar("Child", Count, Distribution)
 
 
 class _Metric(Collector, Generic[Child]):
-    """A metric of one name, with a child for each set of label values that was asked for."""
+    """A metric of one name, with a child for each set of label values in use."""
 
     _only: Child
     """The child of a metric without labels."""
@@ -92,7 +92,7 @@ class _Metric(Collector, Generic[Child]):
         registry.register(self)
 
     def labels(self, *values: str) -> Child:
-        """Returns the child of these label values, which is shown from now on."""
+        """Returns the child for some label values, which is exported from now on."""
         if len(values) != len(self._labelnames):
             raise ValueError(f"{self._name} has {len(self._labelnames)} labels")
         child = self._children.get(values)
@@ -101,11 +101,11 @@ class _Metric(Collector, Generic[Child]):
         return child
 
     def describe(self) -> Iterator[Metric]:
-        """Yields the family without its numbers: the registry allows each name once."""
+        """Yields the family without samples, from which the registry learns the name."""
         yield self._family({})
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the family; called from the thread that answers Prometheus."""
+        """Yields the family with samples; called in the thread that answers Prometheus."""
         yield self._family(self._children.copy())
 
     @abstractmethod
@@ -119,7 +119,7 @@ class Counter(_Metric[Count]):
     """A number that grows, or one for each set of labels."""
 
     def inc(self, amount: float = 1) -> None:
-        """Adds to the number of a counter without labels."""
+        """Adds an amount to a counter without labels."""
         self._only.inc(amount)
 
     def _new_child(self) -> Count:
@@ -144,12 +144,13 @@ class Histogram(_Metric[Distribution]):
         buckets: Sequence[float],
         registry: CollectorRegistry,
     ) -> None:
-        """`buckets` are the largest numbers of buckets; there is another one for the rest."""
+        """`buckets` are the largest numbers of the buckets; one more bucket takes all larger
+        numbers."""
         self._bounds = (*buckets, INF)
         super().__init__(name, documentation, labelnames, registry=registry)
 
     def observe(self, amount: float, exemplar: Mapping[str, str] | None = None) -> None:
-        """Takes a number into a histogram without labels."""
+        """Counts a number in a histogram without labels."""
         self._only.observe(amount, exemplar)
 
     def _new_child(self) -> Distribution:

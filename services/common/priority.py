@@ -1,10 +1,13 @@
-"""The priorities of requests, which both services check."""
+"""The priorities of requests, which frontend and scheduler both check."""
 
 from services.common.sampling import WholeNumbers
 
 DEFAULT_PRIORITY = 0
-"""Priority of a request that names none; to come earlier a key must be allowed to."""
+"""Priority of a request that names none; only keys with permission may ask for an earlier one."""
 
 PRIORITIES = WholeNumbers(-10, 10)
-"""Priorities that there are; lower ones come earlier, as in vLLM. Each may be a class of its own in
-the scheduler, which looks at all that wait: few are enough."""
+"""The priorities, from the first to be served to the last; lower numbers come first, as in vLLM.
+
+Each number may become a class of its own in the scheduler, which looks at all classes that have
+waiting requests, so there are few.
+"""

@@ -1,10 +1,9 @@
-"""The life of a process: it tells its launcher when it is ready, stops on signals, dies with its
-parent.
+"""The life of a process: it reports to its launcher, stops on signals, and dies with its parent.
 
-A launcher that starts a service locally hands it the write end of a pipe (`ready_fd`). The
-service writes one JSON object per line: its addresses, progress while it loads, `ready`, and every
-`BEAT_S` an empty one, by which the launcher knows that its event loop turns. In a cluster there is
-no such pipe; health checks tell the same.
+A launcher that starts a service locally passes it the write end of a pipe (`ready_fd`). The service
+writes one JSON object per line: its addresses, its progress while it loads, `ready`, and every
+`BEAT_S` an empty object, which shows that its event loop turns. A cluster has no such pipe; there
+health checks tell as much.
 """
 
 import asyncio
@@ -30,18 +29,18 @@ BEAT_S = 1.0
 """Seconds between the signs of life that a service gives its launcher."""
 
 YOUNG_OBJECTS = 10_000
-"""Objects by which those that were made outnumber those that were freed when the garbage collector
-looks at the young ones again."""
+"""Number of objects made and not yet freed after which the garbage collector looks at the youngest
+generation."""
 
 
 class ReadyPipe:
-    """Writes progress and readiness to the launcher, or nowhere if there is none."""
+    """Writes progress and readiness to the launcher; does nothing if there is no launcher."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
 
     def report(self, message: Mapping[str, object]) -> None:
-        """Writes one line.
+        """Writes a message on one line.
 
         Raises:
             BrokenPipeError: the launcher is gone.
@@ -50,10 +49,10 @@ class ReadyPipe:
             os.write(self._fd, json.dumps(message).encode() + b"\n")
 
     async def beat(self) -> None:
-        """Writes an empty message every `BEAT_S`. Tells this process to stop when the launcher is
-        gone: it may have died before `die_with_parent` was called.
+        """Writes an empty message every `BEAT_S`, and stops this process when the launcher is gone.
 
-        It leaves one out where the pipe is full: a launcher that is stopped must stop nobody.
+        The launcher may have died before `die_with_parent` was called. A message is left out where
+        the pipe is full, so that a launcher that is stopped does not stop this process.
         """
         if self._fd is None:
             return
@@ -73,15 +72,16 @@ def die_with_parent() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """Lets this process open as many files and connections as the system allows it; the usual
-    limit, 1,024, is from a time of programs that could not handle more."""
+    """Raises the limit of open files and connections to the system's maximum; the usual 1,024 is
+    too few."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # outside Linux, no limit may be more than there can be
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def stop_event() -> asyncio.Event:
-    """Returns an event that SIGTERM or SIGINT sets, instead of ending the process on the spot."""
+    """Returns an event that SIGTERM or SIGINT sets; neither signal ends the process at once any
+    more."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,18 +90,24 @@ def stop_event() -> asyncio.Event:
 
 
 def freeze_objects() -> None:
-    """Hides the objects that there are from the garbage collector: what was imported stays, and
-    each full collection would hold up everything for the 50 to 80 ms that it takes to look at
-    them. The young ones are looked at after `YOUNG_OBJECTS`, not 700: an iteration of many requests
-    makes more than that, which are gone when the next one begins."""
+    """Excludes all present objects from garbage collection, and has young objects collected less
+    often.
+
+    Imported objects stay for ever, and each full collection would stop everything for the 50 to 80
+    ms that it takes to look at them. Young objects are collected after `YOUNG_OBJECTS` of them
+    instead of 700: an iteration of many requests makes more than 700, which are freed when the next
+    iteration begins.
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
 
 
 def end_within(limit_s: float, status: int) -> None:
-    """Ends the process with `status` after `limit_s` seconds, if it has not ended by then: at its
-    end the interpreter waits for threads, and one that is inside a library cannot be stopped."""
+    """Ends the process with `status` after `limit_s` seconds, unless it has ended before.
+
+    At its end the interpreter waits for threads, and a thread inside a library cannot be stopped.
+    """
     timer = threading.Timer(limit_s, os._exit, (status,))
     timer.daemon = True
     timer.start()
@@ -110,10 +116,10 @@ def end_within(limit_s: float, status: int) -> None:
 async def happens_before(
     task: asyncio.Task[Any], event: asyncio.Event, *, cancel: bool = True
 ) -> bool:
-    """Returns whether a task finished before an event was set; if not, the task is cancelled on
-    request.
+    """Returns whether a task finished before an event was set; if not, the task is cancelled unless
+    `cancel` is false.
 
-    A caller that is cancelled takes the task along.
+    If the caller is cancelled, the task is cancelled, too.
     """
     waiting = asyncio.create_task(event.wait())
     try:
@@ -131,7 +137,8 @@ async def happens_before(
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Runs several coroutines until the first ends; cancels the others and raises its error."""
+    """Runs several coroutines until the first ends; cancels the others and raises the first one's
+    error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -146,8 +153,8 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
 def run(main: Coroutine[Any, Any, int], *, ready_fd: int | None = None) -> int:
     """Runs a service's main coroutine on uvloop and returns its exit status.
 
-    Beats on the pipe to the launcher meanwhile, if there is one, and ends the process if the event
-    loop no longer turns.
+    Meanwhile beats are written to the launcher's pipe, if there is one, and a watchdog ends the
+    process if the event loop hangs.
     """
     freeze_objects()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

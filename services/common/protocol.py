@@ -1,8 +1,12 @@
 """The version of what scheduler and stages say to each other."""
 
 PROTOCOL = 10
-"""Grows whenever worker.proto, or what it means, changes so that an old side would misunderstand a
-new one. A scheduler takes only stages that speak its own."""
+"""Version of the messages between scheduler and stages.
+
+It grows whenever worker.proto, or the meaning of a message, changes so that an older side would
+misunderstand a newer one. A scheduler accepts only stages of its own version.
+"""
 
 MAX_KV_BLOCKS = 2**24
-"""K/V blocks of a stage at most; the accounts of them take 4 bytes each, and 36 in use."""
+"""Maximum number of K/V blocks of a stage; the scheduler's accounts take 4 bytes for each block,
+and 36 for each in use."""

@@ -1,8 +1,8 @@
-"""The memory that this process has, and the return of what it no longer uses.
+"""The memory that this process holds, and the return of memory that it no longer uses.
 
-glibc keeps what has been freed, in an arena for each of many threads: after a flood over gRPC,
-whose threads come and go, that was twenty times what was in use, for ever. Other libraries of C,
-and other systems, keep less, and are left alone.
+glibc keeps freed memory, in an arena for each of many threads. After a flood of gRPC calls, whose
+threads come and go, glibc kept twenty times as much as was in use, for ever. Other C libraries and
+other systems keep less, and are left alone.
 """
 
 import asyncio
@@ -14,26 +14,27 @@ from pathlib import Path
 M_ARENA_MAX = -8  # malloc.h
 
 N_ARENAS = 2
-"""Arenas of the allocator; it would make eight for each processor."""
+"""Number of arenas of the allocator, which would make eight for each processor."""
 
 GROWTH_BYTES = 48 * 2**20
-"""Growth after which memory is given back."""
+"""Growth in bytes after which memory is given back."""
 
 PERIOD_S = 0.5
-"""Seconds between two looks at it."""
+"""Seconds between two checks of the memory."""
 
 USED_S = 4.0
-"""Seconds between them when nearly all of the memory is in use."""
+"""Seconds between two checks when nearly all of the memory is in use."""
 
 MAX_PART = 0.05
-"""Part of the time in which memory may be given back; other threads wait for memory meanwhile."""
+"""Fraction of the time that may be spent on giving memory back, while other threads cannot
+allocate."""
 
 STATM = Path("/proc/self/statm")
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Returns the resident memory of this process; 0 where the system does not tell."""
+    """Returns the resident memory of this process, in bytes; 0 where the system does not tell."""
     try:
         return int(STATM.read_text().split()[1]) * PAGE_BYTES
     except OSError:
@@ -41,13 +42,13 @@ def resident_bytes() -> int:
 
 
 def limit_arenas() -> None:
-    """Has the allocator make few arenas; comes before there are threads."""
+    """Limits the number of the allocator's arenas; must be called before there are threads."""
     if (library := _glibc()) is not None:
         library.mallopt(M_ARENA_MAX, N_ARENAS)
 
 
 async def give_back_memory() -> None:
-    """Gives memory back while there is much more than at the least, until cancelled."""
+    """Gives memory back whenever much more is held than at the lowest point, until cancelled."""
     library = _glibc()
     if library is None:
         return

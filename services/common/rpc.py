@@ -15,12 +15,17 @@ from google.protobuf.descriptor import ServiceDescriptor
 from services.common import errors
 
 MAX_MESSAGE_BYTES = 64 * 2**20
-"""Largest message either side takes. What a client may send is limited, much lower, by its
-handler."""
+"""Size in bytes of the largest message that either side takes.
+
+Handlers limit the messages of clients to much less.
+"""
 
 KEEPALIVE_S = 5
-"""Pause between two pings. A peer that is stopped, or whose network is cut, is noticed in less than
-ten seconds, on either side. A peer whose event loop hangs answers: gRPC does it in its threads."""
+"""Pause between two pings, in milliseconds.
+
+A peer that is stopped, or whose network is cut, is noticed in less than ten seconds, on either
+side. A peer whose event loop hangs still answers pings, since gRPC's threads do so.
+"""
 
 KEEPALIVE_TIMEOUT_S = 4
 
@@ -44,7 +49,8 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 WINDOW_BYTES = 16 * 2**10
-"""Bytes of a call's message that a server for strangers takes before anybody reads it."""
+"""Bytes of a call's message that a server for strangers takes before its method reads the
+message."""
 
 FOR_STRANGERS: list[tuple[str, int]] = [
     # gRPC guesses how large a window a connection needs, up to several megabytes for each of its
@@ -58,42 +64,51 @@ FOR_STRANGERS: list[tuple[str, int]] = [
     # connections do it. Without this limit they take two milliseconds.
     ("grpc.http2.max_ping_strikes", 0),
 ]
-"""Options of a server to which whoever reaches it may send much that it does not read."""
+"""Options of a server to which strangers may send much that the server does not read."""
 
 MAX_STREAMS = 256
-"""Calls of one connection at once. gRPC's clients make no second connection by themselves: their
-further calls wait."""
+"""Maximum number of concurrent calls of one connection. gRPC's clients make no second connection by
+themselves: their further calls wait."""
 
 MAX_PENDING_CALLS = 8 * 2**10
-"""Calls that may wait to begin, 9 KiB each. By default gRPC cancels calls by chance when there are
-1,000, whoever began them; here from half of this number on."""
+"""Maximum number of calls that wait to begin; each takes 9 KiB.
+
+From half of this number on, gRPC cancels calls at random, whichever client made them. Its own
+maximum is 1,000.
+"""
 
 MAX_METADATA_BYTES = 16 * 2**10
-"""A call's metadata, which are names, a key and a trace: one limit instead of gRPC's two, between
-which it refuses by chance."""
+"""Bytes of a call's metadata: names, a key and a trace.
+
+One limit replaces gRPC's two limits, between which gRPC refuses metadata at random.
+"""
 
 MAX_CONNECTION_AGE_S = 3600
-"""Seconds after which a client is told to make its next calls on another connection. Frontends that
-came later get their part of the calls, and nothing lives for ever."""
+"""Seconds after which a client is told to make its next calls on another connection.
+
+So frontends that started later get their share of the calls, and no connection lasts for ever.
+"""
 
 MAX_STREAM_AGE_S = 3 * 3600
-"""Seconds that a call may last from then on: longer than the longest answers. It ends what nobody
-reads, which a server cannot."""
+"""Seconds that a call may last from then on, which is longer than the longest answers.
+
+The limit ends calls whose client does not read, which a server cannot end itself.
+"""
 
 
 def public_server_options(
     *, max_connections: int, head_limit_s: float, idle_limit_s: float
 ) -> list[tuple[str, int]]:
-    """Returns the options of a server for anybody.
+    """Returns the options of a server for strangers.
 
-    Streams are those of one connection at once; a client has further calls wait, which gRPC's own
-    do. gRPC's protection against overload would refuse the next call of such a client, and after
-    it all that wait: it begins before the server has cleared away the one that has ended.
+    `MAX_STREAMS` limits the concurrent calls of one connection; clients of gRPC let further calls
+    wait. gRPC's protection against overload would refuse the next call of such a client, and then
+    all waiting calls: it begins before the server has cleared away the call that ended.
 
-    Connections beyond the limit are closed before they are heard. gRPC's defaults are right for
-    floods of resets and of settings: at most 32 calls begin at a time, and nothing is read from a
-    client that takes no answers to its frames. What a connection sends beside its calls, pings
-    among it, has no limit of gRPC's that would serve (`connection_watch.py`).
+    Connections beyond the limit are closed before anything is read from them. gRPC's defaults are
+    right for floods of resets and of settings: at most 32 calls begin at a time, and nothing is
+    read from a client that takes no answers to its frames. No option of gRPC usefully limits what a
+    connection sends beside its calls, such as pings (`connection_watch.py`).
     """
     return [
         ("grpc.keepalive_time_ms", 30_000),
@@ -120,7 +135,7 @@ PROBE_SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_concurrent_streams", 100),
     *FOR_STRANGERS,
 ]
-"""Options of a server that only tells its health, to whoever reaches its pod."""
+"""Options of a server that serves only its health, to any peer that reaches its pod."""
 
 RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -128,12 +143,15 @@ RECONNECT_OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
-"""Options of a channel that waits for its peer to come up. By default gRPC pauses for up to two
-minutes between attempts, which would hide that the peer is there."""
+"""Options of a channel that waits for its peer to come up.
+
+By default gRPC pauses for up to two minutes between attempts, and would notice late that the peer
+is there.
+"""
 
 EPOCH_METADATA = "orcinus-epoch"
 MAX_DIGITS = 20
-"""Decimal digits of a number of 64 bits."""
+"""Number of decimal digits of the largest number of 64 bits."""
 
 Options = Sequence[tuple[str, str | int]]
 """Channel options of gRPC, by their names."""
@@ -148,8 +166,10 @@ class Connect(Protocol):
 def connect(
     address: str, options: Options = (), *, credentials: grpc.ChannelCredentials | None = None
 ) -> grpc.aio.Channel:
-    """Returns a channel to `host:port` with the limits of this project, unless options name others;
-    in plaintext without credentials."""
+    """Returns a channel to `host:port`, in plaintext without credentials.
+
+    The channel has the limits of this project, unless options name others.
+    """
     all_options = list(dict[str, str | int]((*CHANNEL_OPTIONS, *options)).items())
     if credentials is None:
         return grpc.aio.insecure_channel(address, options=all_options)
@@ -157,15 +177,17 @@ def connect(
 
 
 def create_server(options: Options = ()) -> grpc.aio.Server:
-    """Returns a server with the limits of this project, unless options name others, and with no
-    service on it."""
+    """Returns a server with no service yet.
+
+    The server has the limits of this project, unless options name others.
+    """
     return grpc.aio.server(options=list(dict[str, str | int]((*SERVER_OPTIONS, *options)).items()))
 
 
 def bind(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> str:
-    """Binds `host:port` (port 0 takes a free one) and returns the address clients can use.
+    """Binds `host:port`, where port 0 takes a free one; returns the address that clients can use.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -181,7 +203,7 @@ def bind(
 
 
 def bind_unix(server: grpc.aio.Server, path: Path) -> None:
-    """Binds the path of a Unix socket, in plaintext; raises OSError if it cannot."""
+    """Binds the path of a Unix socket, in plaintext; raises OSError if the path cannot be bound."""
     try:
         server.add_insecure_port(f"unix:{quote(str(path))}")
     except RuntimeError as error:
@@ -202,7 +224,7 @@ def epoch_of(context: Any) -> int:
     """Returns the epoch that a stream names in its metadata.
 
     Raises:
-        InvalidRequest: there is none, or it is not a number of 64 bits.
+        InvalidRequest: the metadata names no epoch, or one that is not a number of 64 bits.
     """
     for key, value in context.invocation_metadata() or ():
         if key == EPOCH_METADATA and str(value).isdecimal() and len(value) <= MAX_DIGITS:

@@ -60,11 +60,14 @@ _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
 Request = TypeVar("Request", bound=Message)
 
 Observe = Callable[[str, Any], contextlib.AbstractContextManager[None]]
-"""A function of a method's name, `orcinus.v1.XService/Method`, and a call's context. It returns a
-context manager that is put around the call."""
+"""A function that observes calls.
+
+Its arguments are a method's name, `orcinus.v1.XService/Method`, and the call's context; it returns
+a context manager in which the call runs.
+"""
 
 MakeExchange = Callable[[Any], Exchange]
-"""A function of a call's context that returns how the call's messages come and go."""
+"""A function from a call's context to the object that receives and sends the call's messages."""
 
 
 def service_handler(
@@ -79,9 +82,10 @@ def service_handler(
 ) -> grpc.GenericRpcHandler:
     """Returns the handlers of one service; methods in `raw` take and give bytes.
 
-    `callers` has the roles that may call each method; without it anybody may call all. `admit` gets
-    the context of each call and raises what refuses it. Requests and
-    answers go through what `exchange` makes, but for methods with a stream of requests.
+    `callers` has the roles that may call each method; without `callers` every peer may call all
+    methods. `admit` gets the context of each call and raises an error to refuse the call. Requests
+    and answers go through the object that `exchange` makes, except for methods with a stream of
+    requests.
     """
     handlers = {
         descriptor.name: _method_handler(
@@ -102,7 +106,7 @@ def service_handler(
 
 
 def parse(data: bytes, request_class: type[Request]) -> Request:
-    """Returns the request in a message; raises InvalidRequest if there is none."""
+    """Returns the request in a message; raises InvalidRequest if the message holds none."""
     try:
         return request_class.FromString(data)
     except DecodeError:
@@ -113,7 +117,7 @@ def parse(data: bytes, request_class: type[Request]) -> Request:
 
 
 def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
-    """Returns the status that a call ends with when an error leaves its method, or none does."""
+    """Returns the status with which a call ends after an error of its method, or without one."""
     if error is None:
         return grpc.StatusCode.OK
     if isinstance(error, errors.OrcinusError):
@@ -128,7 +132,7 @@ def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
 
 @dataclass(frozen=True, slots=True)
 class _Method:
-    """A method of a servicer, and who may call it."""
+    """A method of a servicer, with the roles that may call the method."""
 
     name: str
     behaviour: Callable[..., Any]
@@ -138,7 +142,7 @@ class _Method:
     exchange: MakeExchange
 
     def observed(self, context: Any) -> contextlib.AbstractContextManager[None]:
-        """Returns the observer's context manager for a call, or one that does nothing."""
+        """Returns the observer's context manager for a call, or a null context."""
         if self.observe is None:
             return contextlib.nullcontext()
         return self.observe(self.name, context)
@@ -221,8 +225,10 @@ def _stream_request(method: _Method) -> Callable[..., Any]:
 
 @contextlib.asynccontextmanager
 async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
-    """Refuses callers that may not call, and turns errors into statuses. A bug is logged, and the
-    caller learns nothing of our insides."""
+    """Refuses calls without permission, and turns errors into statuses.
+
+    A bug is logged, and the caller learns nothing about the server's internals.
+    """
     try:
         with method.observed(context):
             method.check_caller(context)
@@ -239,8 +245,11 @@ async def _error_boundary(method: _Method, context: Any) -> AsyncIterator[None]:
 
 
 async def _read(exchange: Exchange, request_class: type[Message]) -> Message:
-    """Reads the one request of a call. On the wire a single request is a stream of one; read as a
-    stream, it is received only when it is asked for, after the caller has been admitted."""
+    """Receives the one request of a call.
+
+    On the wire a single request is a stream of one message. Read as a stream, the request is
+    received only when the server asks for it, after the caller has been admitted.
+    """
     data = await exchange.receive(request_class)
     if data is grpc.aio.EOF:
         name = request_class.DESCRIPTOR.name

@@ -1,7 +1,7 @@
-"""Spans of the gRPC calls that a server takes, named and judged as RPC conventions have it.
+"""Spans of the gRPC calls that a server takes, named and judged by OpenTelemetry's RPC conventions.
 
-What is the caller's mistake, or a limit that he has met, is no error of the server. A caller that
-may not call has no say in whether it is recorded: the trace context that it sends is ignored.
+A caller's mistake, or a limit that a caller has met, is no error of the server. A caller without
+permission does not decide whether its call is recorded: its trace context is ignored.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,8 +30,10 @@ SERVER_ERRORS = frozenset(
 def server_spans(
     tracer: Tracer, *, is_known: Callable[[str | None], bool]
 ) -> Callable[[str, Any], AbstractContextManager[None]]:
-    """Returns an observer of calls: each has a span, which is current in the call's task.
-    `is_known` says whether a caller may call, by the value of `authorization`."""
+    """Returns an observer that gives each call a span, which is current in the call's task.
+
+    `is_known` returns whether a caller may call, from the value of `authorization`.
+    """
 
     @contextmanager
     def around(method: str, context: Any) -> Iterator[None]:

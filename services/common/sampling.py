@@ -21,46 +21,53 @@ from services.common.errors import InvalidRequest
 INT32_MAX, INT64_MIN, INT64_MAX = 2**31 - 1, -(2**63), 2**63 - 1
 
 SEED_BITS = 53
-"""Bits of a seed that is drawn. Clients whose numbers are doubles can give it back as it is."""
+"""Number of bits of a seed that is drawn; clients whose numbers are doubles can repeat such a seed
+exactly."""
 
 MAX_STOP_TOKENS = 256
-"""Stop tokens of a client at most: they travel with every answer, and ranks mask each of them."""
+"""Maximum number of stop tokens of a client: they travel with every answer, and ranks mask each of
+them."""
 
 
 MAX_LOGPROBS = 20
-"""Alternatives that come with a token's log-probability at most, as in the OpenAI API."""
+"""Maximum number of alternatives to a token whose log-probabilities are returned, as in OpenAI's
+API."""
 
 MAX_PROMPT_LOGPROBS = 2**18
-"""Log-probabilities of a prompt at most, of its tokens and their alternatives together."""
+"""Maximum number of log-probabilities of a prompt: of its tokens and their alternatives
+together."""
 
 MAX_GRAMMAR_LENGTH = 2**16
-"""Characters of a grammar at most."""
+"""Maximum number of characters of a grammar."""
 
 MAX_COMPILED_GRAMMARS = 8
-"""Compiled grammars that a rank keeps, those that were used last, besides those of running
-requests. Requests with the same one share its lexer, which grows by about 750 bytes for each state,
-to 15 MB."""
+"""Number of compiled grammars that a rank keeps besides those of running requests, least recently
+used first out.
+
+Requests with equal grammars share one lexer, which grows by about 750 bytes for each state, up to
+15 MB.
+"""
 
 MAX_BIASES = 1024
-"""Tokens with a bias at most."""
+"""Maximum number of tokens with a bias."""
 
 MAX_ALLOWED_TOKENS = 16_384
-"""Tokens that a client may name as the only ones at most: they travel once with every answer."""
+"""Maximum number of tokens that a client may allow alone: they travel once with every answer."""
 
 MAX_BAD_TOKENS = 1024
-"""Tokens that a client may rule out at most; ranks mask each of them."""
+"""Maximum number of tokens that a client may ban; ranks mask each of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers from `low` to `high`; without `low` itself if it `excludes_low`."""
+    """The numbers from `low` to `high`, without `low` if `excludes_low`."""
 
     low: float
     high: float
     excludes_low: bool = False
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if `value` is not one of them."""
+        """Raises InvalidRequest, which names `field`, if `value` is not in the range."""
         if isinstance(value, bool) or not self.low <= value <= self.high:  # NaN is in no range
             raise InvalidRequest(field, f"must be a number from {self.low:g} to {self.high:g}")
         if self.excludes_low and value == self.low:
@@ -75,14 +82,16 @@ class WholeNumbers:
     high: int
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if `value` is not one of them."""
+        """Raises InvalidRequest, which names `field`, if `value` is not a whole number in the
+        range."""
         if isinstance(value, bool) or not self.low <= value <= self.high:
             raise InvalidRequest(field, f"must be a whole number from {self.low} to {self.high}")
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """Lists of at most `max_length` tokens; whether these exist, only the vocabulary can say."""
+    """Lists of at most `max_length` tokens; only the vocabulary can say whether the tokens
+    exist."""
 
     max_length: int
 
@@ -101,8 +110,10 @@ class TokenBiases:
     high: float
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if there are more, a token comes twice, or a
-        number lies outside."""
+        """Raises InvalidRequest, which names `field`, if a bias is not allowed.
+
+        There may be too many, a token may occur twice, or a number may be out of range.
+        """
         if len(value) > self.max_length:
             raise InvalidRequest(field, f"has {len(value)} tokens, {self.max_length} at most")
         if len({token_id for token_id, _ in value}) < len(value):
@@ -125,7 +136,8 @@ class Texts:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """The values that an option may have, and the NumPy type of its column on a rank, if any."""
+    """The values that an option may have, and the NumPy type of the option's column on a rank, if
+    any."""
 
     allowed: Numbers | WholeNumbers | TokenLists | TokenBiases | Texts
     column: str | None
@@ -167,8 +179,9 @@ def text(*, max_length: int) -> str:
 class SamplingParams:
     """How a request's tokens are chosen from the logits.
 
-    A token depends only on the sequence before it, these options and its position, never on the
-    batch, the number of stages or the epoch. `kernels.sample` says in which order they apply.
+    A token depends only on the sequence before it, on these options and on its position, never on
+    the batch, the number of stages or the epoch. `Ops.sample` says in which order the options
+    apply.
     """
 
     min_tokens: int = whole_number(0, low=0, high=INT32_MAX, column="int64")
@@ -181,36 +194,42 @@ class SamplingParams:
     """Keeps only the k most likely tokens; 0 and -1 keep all."""
 
     top_p: float = number(1.0, low=0, high=1, excludes_low=True, column="float64")
-    """Keeps the smallest set of most likely tokens whose probabilities add up to it."""
+    """Keeps the smallest set of most likely tokens whose probabilities add up to this number."""
 
     min_p: float = number(0.0, low=0, high=1, column="float32")
-    """Drops tokens that are less likely than this fraction of the most likely one."""
+    """Drops tokens that are less likely than this fraction of the most likely token."""
 
     presence_penalty: float = number(0.0, low=-2, high=2, column="float32")
-    """Is subtracted once from the logit of every token that has been generated."""
+    """Number that is subtracted once from the logit of every token that has been generated."""
 
     frequency_penalty: float = number(0.0, low=-2, high=2, column="float32")
-    """Is subtracted from a token's logit once for each time that it has been generated."""
+    """Is subtracted from the logit of a token once for each time that the token was generated."""
 
     repetition_penalty: float = number(1.0, low=0.125, high=8, column="float32")
-    """Divides the logits above 0 of tokens in the prompt or generated, multiplies those below."""
+    """Divides the logits above 0 of all tokens in the prompt or generated, and multiplies the
+    logits below. It comes before the other penalties, and all penalties before the temperature."""
 
     seed: int = whole_number(
         lambda: secrets.randbits(SEED_BITS), low=INT64_MIN, high=INT64_MAX, column="int64"
     )
-    """Seed of the counter-based random numbers; drawn at random by default."""
+    """Seed of the random numbers. The same request with the same seed gives the same tokens from
+    servers of one version that compute on CPUs with the native kernels; on GPUs tokens may differ
+    (`docs/determinism.md`). When it is not set, it is chosen at random. The i-th answer to a
+    request uses seed + i, modulo 2^64."""
 
     stop_token_ids: tuple[int, ...] = tokens(max_length=MAX_STOP_TOKENS)
-    """Tokens that end the output. A client's come besides the model's own."""
+    """Tokens that end the output, besides the model's own end-of-sequence tokens, which the
+    frontend adds unless the client ignores them."""
 
     grammar: str = text(max_length=MAX_GRAMMAR_LENGTH)
-    """Grammar that the output follows, see `services.grammar`; the empty one allows all."""
+    """Grammar that the output follows, as llguidance reads it: its dialect of Lark, or JSON
+    (`services.grammar`). An empty text allows all outputs."""
 
     logit_bias: tuple[tuple[int, float], ...] = biases(max_length=MAX_BIASES, low=-100, high=100)
-    """Pairs of a token and the number that is added to its logit, after penalties."""
+    """Numbers that are added to the logits of single tokens, after the penalties."""
 
     allowed_token_ids: tuple[int, ...] = tokens(max_length=MAX_ALLOWED_TOKENS)
-    """Tokens that alone may be sampled; all may if there are none."""
+    """Tokens that alone may be sampled; all tokens may where there are none."""
 
     bad_token_ids: tuple[int, ...] = tokens(max_length=MAX_BAD_TOKENS)
     """Tokens that are never sampled."""
@@ -237,12 +256,12 @@ class SamplingParams:
     def check_vocabulary(
         self, vocab_size: int, *, own_stop_token_ids: Collection[int] = ()
     ) -> None:
-        """Checks that tokens are in the vocabulary, and that one can always be sampled.
+        """Checks that tokens are in the vocabulary, and that at least one can always be sampled.
 
-        `own_stop_token_ids` are those of the model among `stop_token_ids`: they may lie outside.
+        `own_stop_token_ids` are the model's tokens among `stop_token_ids`, which may lie outside.
 
         Raises:
-            InvalidRequest: the error names the option.
+            InvalidRequest: an option breaks a rule; the error names the option.
         """
         biased = tuple(token_id for token_id, _ in self.logit_bias)
         stops = frozenset(self.stop_token_ids)
@@ -262,13 +281,13 @@ class SamplingParams:
             raise InvalidRequest(name, "leave no token that may be sampled")
 
     def check(self, *, own_stop_token_ids: Collection[int] = ()) -> None:
-        """Checks every option, as far as it needs no vocabulary.
+        """Checks every option, as far as the check needs no vocabulary.
 
-        `own_stop_token_ids` are those of the model among `stop_token_ids`: they come besides as
-        many as a client may give.
+        `own_stop_token_ids` are the model's tokens among `stop_token_ids`; they do not count
+        against the number of stop tokens that a client may give.
 
         Raises:
-            InvalidRequest: an option is out of its range; the error names it.
+            InvalidRequest: an option is out of its range; the error names the option.
         """
         for (name, option), value, default in zip(
             OPTIONS.items(), _values_of(self), _DEFAULTS, strict=True

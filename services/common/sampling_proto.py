@@ -1,6 +1,6 @@
-"""`SamplingParams` to and from `sampling.proto`, by the names of their fields.
+"""`SamplingParams` to and from `sampling.proto`, field by field, by their names.
 
-Apart from the definition, because the engine core knows no protobuf.
+The conversion is apart from the definition because the engine core knows no protobuf.
 """
 
 from operator import attrgetter
@@ -24,9 +24,9 @@ def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Returns the options of a message; those that are not set have their defaults.
+    """Returns the options of a message; options that are not set have their defaults.
 
-    Checks nothing: ranks read what the scheduler has checked.
+    No option is checked: ranks read only messages that the scheduler has checked.
     """
     given = {name: getattr(message, name) for name in _NUMBERS if message.HasField(name)}
     given |= {name: tuple(getattr(message, name)) for name in _LISTS}

@@ -1,8 +1,8 @@
 """The names of all traces and metrics of the project.
 
-Where conventions name something, it is called that: OpenTelemetry's for generative AI (`gen_ai.*`,
-in development; those of November 2026), and what the Gateway API's inference extension reads.
-Everything else is `orcinus`. `docs/metrics.md` and `docs/tracing.md` say what they mean.
+Names follow conventions where there are any: OpenTelemetry's for generative AI (`gen_ai.*`, in
+development, as of November 2026), and the names that the Gateway API's inference extension reads.
+All other names begin with `orcinus`. `docs/metrics.md` and `docs/tracing.md` say what each means.
 """
 
 PROVIDER = "orcinus"

@@ -1,9 +1,9 @@
-"""The question that users would ask of a service: do requests that come now get tokens?
+"""Whether requests that come now get tokens, which is what users want to know of a service.
 
-It differs from readiness, which asks whether traffic may be routed here, and which a frontend that
-holds requests for a moment answers with yes. A service does not serve while it has no pipeline,
-while requests wait and no token has come for a while, and while its event loop stands still. A
-prompt that alone takes longer than that to prefill counts too: nobody gets a token meanwhile.
+The answer differs from readiness, which says whether traffic may be routed here: a frontend that
+holds requests for a moment is ready. A service does not serve while it has no pipeline, while
+requests wait and no token has come for a while, and while its event loop stands still. A prompt
+whose prefill alone takes longer than that counts, too: no request gets a token meanwhile.
 """
 
 import asyncio
@@ -11,10 +11,10 @@ import time
 from collections.abc import Awaitable, Callable
 
 SILENCE_LIMIT_S = 8.0
-"""Seconds without progress after which requests that wait are not being served."""
+"""Seconds without progress after which waiting requests count as not being served."""
 
 HELD_UP_S = 3.0
-"""Seconds without a look after which the event loop counts as held up."""
+"""Seconds without a check after which the event loop counts as held up."""
 
 PERIOD_S = 0.5
 
@@ -30,8 +30,8 @@ class ServingWatch:
         progress: str = "token",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`trouble` returns why no request could be served, or nothing; `n_waiting` returns the
-        number of requests that want tokens; `progress` names what shows that they get them."""
+        """`trouble` returns why no request could be served, or an empty text; `n_waiting` returns
+        the number of requests that want tokens; `progress` says what counts as progress."""
         self._trouble = trouble
         self._n_waiting = n_waiting
         self._progress = progress
@@ -39,11 +39,11 @@ class ServingWatch:
         self._looked_at = self._progress_at = self._well_at = clock()
 
     def note_progress(self) -> None:
-        """Notes that requests have got tokens, are nearer to them, or have ended."""
+        """Notes that requests have got tokens, are nearer to their tokens, or have ended."""
         self._progress_at = self._clock()
 
     def look(self) -> None:
-        """Notes how things are; must be called every second or so, from the event loop."""
+        """Checks the present state; must be called every second or so, from the event loop."""
         self._looked_at = self._clock()
         if not self._n_waiting():
             self._progress_at = self._looked_at
@@ -51,7 +51,7 @@ class ServingWatch:
             self._well_at = self._looked_at
 
     def reason_against(self) -> str:
-        """Returns why requests that come now would wait; empty if they would not."""
+        """Returns why requests that come now would wait; empty if they would be served."""
         now = self._clock()
         if now - self._looked_at > HELD_UP_S:
             return f"this process has been held up for {now - self._looked_at:.0f} s"
@@ -64,7 +64,7 @@ class ServingWatch:
         return ""
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Looks, and tells whether this process serves, until cancelled."""
+        """Tells once a second whether this process serves, until cancelled."""
         while True:
             # Before the look: the loop may have stood still until now.
             await tell(not self.reason_against())

@@ -45,7 +45,7 @@ times."""
 
 
 class ServiceSettings(BaseSettings):
-    """Settings of one service; subclasses add fields, each with unit and reason in its
+    """Settings of one service; subclasses add fields, each with its unit and reason as
     description."""
 
     model_config = SettingsConfigDict(
@@ -60,7 +60,7 @@ class ServiceSettings(BaseSettings):
 
     @classmethod
     def load(cls, program: str, arguments: Sequence[str], *, cgroups: Path = CGROUPS) -> Self:
-        """Reads environment and command line; the latter wins.
+        """Reads the environment and the command line, which takes precedence.
 
         Raises:
             SystemExit: a value is wrong or a name unknown, or the service may need more memory than
@@ -86,8 +86,11 @@ class ServiceSettings(BaseSettings):
         return settings
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the memory that the service may need at most, in bytes, by the setting that it
-        follows from (`memory_limit.py`); nothing where that is not known at start."""
+        """Returns the maximum memory of the service in bytes, by the setting that each part follows
+        from.
+
+        The result is empty where the memory is not known at the start (`memory_limit.py`).
+        """
         return {}
 
     @classmethod
@@ -102,32 +105,33 @@ class ServerSettings(ServiceSettings):
     """Settings of every service that listens."""
 
     health_address: str | None = None
-    """Where probes ask for health, host:port, always without TLS; the service's own port answers
-    too."""
+    """Address, host:port, that answers gRPC health checks without TLS, for probes that cannot do
+    TLS. The service's own port answers health checks too. When not set, only that port does."""
 
     metrics_address: str | None = None
-    """Where Prometheus asks for `/metrics`, host:port, always without TLS; when not set, nothing
-    listens."""
+    """Address, host:port, that answers `GET /metrics` for Prometheus, always without TLS. When not
+    set, the service has no metrics."""
 
     tls_dir: Path | None = None
-    """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, as a Secret
-    mounts them; read again when they change. Without it nothing is encrypted."""
+    """Directory with `tls.crt`, `tls.key` and `ca.crt` for calls between services, laid out as a
+    mounted Secret of the kind `kubernetes.io/tls`. Files are read again when they change. When not
+    set, nothing between services is encrypted or authenticated."""
 
     ready_fd: int | None = None
-    """File descriptor on which a local launcher waits for progress and addresses; binds this
-    process's life to the launcher's."""
+    """File descriptor on which a local launcher waits for progress and addresses; the process ends
+    with its launcher. Only `services.local` sets it."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """Least severe messages to log."""
+    """Least severe messages that are logged."""
 
     log_format: LogFormat = "text"
-    """How messages are written: `text` for people, `json` for machines; the latter carry the trace
-    and span they belong to."""
+    """Form of log messages: `text` for people, `json` for machines. JSON messages carry the trace
+    and the span that they belong to."""
 
 
 def _explain(error: ValidationError) -> str:
-    """Returns what is wrong with each setting, and its value; for one of several types, why the
-    value is none of them."""
+    """Returns what is wrong with each setting and its value; for one of several types, why no type
+    fits."""
     reasons: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():
@@ -148,6 +152,6 @@ def _reason(item: ErrorDetails) -> str:
 
 
 def _name(place: tuple[int | str, ...]) -> str:
-    """Returns the path of a setting, without the types that pydantic counts as parts of it."""
+    """Returns the path of a setting, without the types that pydantic adds to the path."""
     names = takewhile(lambda part: "[" not in str(part), place)
     return ".".join(map(str, names))

@@ -1,5 +1,5 @@
-"""Logs: one line per event on standard error, with the name of the service in front; or one JSON
-object per event, for machines, which carries the trace and span it belongs to."""
+"""Logs: one line per event on standard error, with the name of the service in front, for people; or
+one JSON object per event, with the ids of its trace and span, for machines."""
 
 import json
 import logging
@@ -10,7 +10,7 @@ from typing import Literal
 LogFormat = Literal["text", "json"]
 
 RequestId = Callable[[], str | None]
-"""A function that returns the name of the request that is being answered, or None."""
+"""A function that returns the name of the request in work, or None."""
 
 TraceIds = Callable[[], tuple[str, str] | None]
 """A function that returns the current trace and span ids, or None."""
@@ -24,7 +24,7 @@ class TextFormatter(logging.Formatter):
         self._request_id = request_id
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Returns the record's first line, with the request that it is about, if any."""
+        """Returns the record's first line, with the request that the record is about, if any."""
         line = super().formatMessage(record)
         name = None if self._request_id is None else self._request_id()
         return line if name is None else f"{line} [request {name}]"
@@ -42,7 +42,7 @@ class JsonFormatter(logging.Formatter):
         self._request_id = request_id
 
     def format(self, record: logging.LogRecord) -> str:
-        """Returns the record as one line."""
+        """Returns the record as one line of JSON."""
         entry = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,

@@ -28,13 +28,15 @@ WORKER = "orcinus-worker"
 
 CHAIN, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
 CURRENT = "..data"
-"""The link through which kubelet points to the present content of a mounted volume; it replaces
-this link and not the files."""
+"""Name of the link by which kubelet points to the present content of a mounted volume.
+
+An update replaces this link, and not the files.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """The PEM files of a directory; compared to see whether they have changed."""
+    """The PEM files of a directory, which are compared to see whether they have changed."""
 
     directory: Path
     chain: bytes
@@ -44,7 +46,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """Files that belong together, and an `ssl` context of Python that has loaded them."""
+    """Files that belong together, and an `ssl` context of Python that has loaded these files."""
 
     files: _Files
     context: ssl.SSLContext
@@ -128,16 +130,18 @@ def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
 def callers(
     tls_dir: Path | None, table: Mapping[str, Collection[str]]
 ) -> Mapping[str, Collection[str]] | None:
-    """Returns the table of who may call what; None without a directory, since nobody can then prove
-    who he is."""
+    """Returns the roles that may call each method; None without a directory, since callers cannot
+    prove their roles then."""
     return None if tls_dir is None else table
 
 
 def _changes(
     certificates: Certificates, current: _Identity
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """Returns the function that gRPC calls before each handshake, in its own threads; its result is
-    None if nothing has changed."""
+    """Returns the function that gRPC calls before each handshake, in a thread of its own.
+
+    The function returns None if the files have not changed.
+    """
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
         nonlocal current
@@ -170,7 +174,8 @@ def _read(tls_dir: Path, *, is_mutual: bool) -> _Files:
 
 
 def _load(files: _Files) -> _Identity:
-    """Loads the files and checks them, before gRPC fails over them without a word."""
+    """Loads the files and checks them; gRPC itself would fail over wrong files without a
+    message."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     directory = files.directory
     try:

@@ -1,12 +1,12 @@
 """Traces: set up from OpenTelemetry's own variables, or absent.
 
-Without an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`) nothing is made: no
-exporter, no thread, no error, and whoever asks for a tracer gets one that does nothing. With one,
-spans leave in batches from a thread of their own and by a bounded queue: when the collector is slow
-or gone they are dropped, and nobody waits for it, at the end no longer than `FLUSH_S`.
+Without an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`) there is no exporter, no
+thread and no error, and all tracers do nothing. With an endpoint, a thread sends spans in batches
+from a bounded queue. When the collector is slow or gone, spans are dropped, and no caller waits;
+the end of the process waits at most `FLUSH_S`.
 
-Context comes in by the propagators of `OTEL_PROPAGATORS`. Between our own processes it travels in
-messages, as W3C Trace Context, and only for what is recorded.
+The context of a client's trace is read by the propagators of `OTEL_PROPAGATORS`. Between processes
+of this project it travels in messages, as W3C Trace Context, and only for recorded spans.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from services.common import semconv
 log = logging.getLogger(__name__)
 
 FLUSH_S = 3.0
-"""Seconds that the last spans of a process get to be sent."""
+"""Seconds in which the last spans of a process must be sent."""
 
 MAX_LINKS = 1024
 """Links of a span at most, unless `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise: enough for a batch,
@@ -51,12 +51,12 @@ class Tracing:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything can be recorded."""
+        """Whether any span can be recorded."""
         return self._provider is not None
 
     def close(self) -> None:
-        """Sends the remaining spans, if the collector takes them in time; the event loop should be
-        over."""
+        """Sends the remaining spans if the collector takes them in time; must come after the event
+        loop."""
         if self._provider is None or self._exporter is None:
             return
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
@@ -74,11 +74,11 @@ OFF = Tracing(None, None)
 
 
 def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tracing:
-    """Returns the traces of this process as the environment wants them.
+    """Returns the traces of this process as the environment asks for them.
 
-    `service_name` is what it is called unless the environment has a name. A process that `decides`
-    records all that it begins, since it begins only what it has chosen; others ask the sampler of
-    `OTEL_TRACES_SAMPLER`. What comes from elsewhere is recorded by both as its origin says.
+    `service_name` is used unless the environment has a name. A process that `decides` records every
+    trace that it begins, since it begins only traces that it has chosen; other processes ask the
+    sampler of `OTEL_TRACES_SAMPLER`. Traces that began elsewhere are recorded as their origin says.
     """
     if not _is_wanted():
         return OFF
@@ -98,8 +98,8 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
 
 @contextlib.contextmanager
 def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> Iterator[Tracing]:
-    """Starts traces for a `with` block, at the end of which the last spans are sent; arguments as
-    for `start`."""
+    """Starts traces for a `with` block and sends the last spans at its end; arguments as for
+    `start`."""
     tracing = start(service_name, decides=decides, max_links=max_links)
     try:
         yield tracing
@@ -108,13 +108,16 @@ def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> 
 
 
 def parent_in(carrier: Mapping[str, str]) -> Context:
-    """Returns the context that a client names in metadata or headers, whose names are in lower
-    case; an empty one, which begins a new trace, if it names none."""
+    """Returns the trace context that a client names in metadata or headers.
+
+    Names must be in lower case. The context is empty, and begins a new trace, if the client names
+    none.
+    """
     return propagate.extract(carrier, Context())
 
 
 def to_message(span: trace.Span) -> trace_pb2.TraceContext:
-    """Returns the context of a recorded span as it travels in a message."""
+    """Returns the context of a recorded span in the form in which it travels in a message."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return trace_pb2.TraceContext(**carrier)
@@ -127,7 +130,8 @@ def from_message(message: trace_pb2.TraceContext) -> Context:
 
 
 def current_ids() -> tuple[str, str] | None:
-    """Returns the current trace and span ids in hexadecimal, for logs; None without a span."""
+    """Returns the ids of the current trace and span in hexadecimal, for logs; None without a
+    span."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return None
@@ -158,7 +162,7 @@ def _is_wanted() -> bool:
 
 
 def _own_decisions() -> Sampler | None:
-    """None leaves it to the environment, where that wants nothing begun."""
+    """Returns the sampler of a process that decides; None leaves the choice to the environment."""
     name = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
     return None if name.endswith("always_off") else ParentBased(ALWAYS_ON)
 

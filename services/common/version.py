@@ -1,3 +1,3 @@
-"""The version of Orcinus: that of `pyproject.toml`, which images do not have."""
+"""The version of Orcinus, equal to the one in `pyproject.toml`, which images do not have."""
 
 VERSION = "0.1.0"

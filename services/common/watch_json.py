@@ -1,4 +1,4 @@
-"""The events of `watch.proto` as JSON: an object per event, for page, console and recordings.
+"""The events of `watch.proto` as JSON, an object per event; `watch_view.py` adds what follows.
 
 Times are seconds, those of the wall since 1970. Enums are their last words in lower case
 (`REQUEST_TURN_PUT_DOWN` is "put_down"), and the kinds of an iteration's spans are one letter each:
@@ -20,7 +20,7 @@ from services.common.version import VERSION
 
 Json = dict[str, Any]
 
-HEADER: Final[Mapping[str, Any]] = {"type": "recording", "version": 1, "orcinus": VERSION}
+HEADER: Final[Mapping[str, Any]] = {"type": "recording", "version": 2, "orcinus": VERSION}
 """What the first line of a recording says."""
 
 _NS = 1e9
@@ -35,7 +35,7 @@ def to_json(event: watch_pb2.WatchEvent) -> Json:
     kind = event.WhichOneof("event")
     if kind is None:
         raise ValueError("a watch event of no known type")
-    return {"t": _seconds(event.time_unix_ns), "type": kind} | _TYPES[kind](getattr(event, kind))
+    return {"t": seconds(event.time_unix_ns), "type": kind} | _TYPES[kind](getattr(event, kind))
 
 
 def _words(prefix: str, enum: EnumDescriptor) -> dict[int, str]:
@@ -48,7 +48,8 @@ _REASONS = _words("COMPLETION_REASON_", scheduler_pb2.CompletionReason.DESCRIPTO
 _KINDS = {0: "?", 1: "p", 2: "d", 3: "r"}
 
 
-def _seconds(ns: int) -> float:
+def seconds(ns: int) -> float:
+    """Returns nanoseconds as seconds."""
     return round(ns / _NS, 6)
 
 
@@ -72,8 +73,8 @@ def _iteration(event: watch_pb2.IterationEvent) -> Json:
     return {
         "epoch": event.epoch,
         "iteration": event.iteration,
-        "sent": _seconds(event.sent_unix_ns),
-        "round_trip_s": _seconds(event.round_trip_ns),
+        "sent": seconds(event.sent_unix_ns),
+        "round_trip_s": seconds(event.round_trip_ns),
         "numbers": list(event.numbers),
         "start_positions": list(event.start_positions),
         "n_tokens": list(event.n_tokens),
@@ -83,13 +84,9 @@ def _iteration(event: watch_pb2.IterationEvent) -> Json:
         "n_in_flight": event.n_in_flight,
         "n_waiting": event.n_waiting,
         "n_running": event.n_running,
-        "n_reserved_slots": event.n_reserved_slots,
-        "n_allocated_slots": event.n_allocated_slots,
-        "n_shared_slots": event.n_shared_slots,
-        "n_cached_slots": event.n_cached_slots,
         # [start, receive, compute, send] in seconds; a start counts from the sending of the plan
         "stages": [
-            [_seconds(ns) for ns in (s.start_ns, s.receive_ns, s.compute_ns, s.send_ns)]
+            [seconds(ns) for ns in (s.start_ns, s.receive_ns, s.compute_ns, s.send_ns)]
             for s in event.stages
         ],
     }
@@ -100,7 +97,6 @@ def _pool(event: watch_pb2.PoolEvent) -> Json:
         "waiting": list(event.waiting),
         "n_waiting": event.n_waiting,
         "running": list(event.running),
-        "n_generated_tokens": list(event.n_generated_tokens),
         "accounts": [
             {
                 "account": account.account,

@@ -1,11 +1,11 @@
-"""The end of a process that hangs: its event loop no longer turns, or a rank's main thread stands.
+"""The end of a process that hangs: of its event loop, or of the main thread of a rank.
 
-A thread counts in its own ticks how long nothing has happened, and not by the clock: a process that
-was stopped and goes on, or that gets no share of a processor, loses ticks together with its loop
-and is not taken for hung. A process that hangs writes the stacks of all its threads and ends, so
-that whoever started it starts it again, where no probe looks too.
+A thread counts in its own ticks how long nothing has happened, and does not read the clock. A
+process that was stopped and goes on, or that gets no processor, loses ticks together with its loop
+and does not count as hung. A process that hangs writes the stacks of all its threads and ends, so
+that its launcher or Kubernetes starts it again, also where no probe checks it.
 
-A thread of Python cannot see a call that holds the interpreter lock; probes and launchers can.
+A thread of Python cannot notice a call that holds the interpreter lock; probes and launchers can.
 """
 
 import asyncio
@@ -20,11 +20,13 @@ from typing import Any, Self
 log = logging.getLogger(__name__)
 
 HUNG_STATUS = 70
-"""Exit status of a process that has hung (EX_SOFTWARE of sysexits.h)."""
+"""Exit status of a process that hung (EX_SOFTWARE of sysexits.h)."""
 
 LIMIT_S = 7.0
-"""Time in which an event loop must turn. With what it takes to notice, a hang is over in less than
-ten seconds."""
+"""Seconds within which an event loop must turn.
+
+With the time to notice, a hang is over in less than ten seconds.
+"""
 
 TICK_S = 0.5
 
@@ -37,9 +39,9 @@ def end_hung_process(reason: str) -> None:
 
 
 class Watchdog:
-    """A thread that ends the process when its event loop does not turn for a time.
+    """A thread that ends the process when its event loop does not turn for a while.
 
-    It watches from the first turn to the end of the `with` block.
+    The thread watches from the first turn to the end of the `with` block.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The pipeline, live in a terminal: which iterations ran where, for whom, and who waits.
+"""The pipeline, live in a terminal: which iterations ran on which stage, and which requests wait.
 
     feed → ConsoleState → render → a terminal, or lines
 
-It reads the events that the frontend streams to whoever watches, or a recording of them.
+The console reads the view that a frontend streams to its viewers, or a recording of a view.
 """

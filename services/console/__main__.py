@@ -1,7 +1,8 @@
 """`python -m services.console`: shows what a pipeline does, live or from a recording.
 
-On a terminal it draws lanes, requests and K/V; anywhere else it writes lines. Ends on Ctrl-C (0),
-with the recording where it writes lines (0), and when it is refused or cannot read (1).
+A terminal shows lanes, requests and K/V memory; other outputs get lines. Exit status 0 after
+Ctrl-C, or at the end of a recording that is written as lines; 1 when the frontend refuses or a file
+cannot be read.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from services.console.screen import BrokenFeed, show, write
 
 URL = "http://127.0.0.1:8000"
 SILENCE_S = 60.0
-"""Seconds without a byte, even of those that keep a connection, after which it counts as lost."""
+"""Seconds without a byte, comments included, after which a connection counts as lost."""
 
 
 def parser(program: str = "python -m services.console") -> argparse.ArgumentParser:
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str | None = None) 
 
 
 def feed_of(options: argparse.Namespace, *, is_plain: bool) -> Feed:
-    """Returns where events come from; raises ValueError for what cannot be."""
+    """Returns the source of events that the options name; raises ValueError for wrong options."""
     if options.file is not None:
         if options.speed < 0:
             raise ValueError("--speed must not be negative")

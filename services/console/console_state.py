@@ -1,12 +1,13 @@
-"""What a watcher knows, made of the events that it has heard. Pure: time comes with the events.
+"""The view of a pipeline as a console has been told it. Pure: time comes with the events.
 
-The events are those of `services/common/watch_json.py`, and three about the way here: `gap` (some
-were missed) and `here`, after which everything is told anew, and `away` (nobody tells anything now,
-and `text` says why). What is told anew comes kind by kind, so times may go back.
+The events are the changes that `services/common/watch_view.py` makes, and three about the stream
+itself: `gap` (some changes were missed) and `here`, after which everything is told anew, and `away`
+(no scheduler is watched now, and `text` says why). What is told anew comes kind by kind, so times
+may go back.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,14 +20,13 @@ MAX_MARKS = 50
 MAX_REQUESTS = 4096
 ENDED_S = 4.0
 """Seconds for which requests that have ended are shown."""
-RATE_S = 5.0
-"""Seconds over which throughput is told."""
 CONNECTING = "connecting"
+NO_FIGURES: Json = {"tokens_per_s": 0.0, "batch_size": 0.0}
 
 
 @dataclass(slots=True)
 class RequestRow:
-    """A request, as far as it is known."""
+    """A request as far as its events have told."""
 
     number: int
     turn: str = "waiting"
@@ -42,30 +42,28 @@ class RequestRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
-    """An iteration, as its blocks are drawn."""
+class DrawnIteration:
+    """An iteration with what its blocks show."""
 
     number: int
     sent: float
     round_trip_s: float
     request: int
-    """Number of the request that has the most tokens in it; 0 if there is none."""
+    """Number of the request with the most tokens in the iteration; 0 if there is none."""
     kind: str
-    """What it computes of that: `p`refill, `d`ecode, or `r`ecomputation."""
-    n_requests: int
-    n_new_tokens: int
+    """What the iteration computes of that request: `p`refill, `d`ecode, or `r`ecomputation."""
     computing: tuple[tuple[float, float], ...]
-    """When each stage began and ended to compute it."""
+    """When each stage began and ended the iteration."""
 
     @property
     def ended(self) -> float:
-        """When its result was there."""
+        """When the result of the iteration was there."""
         return self.sent + self.round_trip_s
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """Something that explains what is seen around it."""
+class PipelineMark:
+    """A point in time that explains what is seen around it."""
 
     t: float
     kind: str
@@ -77,26 +75,26 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """The slots for keys and values, divided by what they are for; together they are all."""
+    """The K/V slots, divided by what they are for; the parts add up to all slots."""
 
     shared: int = 0
     used: int = 0
     reserved: int = 0
-    """By requests that have not filled them yet."""
+    """Slots of requests that have not filled them yet."""
     cached: int = 0
     free: int = 0
 
 
 @dataclass(slots=True)
 class ConsoleState:
-    """All that is known; `feed` changes it."""
+    """Everything that a console has been told; `feed` changes it."""
 
     epoch: dict[str, Any] = field(default_factory=dict)
-    """The last event of that type, without type and time; empty before the first."""
+    """Fields of the last epoch event, without type and time; empty before the first event."""
     away: str = CONNECTING
-    """Why nothing is heard now; empty while there is something to hear."""
+    """Why no scheduler is watched now; empty while one is."""
     now: float = 0.0
-    """The time of the latest event."""
+    """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)
     waiting: tuple[int, ...] = ()
     running: tuple[int, ...] = ()
@@ -105,13 +103,15 @@ class ConsoleState:
     n_in_flight: int = 0
     accounts: tuple[Json, ...] = ()
     kv: KvSlots = KvSlots()
-    iterations: deque[Iteration] = field(default_factory=lambda: deque(maxlen=MAX_ITERATIONS))
-    marks: deque[Mark] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
+    figures: Json = field(default_factory=lambda: NO_FIGURES)
+    """Figures of the last seconds."""
+    iterations: deque[DrawnIteration] = field(default_factory=lambda: deque(maxlen=MAX_ITERATIONS))
+    marks: deque[PipelineMark] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
     n_marks: int = 0
-    """Marks so far, those that are forgotten included."""
+    """Number of all marks so far, including marks that are no longer kept."""
 
     def feed(self, event: Json) -> None:
-        """Takes an event; one of a type that is not known changes nothing.
+        """Takes an event; an event of an unknown type changes nothing.
 
         Raises:
             ValueError: a field is missing or wrong.
@@ -131,25 +131,15 @@ class ConsoleState:
 
     @property
     def n_stages(self) -> int:
-        """Stages of the pipeline; 0 before it is known."""
+        """Number of stages of the pipeline; 0 before the first epoch."""
         return int(self.epoch.get("n_stages", 0))
 
-    def tokens_per_s(self) -> float:
-        """Returns the tokens a second of the last seconds."""
-        recent = list(self._recent())
-        if not recent:
-            return 0.0
-        since = max(self.now - RATE_S, self.iterations[0].sent)
-        return sum(it.n_new_tokens for it in recent) / max(self.now - since, 0.1)
-
-    def mean_batch_size(self) -> float:
-        """Returns the requests in a batch, over the last seconds."""
-        recent = list(self._recent())
-        return sum(it.n_requests for it in recent) / len(recent) if recent else 0.0
-
     def shown_requests(self) -> Sequence[RequestRow]:
-        """Returns the requests in the order of the pool: those that run, those that wait, those of
-        which the pool has not told yet, and those that have just ended."""
+        """Returns the requests in the order of the pool.
+
+        Requests that run come first, then waiting requests, requests that the pool has not told
+        yet, and requests that have just ended.
+        """
         placed = {number: place for place, number in enumerate((*self.running, *self.waiting))}
 
         def key(row: RequestRow) -> tuple[bool, int, int]:
@@ -157,25 +147,19 @@ class ConsoleState:
 
         return sorted(self.requests.values(), key=key)
 
-    def _recent(self) -> Iterator[Iteration]:
-        for iteration in reversed(self.iterations):
-            if iteration.ended < self.now - RATE_S:
-                return
-            yield iteration
-
     def _row(self, number: int) -> RequestRow:
         if number not in self.requests:
             self.requests[number] = RequestRow(number)
         return self.requests[number]
 
     def _mark(self, t: float, kind: str, text: str) -> None:
-        mark = Mark(t, _printable(kind), _printable(text))
+        mark = PipelineMark(t, _printable(kind), _printable(text))
         if mark not in self.marks:  # told anew
             self.marks.append(mark)
             self.n_marks += 1
 
     def _begin_anew(self) -> None:
-        """Forgets what is told anew."""
+        """Forgets everything that the stream is about to tell again."""
         self.now = 0.0
         self.requests.clear()
         self.iterations.clear()
@@ -192,10 +176,10 @@ class ConsoleState:
             del self.requests[next(iter(self.requests))]
 
     def _take_epoch(self, event: Json) -> None:
+        if self.epoch and self.epoch["term"] != event["term"]:
+            self.requests.clear()
         self.epoch = {key: _printable(it) for key, it in event.items() if key not in ("t", "type")}
-        n_stages = int(event["n_stages"])
-        text = f"{event['epoch']}, {event['model']} on {n_stages} stages"
-        self._mark(float(event["t"]), "epoch", text)
+        self._mark(float(event["t"]), "epoch", str(event["text"]))
         self.kv = KvSlots(free=int(event["n_slots"]))
         self.n_in_flight = 0
 
@@ -207,14 +191,13 @@ class ConsoleState:
             row.ended_at = float(event["t"])
 
     def _take_iteration(self, event: Json) -> None:
-        for number, n_new in zip(event["numbers"], event["n_new_tokens"], strict=True):
-            row = self.requests.get(int(number))
-            if row is not None and row.ended_at is None:
-                row.n_generated_tokens += int(n_new)
+        for number, n in zip(event["numbers"], event["n_generated"], strict=True):
+            if number in self.requests:
+                self.requests[number].n_generated_tokens = int(n)
         self.iterations.append(_iteration(event))
         self.n_in_flight = int(event["n_in_flight"])
         self.n_waiting, self.n_running = int(event["n_waiting"]), int(event["n_running"])
-        self.kv = _kv(event, int(self.epoch.get("n_slots", 0)))
+        self.kv = KvSlots(**{name: int(n) for name, n in event["memory"].items()})
 
     def _take_pool(self, event: Json) -> None:
         self.waiting = tuple(map(int, event["waiting"]))
@@ -225,18 +208,13 @@ class ConsoleState:
             self.n_in_flight = 0
         for number in self.waiting:
             self._row(number)
-        for number, n in zip(self.running, event["n_generated_tokens"], strict=True):
+        for number, n in zip(self.running, event["n_generated"], strict=True):
             row = self._row(number)
             row.n_generated_tokens = int(n)
             row.turn = "admitted"
-        if len(self.waiting) == self.n_waiting:
-            self._drop_all_but({*self.waiting, *self.running})
 
-    def _drop_all_but(self, known: set[int]) -> None:
-        """Forgets requests whose end was not told, since events were missed."""
-        for number in [n for n, row in self.requests.items() if row.ended_at is None]:
-            if number not in known:
-                del self.requests[number]
+    def _take_figures(self, event: Json) -> None:
+        self.figures = {name: float(event["recent"][name]) for name in NO_FIGURES}
 
     def _take_mark(self, event: Json) -> None:
         numbers = event.get("numbers", ())
@@ -268,6 +246,7 @@ _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
     "iteration": ConsoleState._take_iteration,
     "pool": ConsoleState._take_pool,
     "mark": ConsoleState._take_mark,
+    "figures": ConsoleState._take_figures,
     "gap": ConsoleState._take_gap,
     "away": ConsoleState._take_away,
     "here": ConsoleState._take_here,
@@ -275,40 +254,26 @@ _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
 
 
 def _printable(value: Any) -> Any:
-    """Returns a value; a text without what a terminal would take for a command."""
+    """Returns a value; in a text, characters that a terminal would take for commands are
+    replaced."""
     if not isinstance(value, str):
         return value
     return "".join([letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in value])
 
 
-def _iteration(event: Json) -> Iteration:
+def _iteration(event: Json) -> DrawnIteration:
     sent = float(event["sent"])
     spans = [*zip(event["n_tokens"], event["numbers"], event["kinds"], strict=True)]
     # The first of several with as many: a batch begins with those that have run longest.
     _, number, kind = max(spans, key=lambda span: int(span[0]), default=(0, 0, "d"))
-    return Iteration(
+    return DrawnIteration(
         number=int(event["iteration"]),
         sent=sent,
         round_trip_s=float(event["round_trip_s"]),
         request=int(number),
         kind=str(kind),
-        n_requests=len(spans),
-        n_new_tokens=sum(event["n_new_tokens"]),
         computing=tuple(
             (sent + float(start), sent + float(start) + float(compute))
             for start, _, compute, _ in event["stages"]
         ),
-    )
-
-
-def _kv(event: Json, n_slots: int) -> KvSlots:
-    allocated, shared = int(event["n_allocated_slots"]), int(event["n_shared_slots"])
-    cached = int(event["n_cached_slots"])
-    reserved = max(0, int(event["n_reserved_slots"]) - allocated)
-    return KvSlots(
-        shared=shared,
-        used=allocated - shared,
-        reserved=reserved,
-        cached=cached,
-        free=max(0, n_slots - allocated - reserved - cached),
     )

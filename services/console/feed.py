@@ -1,7 +1,7 @@
-"""Where events come from: a frontend that streams them, or a recording. Each is read in a thread of
-its own, which hands events on by a queue.
+"""The sources of events: a frontend that streams a view, or a recording.
 
-A frontend that is away is called again and again, after longer and longer breaks.
+Each source is read in a thread of its own, which passes events on through a queue. A frontend that
+is away is called again after longer and longer breaks.
 """
 
 import json
@@ -17,22 +17,26 @@ from services.common.http_api import ApiError, HttpApi
 
 EVENTS_PATH = "/pipeline/events"
 MAX_WAITING = 10_000
-"""Events that may wait to be shown; then the sender waits, and misses some if that takes long."""
+"""Number of events that may wait to be shown; then the sender waits, and soon skips events."""
 FIRST_BREAK_S = 0.5
 MAX_BREAK_S = 15.0
 MAX_LINE = 1 << 22
 TURN_S = 0.2
 _MAY_PASS = frozenset((408, 429))
-"""Refusals of clients that may be otherwise the next time."""
+"""HTTP statuses of refusals that may pass."""
 
 Json = dict[str, Any]
 
 END: Final[Json] = {"type": "end"}
-"""The last event of a feed that has an end. Its `error` says what ended it, if that was one."""
+"""The last event of a source that ends; `error` is the error that ended the source, if any."""
+
+
+VERSION = 2
+"""The version of recordings that is read here."""
 
 
 class Feed(ABC):
-    """A source of events; `start` begins, and `close` ends it."""
+    """A source of events; `start` begins to read, and `close` ends the source."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[Json] = queue.Queue(MAX_WAITING)
@@ -44,7 +48,7 @@ class Feed(ABC):
         self._thread.start()
 
     def close(self) -> None:
-        """Has the thread end at its next event; it ends with the process, too."""
+        """Has the thread end at its next event; the thread also ends with the process."""
         self._closing.set()
 
     def _run_to_end(self) -> None:
@@ -57,10 +61,10 @@ class Feed(ABC):
 
     @abstractmethod
     def _run(self) -> None:
-        """Puts events until there are no more, or until it is closed."""
+        """Puts events into the queue until there are no more, or until the source is closed."""
 
     def _put(self, event: Json) -> bool:
-        """Hands an event on; returns whether the feed goes on."""
+        """Puts an event into the queue; returns whether the source goes on."""
         while not self._closing.is_set():
             try:
                 self.events.put(event, timeout=TURN_S)
@@ -71,7 +75,7 @@ class Feed(ABC):
 
 
 class LiveFeed(Feed):
-    """The events of a frontend."""
+    """The events that a frontend streams."""
 
     def __init__(self, api: HttpApi) -> None:
         super().__init__()
@@ -100,7 +104,7 @@ class LiveFeed(Feed):
 
 
 class RecordingFeed(Feed):
-    """The events of a file, at their own pace times `speed`; all at once where that is 0."""
+    """The events of a file, at `speed` times their own pace; all at once if `speed` is 0."""
 
     def __init__(self, path: Path, *, speed: float = 1.0) -> None:
         super().__init__()
@@ -122,8 +126,8 @@ def read_recording(path: Path) -> Iterator[Json]:
     """Yields the events of a recording.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is none; says which line is wrong.
+        OSError: the file cannot be read.
+        ValueError: the file is no recording; the message names the wrong line.
     """
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):
@@ -138,4 +142,4 @@ def read_recording(path: Path) -> Iterator[Json]:
 
 
 def _is_header(event: Mapping[str, Any]) -> bool:
-    return event.get("type") == "recording" and event.get("version") == 1
+    return event.get("type") == "recording" and event.get("version") == VERSION

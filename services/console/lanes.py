@@ -1,29 +1,29 @@
 """Lanes: what each stage computed in the last seconds, as cells of a line. Pure.
 
-A cell stands for a piece of time, and shows the iteration that had most of it.
+A cell stands for a piece of time, and shows the iteration that took most of that time.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.console.console_state import Iteration
+from services.console.console_state import DrawnIteration
 
 WINDOWS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MIN_CELLS = 2
-"""Cells that an iteration of usual length should have."""
+"""Number of cells that an iteration of median length should have at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
     """A piece of time in which a stage computed an iteration."""
 
-    iteration: Iteration
+    iteration: DrawnIteration
     is_first: bool
-    """Whether the cell before shows another one, or none."""
+    """Whether the cell before this one shows another iteration, or none."""
 
 
-def window_for(iterations: Sequence[Iteration], n_cells: int) -> float:
-    """Returns the seconds that a line of cells shows, so that iterations can be told apart."""
+def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:
+    """Returns the seconds that a line of cells covers, few enough to tell iterations apart."""
     durations = sorted(
         end - start for it in iterations[-200:] for start, end in it.computing if end > start
     )
@@ -35,11 +35,12 @@ def window_for(iterations: Sequence[Iteration], n_cells: int) -> float:
 
 
 def cells_of(
-    iterations: Iterable[Iteration], stage: int, *, end: float, window_s: float, n_cells: int
+    iterations: Iterable[DrawnIteration], stage: int, *, end: float, window_s: float, n_cells: int
 ) -> list[Cell | None]:
-    """Returns the cells of a stage in the `window_s` before `end`; None where it did nothing."""
+    """Returns the cells of a stage in the `window_s` before `end`; None where the stage was
+    idle."""
     begin, size = end - window_s, window_s / n_cells
-    best: list[tuple[float, Iteration | None]] = [(0.0, None)] * n_cells
+    best: list[tuple[float, DrawnIteration | None]] = [(0.0, None)] * n_cells
     for iteration in iterations:
         if stage >= len(iteration.computing):
             continue
@@ -60,9 +61,9 @@ def cells_of(
 
 
 def busy_share(
-    iterations: Iterable[Iteration], stage: int, *, end: float, window_s: float
+    iterations: Iterable[DrawnIteration], stage: int, *, end: float, window_s: float
 ) -> float:
-    """Returns the part of the window in which a stage computed."""
+    """Returns the fraction of the window in which a stage computed."""
     begin = end - window_s
     busy = sum(
         max(0.0, min(ended, end) - max(started, begin))

@@ -1,7 +1,7 @@
 """The screen, as lines of text of a given size, from a state and a time. Pure.
 
-Colours tell requests apart, and glyphs what is computed of them. Without colours each block begins
-with the last digit of its request's number instead.
+Colours tell requests apart, and glyphs tell prefill, decode and recomputation apart. Without
+colours each block begins with the last digit of its request's number.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,15 +10,15 @@ from itertools import groupby
 
 from rich.text import Text
 
-from services.console.console_state import ConsoleState, Iteration, RequestRow
+from services.console.console_state import ConsoleState, DrawnIteration, RequestRow
 from services.console.lanes import Cell, busy_share, cells_of, window_for
 
 GLYPHS = {"p": "█", "d": "▄", "r": "▞"}
 FIRST_GLYPHS = {"p": "▐", "d": "▗", "r": "▝"}
-"""Those of the first cell of an iteration, so that one can be told from the next."""
+"""Glyphs of an iteration's first cell, so that two iterations in a row can be told apart."""
 IDLE = "·"
 PALETTE = (39, 208, 76, 199, 220, 141, 51, 203, 112, 75, 214, 177)
-"""Colours of 256 that can be told apart on dark and on light."""
+"""Numbers of 256 colours that can be told apart on dark and on light backgrounds."""
 KV_PARTS = (
     ("shared", "█", "color(141)"),
     ("used", "▓", "color(39)"),
@@ -35,7 +35,7 @@ _STATES = {"admitted": "running", "put_down": "put down"}
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """How large it is, and whether it has colours."""
+    """The size of the screen, and whether it shows colours."""
 
     width: int = 80
     height: int = 24
@@ -43,7 +43,7 @@ class Screen:
 
 
 def lines(state: ConsoleState, screen: Screen, *, now: float) -> list[Text]:
-    """Returns the lines of the screen at a time, at most as many as it has, and as wide."""
+    """Returns the lines that the screen shows at a time, within its width and height."""
     width = max(screen.width, MIN_WIDTH)
     top = [*_header(state), *_lanes(state, screen, width=width, now=now)]
     top += [_kv_bar(state, width), _kv_legend(state), _pool(state)]
@@ -56,16 +56,16 @@ def lines(state: ConsoleState, screen: Screen, *, now: float) -> list[Text]:
 
 
 def summary(state: ConsoleState) -> str:
-    """Returns how it stands, on one line, for those without a terminal."""
+    """Returns a summary of the state on one line, for outputs that are no terminal."""
     return (
-        f"epoch {state.epoch.get('epoch', '-')}  {state.tokens_per_s():.0f} tokens/s  "
+        f"epoch {state.epoch.get('epoch', '-')}  {state.figures['tokens_per_s']:.0f} tokens/s  "
         f"{state.n_running} running  {state.n_waiting} waiting  {state.n_in_flight} in flight  "
-        f"batch {state.mean_batch_size():.1f}  K/V {_kv_share(state):.0%}"
+        f"batch {state.figures['batch_size']:.1f}  K/V {_kv_share(state):.0%}"
     )
 
 
 def colour_of(number: int) -> str:
-    """Returns the style of a request."""
+    """Returns the style of a request's colour."""
     return f"color({PALETTE[number % len(PALETTE)]})"
 
 
@@ -82,9 +82,9 @@ def _header(state: ConsoleState) -> Iterator[Text]:
     yield title
     depth = epoch.get("pipeline_depth")
     yield Text(
-        f"{state.tokens_per_s():.0f} tokens/s   {state.n_running} running   "
+        f"{state.figures['tokens_per_s']:.0f} tokens/s   {state.n_running} running   "
         f"{state.n_waiting} waiting   in flight {state.n_in_flight}"
-        f"{f' of {depth}' if depth else ''}   batch {state.mean_batch_size():.1f}"
+        f"{f' of {depth}' if depth else ''}   batch {state.figures['batch_size']:.1f}"
     )
 
 
@@ -117,7 +117,7 @@ def _drawn(cell: Cell | None, screen: Screen) -> tuple[str, str]:
     return glyph, colour_of(cell.iteration.request)
 
 
-def _glyph(iteration: Iteration, *, is_first: bool, screen: Screen) -> str:
+def _glyph(iteration: DrawnIteration, *, is_first: bool, screen: Screen) -> str:
     if is_first and not screen.has_colour:
         return str(iteration.request % 10)
     return (FIRST_GLYPHS if is_first else GLYPHS).get(iteration.kind, "?")
@@ -139,7 +139,8 @@ def _kv_bar(state: ConsoleState, width: int) -> Text:
 
 
 def _shares(counts: Sequence[int], n_cells: int) -> list[int]:
-    """Returns the cells of each part, all of them together; a part that is there has one."""
+    """Returns the number of cells of each part, which add up to `n_cells`; no part that exists has
+    0."""
     total = sum(counts)
     if total == 0:
         return [0] * (len(counts) - 1) + [n_cells]
@@ -175,7 +176,7 @@ def _pool(state: ConsoleState) -> Text:
 
 
 def _table(state: ConsoleState, n_lines: int, screen: Screen) -> list[Text]:
-    """Returns the table of requests, filled up to `n_lines`."""
+    """Returns the table of requests, filled with empty lines up to `n_lines`."""
     if n_lines < 2:
         return [Text()] * max(n_lines, 0)
     widths = (7, max(8, screen.width - 67), 10, 8, 12, 8, 5, 10)
@@ -210,7 +211,7 @@ def _request_line(row: RequestRow, widths: Sequence[int]) -> Text:
 
 
 def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Returns one line; what is too long for its column ends with an ellipsis."""
+    """Returns one line of columns; a text that is too long for its column ends with an ellipsis."""
     return " ".join(
         (text if len(text) <= width - 1 else text[: width - 2] + "…").ljust(width - 1)
         for text, width in zip(cells, widths, strict=True)

@@ -1,4 +1,4 @@
-"""The loops that show a feed: on a terminal eight times a second, else as lines."""
+"""The loops that show a source: on a terminal eight times a second, else as lines."""
 
 import queue
 import sys
@@ -8,27 +8,27 @@ from collections.abc import Iterator
 from rich.console import Console, Group
 from rich.live import Live
 
-from services.console.console_state import ConsoleState
+from services.console.console_state import NO_FIGURES, ConsoleState
 from services.console.feed import END, Feed, Json
 from services.console.render import Screen, lines, summary
 
 FRAME_S = 1 / 8
 MAX_PER_FRAME = 20_000
 LAG_S = 0.3
-"""Seconds that lanes lag behind: iterations are told up to a quarter of a second late."""
+"""Seconds by which lanes lag behind: iterations are told up to a quarter of a second late."""
 QUIET_S = 1.0
 """Seconds between two lines of summary."""
 
 
 class BrokenFeed(Exception):
-    """The feed ended with an error; the message says which."""
+    """The source ended with an error; the message says which."""
 
 
 def show(feed: Feed, console: Console) -> None:
-    """Shows a feed on a terminal until Ctrl-C; what has ended stays on the screen.
+    """Shows a source on a terminal until Ctrl-C; at the source's end the last screen stays.
 
     Raises:
-        BrokenFeed: the feed ended with an error.
+        BrokenFeed: the source ended with an error.
     """
     state = ConsoleState()
     clock = _Clock()
@@ -53,11 +53,12 @@ def show(feed: Feed, console: Console) -> None:
 
 
 def write(feed: Feed) -> None:
-    """Writes a feed to standard output until it ends: a line for each mark, and one for each second
-    in which something happened.
+    """Writes a source to standard output until it ends.
+
+    There is a line for each mark, and one for each second in which an iteration ran.
 
     Raises:
-        BrokenFeed: the feed ended with an error.
+        BrokenFeed: the source ended with an error.
     """
     state = ConsoleState()
     n_marks, said_at = 0, 0.0
@@ -68,14 +69,16 @@ def write(feed: Feed) -> None:
         for mark in list(state.marks)[len(state.marks) - new :]:
             _line(mark.t, str(mark))
         n_marks = state.n_marks
-        if event["type"] == "iteration" and abs(state.now - said_at) >= QUIET_S:
+        if state.figures is NO_FIGURES or event["type"] != "iteration":
+            continue
+        if abs(state.now - said_at) >= QUIET_S:
             said_at = state.now
             _line(state.now, summary(state))
     _check(event)
 
 
 class _Clock:
-    """The time on the sender's clock between its events: lanes move on though nothing happens."""
+    """The scheduler's time between two events, so that lanes move on while nothing happens."""
 
     def __init__(self) -> None:
         self._latest = 0.0
@@ -83,13 +86,13 @@ class _Clock:
         self._is_stopped = False
 
     def now(self, latest: float) -> float:
-        """Returns the time that lanes end at, where `latest` is that of the latest event."""
+        """Returns the time at which lanes end; `latest` is the time of the latest event."""
         if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
         return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard
 
     def stop(self) -> None:
-        """Has the time stand still: there is nothing more to come."""
+        """Stops the clock at the end of a source."""
         self._is_stopped = True
 
 

@@ -1,16 +1,18 @@
-"""The frontend: the clients' side of Orcinus, over gRPC and over the OpenAI HTTP API, with one
-meaning.
+"""The frontend: the clients' side of Orcinus, over gRPC and over HTTP with the protocols of OpenAI
+and Anthropic, with one meaning.
 
-It owns the client contract: checking requests, text to tokens and back, stop strings, templates,
-errors in each protocol's own shape. It holds one stream to the scheduler and nothing else: no
-order, no K/V, no tensors. It imports neither torch nor transformers, and it keeps no state that
-outlives a request, so any number of replicas may stand side by side.
+It owns the contract with clients: it checks requests, turns text into tokens and back, finds stop
+strings, renders templates, and reports errors in the shape of each protocol. It holds one stream to
+the scheduler. It decides no order of requests, and holds no K/V and no tensors. It imports neither
+torch nor transformers, and keeps no state that outlives a request, so any number of replicas may
+run side by side.
 
     http/, grpc/  the two protocols; nothing but translation
     generation/   the one implementation: check, submit, assemble, cancel
-    api_keys      who may call, and how much
+    api_keys      which callers may call, and how much
     link/         the stream to the scheduler, and its messages in the frontend's words
     observing/    metrics, and the span of a call
     text/         tokens, chat templates, stop strings
-    request/      what a client asks for, and the rules it must keep
+    request/      what a client asks for, and the rules that it must keep
+    watching/     the events of the scheduler, for viewers
 """

@@ -10,7 +10,7 @@ from services.frontend.request.client_call import current_id
 from services.frontend.settings import FrontendSettings
 
 EXIT_LIMIT_S = 2.0
-"""Seconds that threads which work on texts have to end after the event loop."""
+"""Seconds that the threads which work on texts have to end after the event loop."""
 
 
 def main() -> int:

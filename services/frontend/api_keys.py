@@ -1,14 +1,13 @@
-"""API keys: who may use the public API, and how much of it. Both protocols ask here.
+"""API keys: which callers may use the public API, and how much of it. Both protocols ask here.
 
 A file, mounted from a Secret, has a name, a hash and limits for each key:
 
     {"keys": [{"name": "alice", "sha256": "9f86d0…", "requests_per_minute": 60}]}
 
-Keys are random and long, so that a plain SHA-256 hides them; they are looked up by that, and no
-comparison tells how near a guess came. A changed file is in use a second later. Limits go by
-name: whoever gets another key keeps what he has used up. Those of calls and answers are each
-frontend's own; several frontends do not add up what they see. Those of tokens are the scheduler's,
-over all frontends.
+Keys are random and long, so that a plain SHA-256 hides them. They are looked up by their hash, so
+no comparison reveals how near a guess came. A changed file is in use a second later. Limits belong
+to names: a name that gets another key keeps what it has used up. Limits of calls and answers hold
+for each frontend separately. Limits of tokens are enforced by the scheduler, over all frontends.
 
 `python -m services.frontend.api_keys NAME` makes a key and its entry in the file.
 """
@@ -37,52 +36,54 @@ from pydantic import (
 from services.common import errors
 from services.common.mounted import Mounted
 from services.common.priority import DEFAULT_PRIORITY, PRIORITIES
-from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal, Refusals
 
 KEY_PREFIX = "orc-"
-"""The beginning of every key, so that a scanner of repositories recognises one."""
+"""Beginning of every key, by which scanners of repositories can recognise one."""
 
 KEY_BYTES = 32
 
 REREAD_S = 1.0
-"""Seconds for which the file is not looked at again."""
+"""Seconds between two looks at the file."""
 
 MINUTE_S = 60.0
 
 PositiveTokens = Annotated[int, Field(gt=0, lt=2**63)]
-"""A limit in tokens; what it is above is none."""
+"""A limit in tokens. A larger number would be no limit."""
 
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
-"""A share beside others."""
+"""A share relative to the shares of other keys."""
 
 
 class ApiKey(BaseModel):
-    """One key's entry in the file."""
+    """The entry of one key in the file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
     requests_per_minute: PositiveInt | None = None
-    """Calls of any method, on average; after a quiet minute they may all come at once."""
+    """Calls of any method per minute, on average. After a quiet minute all of them may come at
+    once."""
     max_in_flight: PositiveInt | None = None
-    """Answers in flight at most; a call for three answers counts as three."""
+    """Largest number of answers in flight. A call for three answers counts as three."""
     tokens_per_minute: PositiveTokens | None = None
-    """Tokens of prompts and outputs together, on average; after a quiet minute they may all come at
-    once. An answer that has begun is not stopped: the next one waits."""
+    """Tokens of prompts and outputs per minute, on average. After a quiet minute all of them may
+    come at once. An answer that has begun is not stopped: the next one waits."""
     max_in_flight_tokens: PositiveTokens | None = None
-    """Tokens, of prompts and of outputs as long as they may become, of all answers in flight."""
+    """Largest number of tokens of all answers in flight: of their prompts, and of their outputs as
+    long as they may become."""
     weight: Weight = 1.0
-    """Its share of the pipeline beside other keys' when all want more than there is."""
+    """Share of the pipeline that the key gets relative to other keys, while all want more than
+    there is."""
     min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=DEFAULT_PRIORITY)] = DEFAULT_PRIORITY
-    """The earliest `priority` that its requests may have: without it none comes before those of
-    others that name none."""
+    """Best `priority` that requests of the key may have; a lower number is a better priority. With
+    the default, no request comes before requests of other keys that name none."""
     may_watch: bool = False
-    """Whether it may watch the scheduler: it sees when and how long requests of all keys are, and
-    whose."""
+    """Whether the key may watch the scheduler: a viewer sees when requests of all keys run, how
+    long they are, and of which key they are."""
 
 
 class ApiKeyFile(BaseModel):
@@ -104,8 +105,9 @@ class ApiKeyFile(BaseModel):
         return self
 
 
-class TokenBucket:
-    """A limit of calls per minute; what is not used adds up to one minute's calls."""
+class CallBucket:
+    """A limit of calls per minute. Calls that are not made add up to at most those of one
+    minute."""
 
     def __init__(self, per_minute: int, *, now: float) -> None:
         self.per_minute = per_minute
@@ -113,7 +115,7 @@ class TokenBucket:
         self._filled_at = now
 
     def take(self, now: float) -> float:
-        """Takes one call and returns 0, or returns the seconds until there is one to take."""
+        """Takes one call and returns 0.0, or returns the seconds until one can be taken."""
         gained = (now - self._filled_at) * self.per_minute / MINUTE_S
         self._level = min(float(self.per_minute), self._level + gained)
         self._filled_at = now
@@ -124,7 +126,8 @@ class TokenBucket:
 
 
 class Account:
-    """A caller, and what he has in use. Without a key there are no limits."""
+    """The account of a caller: its limits and what it has in use. Without a key there are no
+    limits."""
 
     def __init__(
         self,
@@ -138,13 +141,13 @@ class Account:
         self._max_in_flight: int | None = None
         self._min_priority = DEFAULT_PRIORITY
         self._may_watch = True
-        self._bucket: TokenBucket | None = None
+        self._bucket: CallBucket | None = None
         self._message: scheduler_pb2.Account | None = None
         if key is not None:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
-        """Sets the limits from now on; what is in use stays in use."""
+        """Sets the limits from now on. What is in use remains in use."""
         self._max_in_flight = key.max_in_flight
         self._min_priority = key.min_priority
         self._may_watch = key.may_watch
@@ -158,16 +161,16 @@ class Account:
         if per_minute is None:
             self._bucket = None
         elif self._bucket is None or self._bucket.per_minute != per_minute:
-            self._bucket = TokenBucket(per_minute, now=now)
+            self._bucket = CallBucket(per_minute, now=now)
 
     @property
     def name(self) -> str:
-        """Its name; empty without a key."""
+        """Name of the key; empty without a key."""
         return "" if self._message is None else self._message.name
 
     @property
     def min_priority(self) -> int:
-        """The most important priority that its requests may have."""
+        """Best priority that requests of the account may have; a lower number is a better one."""
         return self._min_priority
 
     def check_watching(self) -> None:
@@ -176,7 +179,7 @@ class Account:
             raise errors.PermissionDenied("this API key may not watch: its entry lacks may_watch")
 
     def to_proto(self) -> scheduler_pb2.Account | None:
-        """Returns the account as the scheduler is told of it, which enforces the limits in tokens;
+        """Returns the account as a message for the scheduler, which enforces the limits in tokens;
         None without a key. The message must not be changed."""
         return self._message
 
@@ -184,7 +187,7 @@ class Account:
         """Counts a call against the limit per minute.
 
         Raises:
-            PoolFull: there were too many.
+            PoolFull: the calls of this minute are used up.
         """
         wait_s = 0.0 if self._bucket is None else self._bucket.take(now)
         if self._bucket is not None and wait_s > 0:
@@ -195,13 +198,13 @@ class Account:
             )
 
     def in_flight(self, request: GenerationRequest) -> AnswersInFlight:
-        """Counts the answers of a request that has been checked as in flight until they end, or the
-        returned context is closed.
+        """Counts the answers of a checked request as in flight, until they end or the returned
+        context is closed.
 
         Raises:
-            InvalidRequest: it has a priority that the caller may not give, or asks for more answers
-            than can ever be in flight.
-            PoolFull: there are too many at the moment.
+            InvalidRequest: the request has a priority that the account does not allow, or asks for
+            more answers than can ever be in flight.
+            PoolFull: too many answers are in flight.
         """
         if request.options.priority < self._min_priority:
             whose = "without an API key" if self._message is None else "with this API key"
@@ -220,7 +223,7 @@ class Account:
         context is closed.
 
         Raises:
-            PoolFull: there are too many at the moment.
+            PoolFull: too many answers are in flight.
         """
         return self._take(1)
 
@@ -228,10 +231,7 @@ class Account:
         limit = self._max_in_flight
         if limit is not None and self._n_in_flight + n_answers > limit:
             self._refusals[Refusal.KEY_IN_FLIGHT] += 1
-            raise errors.PoolFull(
-                f"this API key allows {limit} answers in the making",
-                retry_after_s=DEFAULT_RETRY_AFTER_S,
-            )
+            raise errors.PoolFull(f"this API key allows {limit} answers in the making")
         self._n_in_flight += n_answers
         return AnswersInFlight(n_answers, self._release)
 
@@ -240,7 +240,7 @@ class Account:
 
 
 class ApiKeys:
-    """All keys; finds out who calls. Without a file anybody may call."""
+    """All keys. It finds the account of a caller; without a file every caller may call."""
 
     def __init__(
         self,
@@ -252,8 +252,8 @@ class ApiKeys:
         """Reads the file.
 
         Raises:
-            OSError: there is no file.
-            ValueError: it is not what it should be; the message says where.
+            OSError: there is no such file.
+            ValueError: the content is wrong; the message says where.
         """
         self.refusals = Refusals() if refusals is None else refusals
         self._now = now
@@ -273,12 +273,12 @@ class ApiKeys:
         return self._file is not None
 
     def admit(self, authorization: str | None) -> Account:
-        """Returns the account of a caller, by the value of `authorization` in headers or metadata,
-        and counts a call.
+        """Returns the account of a caller and counts a call. `authorization` is the value of that
+        header or metadata.
 
         Raises:
-            Unauthenticated: there is no key, or nobody has it.
-            PoolFull: its calls are used up; says when there will be another.
+            Unauthenticated: there is no key, or it is unknown.
+            PoolFull: the calls of the key are used up; the error says when there will be another.
         """
         account = self.account_of(authorization)
         account.count_call(self._now())
@@ -288,7 +288,7 @@ class ApiKeys:
         """Returns the account of a caller without counting a call.
 
         Raises:
-            Unauthenticated: there is no key, or nobody has it.
+            Unauthenticated: there is no key, or it is unknown.
         """
         if self._file is None:
             return self._anybody
@@ -303,7 +303,7 @@ class ApiKeys:
         return account
 
     def knows(self, authorization: str | None) -> bool:
-        """Returns whether a caller may call, by the value of `authorization`; counts nothing."""
+        """Returns whether a caller with this `authorization` may call. It counts nothing."""
         if self._file is None:
             return True
         self._refresh(self._file, self._now())
@@ -328,7 +328,7 @@ class ApiKeys:
 
 
 def hash_of(key: str) -> str:
-    """Returns the hash of a key, which the file has in its place."""
+    """Returns the hash of a key, which the file has in place of the key."""
     return hashlib.sha256(key.encode(errors="backslashreplace")).hexdigest()
 
 
@@ -341,7 +341,7 @@ def _parse(path: Path, content: bytes) -> ApiKeyFile:
     try:
         return ApiKeyFile.model_validate_json(content)
     except ValidationError as error:
-        # Not pydantic's own text, which repeats the content.
+        # The text of pydantic itself is left out, since it repeats the content.
         problems = (
             f"{'.'.join(map(str, item['loc'])) or 'content'}: {item['msg']}"
             for item in error.errors()
@@ -350,7 +350,7 @@ def _parse(path: Path, content: bytes) -> ApiKeyFile:
 
 
 def main() -> int:
-    """Prints a new key, which nobody can ever see again, and its entry in the file."""
+    """Prints a new key, which is stored nowhere, and its entry for the file."""
     parser = argparse.ArgumentParser(
         prog="python -m services.frontend.api_keys",
         description="Makes an API key: the first line is for its holder, the second for the file.",

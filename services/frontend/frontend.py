@@ -1,13 +1,16 @@
-"""One frontend from start to end: both protocols in one event loop, one stream to the scheduler.
+"""One frontend from start to end: both protocols in one event loop, and one stream to the
+scheduler.
 
     bind → connect → announce → serve → linger → drain
 
-On the first signal it says that it is not ready, and takes requests a little longer, until load
-balancers and clients have turned elsewhere. Then it takes no more and lets those that run finish;
-those that are still there when the time is up, or when a second signal comes, end as unavailable.
+On the first signal the frontend reports that it is not ready, and takes requests a little longer,
+until load balancers and clients have turned elsewhere. Then it takes no more and lets running
+requests finish. Requests that still run when the time is up, or when a second signal comes, end as
+unavailable.
 
-It is ready while there is a pipeline, or was one less than `hold_s` ago: a scheduler that hands
-over to another, or a pipeline that forms again in that time, makes no frontend unready.
+The frontend is ready while there is a pipeline, or was one less than `hold_s` ago: neither a
+scheduler that hands over to another, nor a pipeline that forms again in that time, makes it
+unready.
 """
 
 import asyncio
@@ -32,14 +35,15 @@ from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
-from services.frontend.http.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.app import create_app
+from services.frontend.http.bodies.unknown_fields import UnknownFields
 from services.frontend.http.cross_origin import with_cors
-from services.frontend.http.exchange import BodyLimits
-from services.frontend.http.openai_api import OpenAIApi, create_app
-from services.frontend.http.pipeline_page import PipelinePage
-from services.frontend.http.server import HttpServer, address_of, listen
-from services.frontend.http.tracing import TracedApp
-from services.frontend.http.unix_socket import bound_at, listen_unix
+from services.frontend.http.operations.tracing import TracedApp
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.transport.connection_limits import ConnectionLimits, check_descriptors
+from services.frontend.http.transport.request_body import BodyLimits
+from services.frontend.http.transport.server import HttpServer, address_of, listen
+from services.frontend.http.transport.unix_socket import bound_at, listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
 from services.frontend.request.generation_defaults import GenerationDefaults
@@ -66,14 +70,14 @@ async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> in
         check_descriptors(settings.max_connections)
         frontend = Frontend(settings, traces)
         await frontend.answer_probes()
-    except (OSError, ValueError) as error:  # a file that is missing or broken, or no address
+    except (OSError, ValueError) as error:  # a file is missing or broken, or an address is taken
         return give_up(error, ready_fd=settings.ready_fd, log_format=settings.log_format)
     await frontend.run(stop)
     return 0
 
 
 class Frontend:
-    """The parts of a frontend, put together, with their addresses bound."""
+    """The parts of a frontend, put together and bound to their addresses."""
 
     def __init__(self, settings: FrontendSettings, traces: Tracing = tracing.OFF) -> None:
         self._settings = settings
@@ -145,32 +149,30 @@ class Frontend:
         self._grpc, self.grpc_address = self._bind_grpc(api_keys, traces)
 
     def _bind_http(self, api_keys: ApiKeys, traces: Tracing) -> tuple[HttpServer, str]:
-        """Returns the server of the OpenAI API, and its address."""
+        """Returns the HTTP server and its address."""
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listener = listen(settings.http_address)
         unix_listener = None
         if settings.http_socket is not None:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
-        api = OpenAIApi(
-            self._service,
-            bodies=BodyLimits(
-                max_bytes=settings.max_body_bytes,
-                limit_s=settings.body_limit_s,
-                budget=self._budget,
-                refusals=self._refusals,
-            ),
-            api_keys=api_keys,
-            reason_against_serving=self._serving.reason_against,
-            comment_s=settings.comment_s,
-            refuse_unknown_fields=settings.refuse_unknown_fields,
-            origins=settings.cors_origins,
-            has_page=settings.page,
+        app: ASGIApp = create_app(
+            Api(
+                service=self._service,
+                bodies=BodyLimits(
+                    max_bytes=settings.max_body_bytes,
+                    limit_s=settings.body_limit_s,
+                    budget=self._budget,
+                    refusals=self._refusals,
+                ),
+                api_keys=api_keys,
+                reason_against_serving=self._serving.reason_against,
+                comment_s=settings.comment_s,
+                unknown=UnknownFields(are_refused=settings.refuse_unknown_fields),
+                origins=settings.cors_origins,
+                feed=self._feed if settings.page else None,
+            )
         )
-        page = None
-        if settings.page:
-            page = PipelinePage(self._feed, api_keys=api_keys, comment_s=settings.comment_s)
-        app: ASGIApp = create_app(api, page)
         app = with_cors(app, settings.cors_origins)
         if traces.is_on:
             app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
@@ -194,7 +196,7 @@ class Frontend:
         return server, address_of(listener, settings.http_address)
 
     def _bind_grpc(self, api_keys: ApiKeys, traces: Tracing) -> tuple[grpc.aio.Server, str]:
-        """Returns the server of the gRPC API, and its address."""
+        """Returns the gRPC server and its address."""
         settings = self._settings
         credentials = tls.server_credentials(
             settings.public_tls_dir, require_client_certificate=False
@@ -245,7 +247,7 @@ class Frontend:
         self.metrics_address = self._listeners.enter_context(listening)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until the event is set, then lingers and drains; ends at once when it is set
+        """Serves until the event is set, then lingers and drains; ends at once if the event is set
         again."""
         await self._health.start()
         async with asyncio.TaskGroup() as tasks:
@@ -283,7 +285,7 @@ class Frontend:
         await self._scheduler.pipeline.wait_open()
 
     async def _announce(self) -> None:
-        """Tells the launcher the addresses, once requests can be answered."""
+        """Reports the addresses to the launcher, once requests can be answered."""
         await self.wait_ready()
         log.info("the checkpoint's own defaults: %s", str(self._defaults) or "none")
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
@@ -307,8 +309,7 @@ class Frontend:
         await self._health.set_serving(is_ready)
 
     async def _linger(self, stop: asyncio.Event) -> None:
-        """Tells clients and load balancers to turn elsewhere, and still takes the requests that
-        come."""
+        """Tells clients and load balancers to turn elsewhere, and still takes requests."""
         log.info("stopping; requests are taken for %g s more", self._settings.linger_s)
         self._service.leave()
         self._http.leave()
@@ -316,12 +317,12 @@ class Frontend:
         await first_of(stop.wait(), asyncio.sleep(self._settings.linger_s))
 
     async def _drain(self, stop: asyncio.Event) -> None:
-        """Refuses new requests, lets those that run finish in time, then ends the servers."""
+        """Refuses new requests, lets running ones finish in time, then ends the servers."""
         drain_s = self._settings.drain_s
         log.info("draining; running requests have %g s", drain_s)
         self._service.refuse_new()
         self._feed.close()
-        if self._settings.linger_s > 0:  # else clients had no time to turn elsewhere: tell them
+        if self._settings.linger_s > 0:  # without it, clients learn of the end by refusals
             self._http.close_connections()
         refusing = asyncio.ensure_future(self._grpc.stop(drain_s + FINISH_S))
         await first_of(self._service.wait_idle(), stop.wait(), asyncio.sleep(drain_s))
@@ -334,9 +335,9 @@ class Frontend:
 def _renewal(linger_s: float) -> list[tuple[str, int]]:
     """Returns the gRPC server options by which connections are renewed within the time to linger.
 
-    gRPC clients keep one connection for ever, and `stop` fails calls that cross its goodbye on the
+    Clients of gRPC keep a connection for ever, and `stop` fails calls that cross its goodbye on the
     way. A connection that reaches its maximum age ends without such losses. The age leaves room for
-    a connection that was made before load balancers had heard that this frontend stops.
+    a connection that was made before load balancers had learnt that this frontend stops.
     """
     if linger_s == 0:
         return []

@@ -1,9 +1,10 @@
-"""Shares of the event loop: of what clients cause, only a little begins in each pass of it.
+"""Shares of the event loop: of the work that clients cause, only a little begins in each pass of
+the loop.
 
 A thousand requests that come at once, a thousand clients that hang up at once, or fifty that send
-as fast as they can, would otherwise be dealt with in one pass, and no stream would get its tokens
-before the last of them has been. What has no turn in this pass waits for a later one, in order;
-in between the loop looks at everything else.
+as fast as they can, would otherwise be handled in one pass, and no stream would get its tokens
+before the pass had ended. Work that has no turn in this pass waits for a later one, in order; in
+between the loop looks at everything else.
 """
 
 import asyncio
@@ -13,16 +14,17 @@ from collections.abc import Callable
 from functools import partial
 
 MIN_AT_ONCE = 2
-"""Turns of a share in one pass of the event loop, at least, where it has no number of its own."""
+"""Smallest number of turns of a share in one pass of the event loop, unless the share sets
+another."""
 
 TURN_S = 0.004
-"""Seconds of the last pass for each turn of this one. A request takes a millisecond until it waits
-for the scheduler, and so may a large read: where streams make passes long, a share has a quarter of
-the loop's time."""
+"""Number of seconds of the last pass for which a share gets one turn in this pass. A request takes
+a millisecond until it waits for the scheduler, and a large read may take as long: where streams
+make passes long, a share gets a quarter of the time of the loop."""
 
 
 class LoopShare:
-    """One share, and who waits for a turn."""
+    """One share, and the work that waits for its turn."""
 
     def __init__(
         self,
@@ -33,19 +35,19 @@ class LoopShare:
         turn_s: float = TURN_S,
     ) -> None:
         """The share has `at_once` turns in each pass, or one for each `turn_s` seconds that the
-        last pass took, if these are more."""
+        last pass took, if these are more turns."""
         self._loop = loop
         self._clock = clock
         self._at_once = at_once
         self._turn_s = turn_s
         self._waiting: deque[Callable[[], None]] = deque()
-        self._n_taken = 0  # in this pass; its end is scheduled if there are any
+        self._n_taken = 0  # in this pass; if there are any, `_begin_pass` is scheduled
         self._n_allowed = at_once
         self._began_at = 0.0
 
     def take(self, work: Callable[[], None]) -> None:
-        """Does the work now, or in a later pass if this one has had its share."""
-        if not self._n_taken:  # the passes before were others'
+        """Does the work now, or in a later pass if the share of this one is used up."""
+        if not self._n_taken:  # nothing was taken in the last passes
             self._began_at, self._n_allowed = self._clock(), self._at_once
         if self._n_taken < self._n_allowed and not self._waiting:
             self._do(work)
@@ -53,7 +55,7 @@ class LoopShare:
             self._waiting.append(work)
 
     async def turn(self) -> None:
-        """Returns when the caller's turn has come."""
+        """Waits for a turn of the caller."""
         come: asyncio.Future[None] = self._loop.create_future()
         self.take(partial(_end, come))
         await come

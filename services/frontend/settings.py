@@ -20,30 +20,34 @@ from services.common.settings import ModelNames, ServerSettings
 MAX_PORT = 65535
 
 PROCESS_BYTES = 112 * MIB
-"""Memory of a frontend that nobody uses: 82 MiB with a small vocabulary."""
+"""Memory, in bytes, of an idle frontend: 82 MiB with a small vocabulary."""
 
 GRAMMARS_BYTES = 176 * MIB
-"""Memory of the process that checks grammars, from the first request with one: 27 MiB, the
-vocabulary, which has 23 MiB for 32,000 tokens, and 48 MiB for the grammar that is compiled."""
+"""Memory, in bytes, of the process that checks grammars, which starts with the first request that
+has one: 27 MiB, the vocabulary, which has 23 MiB for 32,000 tokens, and 48 MiB for the grammar that
+is being compiled."""
 
 ANSWER_BYTES = 5 * 2**10
-"""Memory of an answer in the making, besides its prompt."""
+"""Memory, in bytes, of an answer in flight, besides its prompt."""
 
 CONNECTION_BYTES = 40 * 2**10
-"""Memory of a connection of either API, and of a call on it."""
+"""Memory, in bytes, of a connection of either API and of a call on it."""
 
 CHARACTER_BYTES = 700
-"""Memory for each character of the longest texts while tokens are made of them: that of emoji."""
+"""Memory, in bytes, for each character of the longest texts while tokens are made of them; emoji
+take most."""
 
 VIEWS_BYTES = 2 * MIB
-"""Memory of what is kept for viewers who come later."""
+"""Memory, in bytes, of the events that are kept for later viewers."""
 
 VIEWER_BYTES = 5 * MIB // 2
-"""Memory of a viewer who does not keep up: all of that as it was when it came, and news."""
+"""Memory, in bytes, of a viewer that does not keep up: all kept events as they were when it came,
+and news."""
 
 N_COPIES = 4.25
-"""Memory that a prompt in the making takes in all, for each byte that is counted: 40 for a token,
-and 4 more in each of the 32 submissions that one call has with the scheduler at a time."""
+"""Factor by which the memory of a running prompt exceeds the bytes that are counted for it. A token
+counts 40 bytes, and takes 4 more in each of the 32 submissions that a call may have at the
+scheduler."""
 
 
 def _check_port(address: str) -> str:
@@ -57,7 +61,7 @@ Address = Annotated[str, StringConstraints(pattern=r"^\S+:\d{1,5}$"), AfterValid
 
 
 def _split(value: object) -> object:
-    """Returns the items of a list that is written with commas."""
+    """Returns the items of a list that is separated by commas."""
     if not isinstance(value, str):
         return value
     return tuple(item.strip() for item in value.split(",") if item.strip())
@@ -72,146 +76,152 @@ class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
     model: Path
-    """Directory of the checkpoint, or a GGUF file. Its tokenizer, its chat template and its
+    """Directory of the checkpoint, or a GGUF file; only its tokenizer, chat template and generation
     defaults are read."""
 
     served_model_name: ModelNames = ()
-    """Names by which clients know the model, separated by commas or given one by one; the first one
-    is shown in answers. Without any it is the name of the workers' directory."""
+    """Names by which clients know the model, separated by commas or given one by one. Answers show
+    the first. Without any, the name that the workers report."""
 
     generation_config: Literal["auto", "none"] = "auto"
-    """Where requests have their defaults from: `auto` takes temperature, top_k, top_p, min_p,
-    repetition_penalty and max_new_tokens of the checkpoint's generation_config.json; `none` ignores
-    it."""
+    """Source of defaults for fields that a request leaves out. `auto` takes temperature, top_k,
+    top_p, min_p, repetition_penalty and max_new_tokens from the checkpoint's
+    generation_config.json; `none` ignores that file."""
 
     refuse_unknown_fields: bool = False
-    """Whether a body with a field that nobody knows is refused, which finds misspelt ones.
-    Otherwise such fields are ignored, and named in the answer's header `x-orcinus-ignored-fields`.
-    """
+    """Whether a body with an unknown field is refused, which finds misspelt ones. Otherwise unknown
+    fields are ignored and named in the answer's header `x-orcinus-ignored-fields`."""
 
     scheduler: Address
-    """Where the scheduler listens. Where a name has several addresses, calls go to the one whose
-    scheduler leads."""
+    """Address, host:port, of the schedulers. Where the name has several addresses, the frontend
+    finds the one that leads."""
 
     http_address: Address = "127.0.0.1:8000"
-    """Where the OpenAI API listens; this machine only unless told otherwise."""
+    """Address, host:port, where the HTTP APIs listen. The default is reachable from this machine
+    only."""
 
     http_socket: Path | None = None
-    """Path of a Unix socket where the OpenAI API listens too, always without TLS. Its file has mode
-    0660: the process's user and group may connect. One that a dead process has left is replaced."""
+    """Path of a Unix socket on which the HTTP APIs are served too, always without TLS, for a proxy
+    on the same machine. The file has mode 0660, so the process's user and group may connect. A file
+    that a dead process has left is replaced."""
 
     grpc_address: Address = "127.0.0.1:50051"
-    """Where the gRPC API listens; this machine only unless told otherwise."""
+    """Address, host:port, where the gRPC API listens. The default is reachable from this machine
+    only."""
 
     grpc_socket: Path | None = None
-    """Path of a Unix socket where the gRPC API listens too, under the same rules as `http_socket`.
-    All its clients together have the limits of one connection, and those who send headers without
-    end are not noticed: only who is trusted may write to its file."""
+    """Path of a Unix socket on which the gRPC API is served too, under the rules of `http_socket`.
+    All its clients together have the limits of one connection, and a client that sends headers
+    without end is not noticed: let only trusted processes write to its file."""
 
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
-    """Format in which the model calls tools; `auto` finds it in the chat template and the special
-    tokens. With `none`, calls are text, and none can be required."""
+    """Format in which the model calls tools. `auto` finds it in the chat template and the special
+    tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require one."""
 
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """Format of the model's reasoning; `auto` looks for `</think>` in the chat template. With
-    `none`, it is part of the content."""
+    """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
+    `none`, reasoning is part of the content."""
 
     public_tls_dir: Path | None = None
-    """Directory with `tls.crt` and `tls.key` for clients of both APIs, as a Secret mounts them;
-    read again when they change. Without it clients speak in plaintext."""
+    """Directory with `tls.crt` and `tls.key` for clients of both APIs, laid out as a mounted
+    Secret. Files are read again when they change. When not set, clients speak without TLS."""
 
     api_keys_file: Path | None = None
-    """JSON file with the keys that clients must show, see `api_keys.py`; read again when it
-    changes. Without it anybody may call."""
+    """JSON file with the API keys that clients must show; `python -m services.frontend.api_keys`
+    makes entries. Read again when it changes. When not set, no key is asked for."""
 
     cors_origins: Origins = ()
-    """Origins, `https://host:port`, of web pages whose scripts may use the OpenAI API, separated by
-    commas; `*` stands for all. Browsers let no others."""
+    """Origins, `https://host:port`, of web pages whose scripts may use the HTTP APIs, separated by
+    commas; `*` stands for all. Browsers keep other pages out."""
 
     max_body_bytes: PositiveInt = 8 * 2**20
-    """Largest request in bytes: a million tokens fit, an upload by mistake does not."""
+    """Largest request body, in bytes. The default holds a prompt of a million tokens and stops
+    uploads by mistake."""
 
     max_connections: PositiveInt = 2048
-    """Connections of each API at most. When there are more, the HTTP connection that has been idle
-    longest is closed, and a new one of gRPC. Each takes a file descriptor, and the process needs
-    256 more."""
+    """Connections of each API at most; bounds memory and file descriptors, of which the process
+    needs 256 more. When there are more, the HTTP connection that has been idle longest is closed,
+    or the new gRPC connection."""
 
     max_head_bytes: PositiveInt = 32 * 2**10
-    """Bytes of an HTTP request's line and headers at most; gRPC has 16 KiB of metadata."""
+    """Bytes of an HTTP request's line and headers at most; bounds the memory of a connection before
+    its key is known. gRPC has 16 KiB of metadata."""
 
     max_headers: PositiveInt = 100
     """Headers of an HTTP request at most."""
 
     head_limit_s: PositiveFloat = 10.0
-    """Seconds for the handshake of TLS, and from a request's first byte, or from connecting, until
-    its headers are complete."""
+    """Seconds for the TLS handshake, and from connecting, or a request's first byte, until its
+    headers are complete. Keeps slow senders from holding connections."""
 
     body_limit_s: PositiveFloat = 60.0
-    """Seconds from there until the body of a request, or its message, is complete."""
+    """Seconds from the end of the headers until the body of a request, or a gRPC message, is
+    complete."""
 
     idle_limit_s: PositiveFloat = 75.0
-    """Seconds that a connection stays open between requests. That is longer than most clients
-    and proxies keep theirs, so that they close it and no request meets a connection that is being
-    closed."""
+    """Seconds that a connection stays open between requests. Longer than most clients and proxies
+    keep theirs, so that they close it and no request meets a closing connection."""
 
     send_limit_s: PositiveFloat = 30.0
-    """Seconds in which a client that does not keep up must read 16 KiB of its answer, or a message
-    over gRPC; else the answer ends."""
+    """Seconds in which a client must read 16 KiB of its waiting answer, or a message over gRPC;
+    otherwise the answer ends, so that unread output does not fill the memory."""
 
     comment_s: PositiveFloat = 15.0
-    """Seconds without an event after which a stream gets a comment, so that no proxy takes its
-    connection for idle; most wait for a minute, some for half of one."""
+    """Seconds without an event after which a stream gets a comment, so that proxies do not close
+    the connection as idle; most wait for a minute, some for half of one."""
 
     max_prompt_characters: PositiveInt = 256 * 2**10
     """Characters that the texts of one call may have together, and a conversation as its template
-    writes it: some 60,000 tokens of English. Making tokens of so many takes 40 MB of memory for
-    English, 115 MB for Chinese and 185 MB for emoji."""
+    writes it; some 60,000 tokens of English. Bounds the memory of tokenizing: 40 MB for English,
+    115 MB for Chinese, 185 MB for emoji."""
 
     render_limit_s: PositiveFloat = 1.0
-    """Seconds of a processor in which the chat template must write a conversation down; most take
-    less than a thousandth."""
+    """Seconds of processor time in which the chat template must render a conversation; most take
+    less than a thousandth. Stops templates that loop."""
 
     max_in_flight: PositiveInt = 4096
-    """Answers in the making at most, without those that wait for others of their call: bounds this
-    process's memory."""
+    """Answers in flight at most, without those that wait for others of their call; further calls
+    are refused with 429. Bounds this process's memory, at 5 KiB each."""
 
     max_answers_at_once: PositiveInt = 32
-    """Answers of one call that the scheduler has at a time; the next comes when one ends. So one
-    call with many answers does not fill the pool."""
+    """Answers of one call that are with the scheduler at a time; the next is submitted when one
+    ends. Keeps one call with many answers from filling the pool."""
 
     max_in_flight_bytes: PositiveInt = 64 * 2**20
-    """Memory that clients' data may take together: requests in the making, or held, texts of which
-    tokens are made, and output that is not read. What is larger is taken when there is nothing
+    """Bytes of memory that clients' data may take together: requests in flight or held, texts that
+    are tokenized, output that is not read. A larger request is taken only when there is nothing
     else."""
 
     page: bool = False
-    """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` tells what the
-    scheduler does: to anybody where there are no API keys, else to keys with `may_watch`."""
+    """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` its feed.
+    Without API keys everyone who reaches the frontend may look; with them, keys with `may_watch`.
+    """
 
     max_viewers: PositiveInt = 16
-    """Streams of `/pipeline/events` at once at most."""
+    """Streams of `/pipeline/events` at once at most; each may take 2.5 MiB."""
 
     max_request_s: NonNegativeFloat = 0.0
-    """Seconds that a call for text may take, waiting included; 0 sets no limit. Clients may set
-    themselves a shorter one."""
+    """Seconds that a generating call may take, waiting included; 0 sets no limit. Clients may set a
+    shorter one for a call."""
 
     hold_s: NonNegativeFloat = 30.0
     """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.
-    Longer than a change of the leading scheduler takes."""
+    Longer than a change of the leading scheduler takes, so that clients do not notice it."""
 
     resume_s: NonNegativeFloat = 600.0
-    """Seconds that a request which a scheduler had taken waits, from each loss, until it goes on;
-    longer than a stage takes to load."""
+    """Seconds from each loss of its pipeline that a request which a scheduler had accepted waits to
+    continue; then it ends with the error `unavailable`. Longer than a stage takes to load."""
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and
-    clients learn that they should go elsewhere; gRPC connections are renewed twice in that time."""
+    clients learn to go elsewhere. gRPC connections are renewed twice in that time."""
 
     drain_s: NonNegativeFloat = 30.0
-    """Seconds that running requests have to finish after a signal to stop."""
+    """Seconds that running requests have to finish after `linger_s`; then they end with the error
+    `unavailable`. The pod's grace period must be longer than both together."""
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the memory that the frontend may need at most, in bytes, by setting."""
+        """Returns the largest memory that the frontend may need, in bytes, by setting."""
         views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,

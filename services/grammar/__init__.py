@@ -1,4 +1,4 @@
-"""Grammars of outputs, as frontends check them and the ranks of the last stage follow them.
+"""The grammars of outputs, as frontends check them and the workers of the last stage follow them.
 
-Apart from `services.common`, because the scheduler has no llguidance.
+This is no part of `services.common`, because the scheduler does not have llguidance.
 """

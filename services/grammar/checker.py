@@ -1,13 +1,13 @@
 """A process that finds out whether grammars can be followed: `python -m services.grammar.checker`.
 
-llguidance counts its own work, but not all of it: intersections of regular expressions take
-processor time and memory without a bound, and long chains of rules overflow the stack. So each
-grammar is compiled in a child that is forked for it, whose processor time, memory and stack the
-kernel limits. Whatever a grammar does, it does to that child.
+llguidance limits its own work, but not all of it: intersections of regular expressions take
+unbounded processor time and memory, and long chains of rules overflow the stack. So each grammar is
+compiled in a child process that is forked for it, and whose processor time, memory and stack the
+kernel limits. A bad grammar can harm only that child.
 
-The first line of the input is JSON that names the model; each other line is a grammar as JSON. For
-each line there is one line of output, JSON too: null, or why not. The process ends with its input.
-It has one thread, or it could not fork.
+The first line of the input is JSON that names the model; each further line is a grammar as JSON.
+For each line there is one line of output, also JSON: null, or the reason why the grammar cannot be
+followed. The process ends with its input. It must have only one thread, so that it can fork.
 """
 
 import json
@@ -21,19 +21,19 @@ from pathlib import Path
 from services.grammar.grammars import Grammars, InvalidGrammar
 
 COMPILE_S = 0.1
-"""Processor time that compiling a grammar may take, with its first two masks. The schemas of 60
-tools, 60,000 characters, take a quarter of that; a rank may wait for so long, and with it all
-requests of a batch."""
+"""Seconds of processor time that compiling a grammar may take, with its first two masks. The
+schemas of 60 tools, with 60,000 characters, take a quarter of that. A rank may have to wait for so
+long, and with it all requests of a batch."""
 
 COMPILE_BYTES = 48 * 2**20
-"""Memory that compiling a grammar may take, besides the vocabulary; most take less than 16 MiB. It
-is among `GRAMMARS_BYTES` of a frontend's settings."""
+"""Memory in bytes that compiling a grammar may take, besides the vocabulary; most grammars take
+less than 16 MiB. It is part of `GRAMMARS_BYTES` in the settings of a frontend."""
 
 STACK_BYTES = 4 * 2**20
-"""Stack for compiling a grammar; ranks have more (`grammars.STACK_BYTES`)."""
+"""Stack size in bytes for compiling a grammar; ranks have more (`grammars.STACK_BYTES`)."""
 
 MAX_REASON_LENGTH = 500
-"""Characters of the reason why a grammar cannot be followed."""
+"""Largest number of characters of the reason why a grammar cannot be followed."""
 
 TOO_SLOW = "takes too much processor time to compile"
 TOO_LARGE = "takes too much memory to compile"
@@ -45,7 +45,7 @@ _PANIC = 1
 _REASONS = {
     _PANIC: TOO_STRANGE,
     -signal.SIGPROF: TOO_SLOW,
-    -signal.SIGABRT: TOO_LARGE,  # as Rust ends where there is no memory
+    -signal.SIGABRT: TOO_LARGE,  # by which Rust ends when it gets no memory
     -signal.SIGSEGV: TOO_DEEP,
     -signal.SIGBUS: TOO_DEEP,
 }
@@ -60,13 +60,13 @@ class CheckedModel:
     eos_token_ids: tuple[int, ...]
 
     def to_json(self) -> str:
-        """Returns the first line for the process."""
+        """Returns the first line of input for the process."""
         return json.dumps(asdict(self))
 
 
 def main() -> None:
-    """Reads the model and its grammars, and answers until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal is meant for the frontend
+    """Reads the model and its grammars, and answers each until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the frontend
     model = CheckedModel(**json.loads(sys.stdin.readline()))
     try:
         grammars = Grammars(
@@ -83,8 +83,8 @@ def main() -> None:
 
 
 def reason_against(grammars: Grammars, grammar: str, *, compile_s: float = COMPILE_S) -> str | None:
-    """Returns why a grammar cannot be followed, None if it can; a child of this process finds out,
-    in `compile_s` of a processor's time.
+    """Returns the reason why a grammar cannot be followed; None if it can. A child of this process
+    finds out, in `compile_s` seconds of processor time.
 
     Raises:
         ChildProcessError: something else ended the child.
@@ -104,12 +104,13 @@ def reason_against(grammars: Grammars, grammar: str, *, compile_s: float = COMPI
 
 
 def _check(grammars: Grammars, grammar: str, compile_s: float, sending: int) -> None:
-    """Compiles a grammar within the limits, writes why it cannot be followed, and ends."""
-    code = _PANIC  # as an error of Rust's that is none of a grammar's
+    """Compiles a grammar within the limits, writes the reason why it cannot be followed, and ends
+    the process."""
+    code = _PANIC  # the status if Rust panics
     try:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno()
-        )  # for what Rust's runtime says
+        )  # which the runtime of Rust writes to
         _limit(resource.RLIMIT_AS, _address_space() + COMPILE_BYTES)
         _limit(resource.RLIMIT_STACK, STACK_BYTES)
         _limit(resource.RLIMIT_CORE, 0)
@@ -119,7 +120,7 @@ def _check(grammars: Grammars, grammar: str, compile_s: float, sending: int) -> 
             grammars.check(grammar)
         except MemoryError:
             reason = TOO_LARGE
-        except (InvalidGrammar, ValueError) as error:  # the latter of what is not Unicode
+        except (InvalidGrammar, ValueError) as error:  # ValueError: the text is not Unicode
             reason = str(error)[:MAX_REASON_LENGTH] or "it is wrong"
         signal.setitimer(signal.ITIMER_PROF, 0)
         os.write(sending, reason.encode(errors="replace"))
@@ -129,7 +130,7 @@ def _check(grammars: Grammars, grammar: str, compile_s: float, sending: int) -> 
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lowers a limit, if it is not lower already."""
+    """Lowers a limit of this process, if it is not lower already."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 

@@ -1,14 +1,14 @@
-"""Grammars that an output must follow: which tokens may come next.
+"""Grammars that an output must follow: they decide which tokens may come next.
 
-A grammar is a text as llguidance reads it: its dialect of Lark, or JSON that holds a JSON schema, a
-regular expression or such. Frontends compile it to refuse one that is wrong; ranks compile it to
-mask what does not follow it. Where an output stands in its grammar is a function of its tokens
-alone, so a request that is recomputed, anywhere, stands where it stood.
+A grammar is a text as llguidance reads it: in its dialect of Lark, or JSON that contains a JSON
+schema, a regular expression or the like. Frontends compile a grammar to refuse it if it is wrong;
+ranks compile it to mask tokens that do not follow it. The state of an output in its grammar is a
+function of its tokens alone, so a request that is recomputed, on any rank, reaches the same state.
 
 A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
-read. If it is not compiled by then, the batch waits for it.
+read. If the grammar is not compiled by then, the batch waits for it.
 
-Every step is limited in work, which llguidance counts itself.
+The work of every step is limited; llguidance counts it itself.
 """
 
 import logging
@@ -36,25 +36,27 @@ LIMITS = LLParserLimits(
     max_grammar_size=10_000,
     verbose_errors=False,
 )
-"""The work that compiling and a step may take: most steps take less than a millisecond, the worst
-tens of them. llguidance does not count all of the work of compiling (`checker` limits that). Above
-a size of 10,000 symbols, a grammar full of optional parts takes many seconds."""
+"""Limits of the work of compiling and of one step. Most steps take less than a millisecond, the
+worst take tens of them. llguidance does not count all of the work of compiling, which `checker`
+limits. Above a size of 10,000 symbols, a grammar full of optional parts takes many seconds."""
 
 COMPILE_LIMIT_S = 5.0
-"""Seconds after which a rank gives up waiting for a grammar, and ends: sooner than others take it
-for one that hangs. A grammar takes a tenth of a second of a processor at most (`checker`), and
-schedulers let one new one into an iteration (`grammar_turns`)."""
+"""Seconds after which a rank gives up waiting for a grammar, and ends: before other ranks take it
+for one that hangs. A grammar takes at most a tenth of a second of processor time (`checker`), and
+schedulers let one new grammar into an iteration (`grammar_turns`)."""
 
 MAX_RENEWALS = 2
-"""Grammars that are compiled anew for an iteration at most, when lexers are full. Outputs that need
-more are cut: that takes others whose every text needs as many states."""
+"""Largest number of grammars that are compiled again in an iteration because their lexers are full.
+Outputs that would need more are cut. That takes several grammars of which every text needs as many
+states."""
 
 STACK_BYTES = 16 * 2**20
-"""Stack of the thread in which a rank compiles: four times that in which frontends check."""
+"""Stack size in bytes of the thread in which a rank compiles: four times that of the check by
+frontends."""
 
 
 class InvalidGrammar(ValueError):
-    """A grammar is none, or too complex; the message says where."""
+    """A grammar is wrong or too complex; the message says where."""
 
 
 class Grammars:
@@ -63,14 +65,14 @@ class Grammars:
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """`tokenizer_file` is a `tokenizer.json` or a GGUF file. `vocab_size` is the model's. Only
-        tokens that both it and the file have are ever allowed; one of them may have more.
+        """`tokenizer_file` is a `tokenizer.json` or a GGUF file, and `vocab_size` is the model's.
+        Only tokens that both have are ever allowed; either may have more.
 
         Raises:
             ValueError: the file is broken, or has no token that ends an output.
         """
         self._tokenizer = _tokenizer(tokenizer_file, vocab_size, eos_token_ids)
-        self._vocabulary = _Vocabulary(
+        self._vocabulary = _SharedVocabulary(
             vocab_size=vocab_size,
             n_known=self._tokenizer.vocab_size,
             eos_token_ids=self._tokenizer.eos_tokens,
@@ -80,20 +82,20 @@ class Grammars:
         self._compiler = _thread_with_stack(STACK_BYTES)
 
     def check(self, grammar: str) -> None:
-        """Compiles a grammar, and keeps nothing of it; other threads run meanwhile.
+        """Compiles a grammar and keeps nothing of it; other threads run meanwhile.
 
         Raises:
-            InvalidGrammar: nothing can follow it.
+            InvalidGrammar: no output can follow the grammar.
         """
         self._compile(grammar)
 
     def begin_iteration(self) -> None:
-        """Begins the masks of another iteration, whose work is counted anew."""
+        """Begins the masks of another iteration, whose work is counted separately."""
         self._renewals.n_left = MAX_RENEWALS
 
     def matcher(self, grammar: str) -> "Matcher":
-        """Returns a matcher at the beginning of an output, before the grammar is compiled. If
-        nothing can follow it, the output ends at once."""
+        """Returns a matcher at the beginning of an output, without waiting until the grammar is
+        compiled. If no output can follow the grammar, the output ends at once."""
         shared = self._compiled.get(grammar)
         if shared is None:
             shared = _Shared(partial(self._compile_beside, grammar), self._renewals)
@@ -110,7 +112,7 @@ class Grammars:
     def _compile(self, grammar: str) -> LLMatcher:
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         mask = compiled.compute_bitmask()
-        first = compiled.deep_copy()  # the first steps may be too much, too
+        first = compiled.deep_copy()  # the first steps may also take too much work
         lowest = next((8 * i + _lowest_bit(byte) for i, byte in enumerate(mask) if byte), None)
         if lowest is not None and not first.is_stopped():
             first.consume_token(lowest)
@@ -122,10 +124,11 @@ class Grammars:
 
 
 class _Shared:
-    """A compiled grammar, which all outputs that follow it share, with its lexer.
+    """A compiled grammar with its lexer, which all outputs that follow the grammar share.
 
-    The lexer keeps every state that one of them has met, up to a limit. At the limit it is compiled
-    anew, and outputs go on in the new one, each with the states that its own tokens need.
+    The lexer keeps every state that one of the outputs has met, up to a limit. At the limit the
+    grammar is compiled again, and outputs go on with the new lexer, which then has only the states
+    that their own tokens need.
     """
 
     def __init__(
@@ -136,17 +139,18 @@ class _Shared:
         self._compiling = compile_beside()
 
     def newest(self) -> LLMatcher:
-        """Returns it at the beginning of an output, to be copied; waits until it is compiled.
+        """Returns the compiled grammar at the beginning of an output, to be copied; waits until it
+        is compiled.
 
         Raises:
-            InvalidGrammar: nothing can follow it.
-            TimeoutError: it is not compiled within COMPILE_LIMIT_S.
+            InvalidGrammar: no output can follow the grammar.
+            TimeoutError: the grammar is not compiled within COMPILE_LIMIT_S.
         """
         return self._compiling.result(COMPILE_LIMIT_S)
 
     def renewed(self) -> LLMatcher | None:
-        """Returns it compiled anew, with a lexer that has met nothing; None if too much has been
-        compiled anew for this iteration. Raises as `newest` does."""
+        """Compiles the grammar again, with an empty lexer, and returns it as `newest` does; None if
+        too many grammars have been compiled again in this iteration."""
         if not self._renewals.n_left:
             return None
         self._renewals.n_left -= 1
@@ -155,46 +159,46 @@ class _Shared:
 
 
 class _Renewals:
-    """The number of grammars that may still be compiled anew for an iteration."""
+    """The number of grammars that may still be compiled again in an iteration."""
 
     def __init__(self) -> None:
         self.n_left = MAX_RENEWALS
 
 
 class Matcher:
-    """The place of one output in its grammar.
+    """The state of one output in its grammar.
 
-    It is a function of the output's tokens alone: they are kept, and where the lexer is full that
-    it shares with other outputs, it goes on in one without what those have left there.
+    It is a function of the tokens of the output alone. They are kept, so that the output can go on
+    with another lexer when the one that it shares with other outputs is full.
     """
 
-    def __init__(self, shared: _Shared, vocabulary: "_Vocabulary") -> None:
+    def __init__(self, shared: _Shared, vocabulary: "_SharedVocabulary") -> None:
         self.is_cut = False
-        """Whether the output ends because a step takes too much work, or nothing can follow, and
-        not where its grammar ends."""
+        """Whether the output ends because a step takes too much work, or because nothing can
+        follow, and not at an end of its grammar."""
         self._shared = shared
         self._vocabulary = vocabulary
         self._tokens: list[int] = []
         self._has_ended = False
-        self._start: LLMatcher | None = None  # that of which `_matcher` is a copy
+        self._start: LLMatcher | None = None  # of which `_matcher` is a copy
         self._matcher: LLMatcher | None = None
-        """None before the first mask is wanted, and after the end."""
+        """None before the first mask is asked for, and after the end."""
 
     def take(self, token_id: int) -> None:
-        """Moves on by the token that came; after the output's end nothing moves any more."""
+        """Moves on by a token; after the end of the output it has no effect."""
         self._tokens.append(token_id)
         if self._matcher is not None:
             self._matcher.consume_token(token_id)
 
     def mask(self) -> bytes:
-        """Returns the tokens that may come next, [vocab_size / 32, rounded up] 32-bit words with
-        the lowest bit first; waits until the grammar is compiled.
+        """Returns the tokens that may come next as a mask of bits: [vocab_size / 32, rounded up]
+        words of 32 bits, with the lowest bit first. It waits until the grammar is compiled.
 
-        Where nothing can follow, or a step takes too much work, these are the tokens that end the
-        output: there always is one.
+        If nothing can follow, or a step takes too much work, the mask has the tokens that end the
+        output: there is always at least one.
 
         Raises:
-            TimeoutError: it is not compiled within COMPILE_LIMIT_S.
+            TimeoutError: the grammar is not compiled within COMPILE_LIMIT_S.
         """
         mask = None if self._has_ended else self._next_mask()
         if mask is None:
@@ -203,7 +207,7 @@ class Matcher:
         return mask
 
     def _next_mask(self) -> bytes | None:
-        """Returns the tokens that may come next; None if there are none."""
+        """Returns the mask of the tokens that may come next; None if there are none."""
         try:
             for matcher in self._attempts():
                 mask = self._mask_of(matcher)
@@ -219,8 +223,8 @@ class Matcher:
         return mask
 
     def _attempts(self) -> Iterator[LLMatcher]:
-        """Yields the matcher; when its lexer is full, one with the newest lexer, and one with a new
-        one. The last has met nothing but this output's tokens."""
+        """Yields the present matcher; then, if its lexer is full, one with the newest lexer; and
+        then one with a new lexer, which has met nothing but the tokens of this output."""
         if self._matcher is not None:
             yield self._matcher
         newest = self._shared.newest()
@@ -231,7 +235,7 @@ class Matcher:
             yield self._go_on_in(renewed)
 
     def _go_on_in(self, start: LLMatcher) -> LLMatcher:
-        """Returns a copy of a grammar's beginning that has taken the output's tokens."""
+        """Returns a copy of a compiled grammar that has taken the tokens of the output."""
         self._start = start
         self._matcher = start.deep_copy()
         for token_id in self._tokens:
@@ -250,18 +254,19 @@ class Matcher:
         self._start = self._matcher = None
 
 
-class _Vocabulary:
+class _SharedVocabulary:
     """The tokens that a model and its tokenizer both have, as bits of a mask."""
 
     def __init__(self, *, vocab_size: int, n_known: int, eos_token_ids: Sequence[int]) -> None:
         self._n_bytes = -(-vocab_size // 32) * 4
         self.eos_mask = _mask_of(eos_token_ids, self._n_bytes)
-        """The tokens that end an output."""
+        """Mask of the tokens that end an output."""
         self._common = int.from_bytes(_mask_of(range(vocab_size), self._n_bytes), "little")
         self._is_cut = n_known > vocab_size
 
     def cut(self, mask: bytes) -> bytes | None:
-        """Returns a mask of the tokenizer's as one of the model's; None if it has no token."""
+        """Turns a mask of the tokenizer's vocabulary into one of the model's; None if no token is
+        left."""
         if not self._is_cut:
             return mask[: self._n_bytes].ljust(self._n_bytes, b"\0")
         tokens = int.from_bytes(mask, "little") & self._common
@@ -269,17 +274,18 @@ class _Vocabulary:
 
 
 def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Returns the tokenizer with those of the tokens at an output's end that it and the model have.
+    """Returns the tokenizer, with those of the tokens that end an output which it and the model
+    have.
 
     Raises:
-        ValueError: the file is broken, or there is none of them.
+        ValueError: the file is broken, or there is no such token.
     """
-    # llguidance takes a path, or what the file there would hold.
+    # llguidance takes a path, or the content of such a file.
     is_made = is_gguf(tokenizer_file)
     file = read_gguf_tokenizer(tokenizer_file) if is_made else str(tokenizer_file)
     known = [one for one in eos_token_ids if one < vocab_size]
     if known:
-        with suppress(ValueError):  # one of them is beyond the tokenizer's, or the file is broken
+        with suppress(ValueError):  # the tokenizer lacks one of them, or the file is broken
             return LLTokenizer(file, eos_token=known)
         own_size = LLTokenizer(file).vocab_size
         known = [one for one in known if one < own_size]
@@ -289,7 +295,7 @@ def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[in
 
 
 def _thread_with_stack(n_bytes: int) -> ThreadPoolExecutor:
-    """Returns an executor of one thread, which has been started with such a stack."""
+    """Returns an executor of one thread, which has been started with a stack of `n_bytes` bytes."""
     executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
     others = threading.stack_size(n_bytes)
     try:
@@ -300,7 +306,8 @@ def _thread_with_stack(n_bytes: int) -> ThreadPoolExecutor:
 
 
 def _is_full(matcher: LLMatcher) -> bool:
-    """Returns whether its lexer has met as many states as it may; llguidance says so in words."""
+    """Returns whether the lexer of a matcher has met as many states as it may. llguidance tells
+    this only in its message."""
     return matcher.is_error() and "too many states" in matcher.get_error()
 
 

@@ -1,7 +1,8 @@
 """`python -m services.hub SOURCE --to DIR`: fetches a checkpoint for several machines.
 
-For init containers, and whoever fills a volume. Ends with 0 when the checkpoint is there, at once
-if it was before, and with 1 and a line that says why when it cannot be had.
+It is for init containers, and for operators who fill a volume. It ends with status 0 when the
+checkpoint is there, which may be at once, and with status 1 and a line that says why when the
+checkpoint cannot be fetched.
 """
 
 import argparse
@@ -18,17 +19,18 @@ from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that threads which read may take to notice the end."""
+"""Seconds that reading threads may take to notice the end."""
 
 
 def say(line: str) -> None:
-    """Says on standard error what happens."""
+    """Writes a line to standard error."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def source(text: str) -> Source:
-    """Returns the source that a text names; raises what argparse expects where it names none."""
+    """Returns the source that a text names; raises the error that argparse expects if it names
+    none."""
     try:
         found = source_in(text)
     except ValueError as error:
@@ -56,7 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fetches a checkpoint, or waits for it; returns the exit status."""
     options = parser().parse_args(arguments)
     wanted, directory = options.source, options.to.absolute()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the first process ignores it else
+    signal.signal(
+        signal.SIGTERM, signal.default_int_handler
+    )  # as process 1, it would ignore the signal
     try:
         if options.wait:
             found = wait_until_there(wanted, directory, limit_s=options.wait_s)

@@ -1,10 +1,11 @@
-"""Where the hub's library keeps checkpoints, as far as others rely on it, and what is there.
+"""The layout of the cache of the hub's library, as far as other programs rely on it, and its
+content.
 
     models--ORG--NAME/blobs/SHA256          contents
     models--ORG--NAME/snapshots/COMMIT/     one state of the repository, as links to contents
     models--ORG--NAME/refs/REVISION         the commit that a branch or a tag was
 
-Needs no library, so it is quick to ask.
+It does not need the library, so it is quick.
 """
 
 import re
@@ -26,7 +27,8 @@ def folder_of(name: HubName, cache: Path) -> Path:
 
 
 def commit_of(name: HubName, cache: Path) -> str | None:
-    """Returns the commit that a name has meant here; None if it is not known."""
+    """Returns the commit that a name stood for when it was last fetched; None if that is not
+    known."""
     if _COMMIT.fullmatch(name.revision):
         return name.revision
     try:
@@ -40,7 +42,8 @@ def commit_of(name: HubName, cache: Path) -> str | None:
 
 
 def complete_snapshot(name: HubName, cache: Path) -> Path | None:
-    """Returns the directory of a checkpoint that is all here; None if any of it is missing."""
+    """Returns the directory of a checkpoint that is complete in the cache; None if any of it is
+    missing."""
     commit = commit_of(name, cache)
     if commit is None:
         return None

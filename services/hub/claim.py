@@ -1,12 +1,11 @@
-"""A checkpoint in a directory that several machines share, as a claim of Kubernetes is.
+"""A checkpoint in a directory that several machines share, such as a claim of Kubernetes.
 
     PARENT/.hub/…      the cache, with all states that have been fetched
     PARENT/NAME        a link to one of them, made when that is complete
 
-So what is read under NAME is one state, whole, at any time, however many processes fetch it, and
-whichever of them die. What a name has once meant stays: a branch that moves on does not change what
-a pod that starts again reads. A state that is no longer linked stays, too, for whoever still reads
-it.
+So NAME always shows one complete state, however many processes fetch it, and whichever of them die.
+The meaning of a name is kept: when a branch moves on, a pod that starts again reads what it read
+before. A state that is no longer linked is kept, too, for processes that still read it.
 """
 
 import os
@@ -20,12 +19,12 @@ POLL_S = 1.0
 
 
 def cache_of(directory: Path) -> Path:
-    """Returns the cache that stands beside a directory."""
+    """Returns the cache beside a directory."""
     return directory.parent / CACHE
 
 
 def there(source: Source, directory: Path) -> Fetched | None:
-    """Returns what a source meant when it was fetched, if a directory is that; None otherwise."""
+    """Returns the fetched checkpoint of a source if `directory` is a link to it; None otherwise."""
     fetched = source.fetched_in(cache_of(directory))
     if fetched is None or not directory.is_symlink():
         return None
@@ -36,7 +35,7 @@ def link(directory: Path, state: Path) -> None:
     """Makes a directory a link to a state, in one step, whatever it was linked to before.
 
     Raises:
-        FileExistsError: it is no link.
+        FileExistsError: the directory exists and is no link.
     """
     if directory.exists() and not directory.is_symlink():
         raise FileExistsError(f"{directory} is there, and was not fetched by this command")
@@ -47,7 +46,7 @@ def link(directory: Path, state: Path) -> None:
 
 
 def wait_until_there(source: Source, directory: Path, *, limit_s: float) -> Fetched | None:
-    """Waits until others have fetched a checkpoint, and returns it; None if nobody has within
+    """Waits until another process has fetched a checkpoint, and returns it; None if none has within
     `limit_s`."""
     deadline = time.monotonic() + limit_s
     while (found := there(source, directory)) is None and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What can go wrong between here and the hub, in words for people."""
+"""Errors between this machine and the hub, in words for people."""
 
 import errno
 from collections.abc import Iterator
@@ -22,7 +22,8 @@ from services.hub.source import SourceError
 
 @contextmanager
 def explained(name: HubName, cache: Path) -> Iterator[None]:
-    """Turns what the hub and its library raise into HubError, with the checkpoint's name."""
+    """Turns errors of the hub and of its library into SourceError, with the name of the
+    checkpoint."""
     try:
         yield
     except (*EXPLAINED, OSError) as error:

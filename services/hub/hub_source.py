@@ -18,8 +18,8 @@ class HubSource:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names; None if it is no name on the hub, as that of a
-        GGUF file is not."""
+        """Returns the source that a text names; None if it has not the form of a name on the hub,
+        or ends like a GGUF file."""
         name = None if text.endswith(".gguf") else HubName.parse(text)
         return None if name is None else cls(name)
 

@@ -1,4 +1,4 @@
-"""The kinds of sources, and which of them a text names."""
+"""The kinds of sources, and how a text names one."""
 
 from collections.abc import Callable
 
@@ -12,10 +12,10 @@ _PARSERS: tuple[Callable[[str], Source | None], ...] = (S3Source.parse, HubSourc
 
 
 def source_in(text: str) -> Source | None:
-    """Returns the source that a text names; None if it is like that of no kind.
+    """Returns the source that a text names; None if it has the form of no kind.
 
     Raises:
-        ValueError: it is like that of one, and wrong; the message says why.
+        ValueError: the text has the form of a kind, but is wrong; the message says why.
     """
     for parse in _PARSERS:
         source = parse(text)

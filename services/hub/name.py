@@ -7,12 +7,12 @@ from typing import Self
 _PART = r"[A-Za-z0-9][\w.-]{0,95}"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.-][\w./-]{{0,199}}))?")
 MAIN = "main"
-"""The revision that a name without one means."""
+"""Revision that a name without one means."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository, and which state of it."""
+    """A repository and one of its revisions."""
 
     repository: str
     revision: str = MAIN
@@ -20,7 +20,7 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the name that a text is; None if it is none."""
+        """Returns the name that a text is; None if it has not the form of a name."""
         found = _NAME.fullmatch(text)
         return None if found is None else cls(found[1], found[2] or MAIN)
 

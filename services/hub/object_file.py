@@ -1,11 +1,11 @@
-"""One object of a bucket into a file, in pieces at the same time: a piece that an earlier call has
-fetched is not fetched again.
+"""Fetches one object of a bucket into a file, several pieces at a time, and resumes what an earlier
+call has begun.
 
-    KEY               the content, whole and checked
-    KEY.part          its pieces, each in its place
+    KEY               the content, complete and checked
+    KEY.part          its pieces, each at its place
     KEY.pieces-N      which pieces of N bytes are in it
 
-A piece is noted once the disk has it, so that the notes hold after any end, of the process or
+A piece is noted once it is on the disk, so that the notes are right after any end of the process or
 of the machine.
 """
 
@@ -17,18 +17,18 @@ from pathlib import Path
 
 from services.hub.s3_storage import Bucket, StoredObject
 from services.hub.source import SourceError
-from services.hub.transfer import Progress
+from services.hub.transfer import TransferProgress
 
 PIECE_BYTES = 16 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _NOTE = re.compile(rb"^([0-9a-f]{8})$", re.M)
 _DIRECTORY_BUCKET = "--x-s3"
-"""How the names of those buckets end whose ETags are no digests of anything."""
+"""End of the names of buckets whose ETags are no digests."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFile:
-    """Where an object is, and becomes a file: its name is a digest of its key, size and ETag."""
+    """An object and the file that it becomes, whose name is a digest of its key, size and ETag."""
 
     bucket: Bucket
     stored: StoredObject
@@ -36,23 +36,23 @@ class ObjectFile:
 
     @property
     def path(self) -> Path:
-        """The file, once it is complete."""
+        """Path of the file when it is complete."""
         of = self.stored
         named = f"{of.key}\n{of.size}\n{of.etag}"
         return self.directory / hashlib.sha256(named.encode()).hexdigest()
 
     @property
     def part(self) -> Path:
-        """The file until then."""
+        """Path of the file until then."""
         return self.path.with_suffix(".part")
 
     @property
     def notes(self) -> Path:
-        """Which pieces are there."""
+        """Path of the notes of the pieces that have been fetched."""
         return self.path.with_suffix(f".pieces-{PIECE_BYTES}")
 
     def missing(self) -> list[int]:
-        """Returns the first byte of each piece that is not here yet."""
+        """Returns the first byte of each piece that has not been fetched."""
         if self.path.exists():
             return []
         there = set[int]()
@@ -62,23 +62,24 @@ class ObjectFile:
         return [begin for begin in range(0, self.stored.size, PIECE_BYTES) if begin not in there]
 
     def n_bytes(self, begin: int) -> int:
-        """Returns the size of the piece that begins there."""
+        """Returns the size of the piece that begins at `begin`, in bytes."""
         return min(PIECE_BYTES, self.stored.size - begin)
 
     def prepare(self) -> None:
-        """Makes room for the pieces, and forgets those of which nobody knows where they were."""
+        """Makes a file of the full size for the pieces. Pieces in a file of another size are
+        dropped."""
         if self.part.exists() and self.part.stat().st_size == self.stored.size:
             return
         self.notes.unlink(missing_ok=True)
         with self.part.open("wb") as file:
             file.truncate(self.stored.size)
 
-    def fetch_piece(self, begin: int, on_progress: Progress) -> None:
-        """Puts a piece in its place, and notes it.
+    def fetch_piece(self, begin: int, on_progress: TransferProgress) -> None:
+        """Fetches a piece to its place, and notes it.
 
         Raises:
-            SourceError: it cannot be had.
-            OSError: it cannot be written.
+            SourceError: the piece cannot be read.
+            OSError: the piece cannot be written.
         """
         with self.part.open("r+b") as file:
             file.seek(begin)
@@ -88,15 +89,15 @@ class ObjectFile:
             file.flush()
             os.fdatasync(file.fileno())
         with self.notes.open("ab", buffering=0) as notes:
-            # A note that was cut off ends with the line that the next begins with.
+            # Each note begins with a line end, so that a note that was cut off stays apart.
             notes.write(f"\n{begin // PIECE_BYTES:08x}\n".encode())
 
     def finish(self) -> None:
-        """Makes the pieces the file.
+        """Checks the pieces and makes them the file.
 
         Raises:
-            SourceError: they are not what the ETag promises. Those of objects that were put in
-                several parts, or are encrypted with a key of KMS, promise nothing.
+            SourceError: they are not what the ETag promises. The ETags of objects that were
+            uploaded in parts, or are encrypted with a key of KMS, promise nothing.
         """
         if not self._is_as_promised():
             self.notes.unlink(missing_ok=True)

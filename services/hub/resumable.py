@@ -1,9 +1,8 @@
-"""One large file from the hub into its cache, a piece at a time: what an earlier call has fetched
-of it is not fetched again.
+"""Fetches one large file from the hub into its cache, and resumes what an earlier call has begun.
 
-The library itself begins a file anew in each process. So its parts wait beside the cache's blobs,
-under the name of their content, and become the blob when their digest is the one that was
-promised.
+The library of the hub begins a file from its start in each process. So the parts are kept beside
+the blobs of the cache, under the name of their content, and become the blob when their digest is
+the promised one.
 """
 
 import hashlib
@@ -18,19 +17,19 @@ from huggingface_hub import get_hf_file_metadata, get_session, hf_hub_url
 from huggingface_hub.utils import build_hf_headers, hf_raise_for_status
 
 from services.hub.source import SourceError
-from services.hub.transfer import Progress
+from services.hub.transfer import TransferProgress
 
 TIMEOUT_S = 30.0
 """Seconds without a byte after which a connection counts as lost."""
 MAX_FAILURES = 5
-"""Connections in a row that bring nothing, before a file is given up."""
+"""Number of connections in a row without a byte after which a file is given up."""
 PAUSE_S = 1.0
-"""Seconds after a connection that brought nothing."""
+"""Seconds of pause after a connection that brought nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LargeFile:
-    """A file of a repository at a commit, whose content the hub names by its SHA-256."""
+    """A file of a repository at a commit. The hub names its content by the SHA-256."""
 
     repository: str
     commit: str
@@ -39,19 +38,20 @@ class LargeFile:
     size: int
 
     def n_missing(self, blobs: Path) -> int:
-        """Returns the bytes that are not here yet."""
+        """Returns the number of bytes that are still to be fetched."""
         if (blobs / self.sha256).exists():
             return 0
         part = blobs / f"{self.sha256}.part"
         return self.size - min(part.stat().st_size if part.exists() else 0, self.size)
 
-    def fetch(self, blobs: Path, on_progress: Progress) -> None:
-        """Puts the file's content among the `blobs` of its repository, unless it is there.
+    def fetch(self, blobs: Path, on_progress: TransferProgress) -> None:
+        """Fetches the content of the file into `blobs`, the directory of contents of its
+        repository, unless it is there.
 
         Raises:
-            SourceError: what came is not what was promised.
+            SourceError: the content is not the promised one.
             httpx2.HTTPError: the hub refuses, or cannot be reached.
-            OSError: it cannot be written.
+            OSError: the content cannot be written.
         """
         blob = blobs / self.sha256
         if blob.exists():
@@ -67,8 +67,8 @@ class LargeFile:
         self._check(part)
         os.replace(part, blob)
 
-    def _read_all(self, file: BinaryIO, on_progress: Progress) -> None:
-        """Appends what is missing, over as many connections as it takes."""
+    def _read_all(self, file: BinaryIO, on_progress: TransferProgress) -> None:
+        """Appends the missing bytes, over as many connections as it takes."""
         n_failures = 0
         while (begin := file.tell()) < self.size:
             lost: httpx2.TransportError | None = None
@@ -84,12 +84,12 @@ class LargeFile:
                 raise lost or SourceError(f"{self.repository}: {self.path} does not go on")
             time.sleep(PAUSE_S)
 
-    def _read_on(self, file: BinaryIO, on_progress: Progress) -> None:
-        """Appends what a connection brings, from where the file ends."""
+    def _read_on(self, file: BinaryIO, on_progress: TransferProgress) -> None:
+        """Appends the bytes that one connection brings, from the end of the file on."""
         url = hf_hub_url(self.repository, self.path, revision=self.commit)
         location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
         begin = file.tell()
-        # A token is for the hub, and not for the storage that it points to.
+        # The token is sent to the hub only, not to the storage that the hub points to.
         own = httpx2.URL(location).host == httpx2.URL(url).host
         headers = {**(build_hf_headers() if own else {}), "Range": f"bytes={begin}-"}
         headers["Accept-Encoding"] = "identity"
@@ -98,7 +98,7 @@ class LargeFile:
         ) as response:
             hf_raise_for_status(response)
             if begin and response.status_code != httpx2.codes.PARTIAL_CONTENT:
-                on_progress(-begin)  # it sends the whole file
+                on_progress(-begin)  # the answer is the whole file
                 file.seek(0)
                 file.truncate()
             for piece in response.iter_raw():
@@ -107,7 +107,7 @@ class LargeFile:
                 on_progress(len(piece))
 
     def _check(self, part: Path) -> None:
-        """Raises SourceError, and forgets the file, if its content is another than promised."""
+        """Removes the file and raises SourceError, if its content is not the promised one."""
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self.sha256:

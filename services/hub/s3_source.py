@@ -2,9 +2,10 @@
 
     s3--BUCKET--DIGEST/objects/     contents, each under a digest of its key, size and ETag
     s3--BUCKET--DIGEST/states/…/    one state of the prefix, as links to contents
-    s3--BUCKET--DIGEST/current      the state that the prefix was when it was last fetched
+    s3--BUCKET--DIGEST/current      the state of the prefix when it was last fetched
 
-list the prefix → look what is missing → its pieces, resumably → check → one step makes it a state
+list the prefix → see what is missing → fetch its pieces, resumably → check them → link the state in
+one step
 """
 
 import hashlib
@@ -22,14 +23,14 @@ from services.common import bounded_file
 from services.hub.object_file import ObjectFile
 from services.hub.s3_storage import Bucket, StoredObject
 from services.hub.source import Fetched, Say, SourceError, SourceUnreachable
-from services.hub.transfer import Progress, check_space, transfer
+from services.hub.transfer import TransferProgress, check_space, transfer
 from services.hub.turn import turn_of
 from services.hub.wanted_files import trouble_with, wanted
 
 SCHEME = "s3://"
 GGUF = ".gguf"
 N_CONNECTIONS = 8
-"""Pieces that are fetched at the same time."""
+"""Number of pieces that are fetched at the same time."""
 _BUCKET = re.compile(r"[A-Za-z0-9][\w.-]{0,254}", re.ASCII)
 _PART = re.compile(r"(?!\.{1,2}$)[^/\\\x00-\x1f]+")
 _MAX_KEY_BYTES = 1024
@@ -42,14 +43,14 @@ class S3Source:
 
     bucket: str
     key: str
-    """The prefix, without a slash at its end, or the key; empty for a bucket's top."""
+    """The prefix, without a slash at its end, or the key; empty for the top of the bucket."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Returns the source that a text names; None if it is of another kind.
 
         Raises:
-            ValueError: it is of this kind, and wrong.
+            ValueError: the text is of this kind, but wrong.
         """
         if not text.startswith(SCHEME):
             return None
@@ -115,7 +116,7 @@ class S3Source:
         return self.key.endswith(GGUF)
 
     def _listing(self, bucket: Bucket) -> dict[str, StoredObject]:
-        """Returns what is to be fetched, by the names of files."""
+        """Returns the objects that are to be fetched, by their file names."""
         if self._is_file:
             return {self.key.rpartition("/")[2]: bucket.object_at(self.key)}
         found = {it.key.rpartition("/")[2]: it for it in bucket.objects_in(self.key)}
@@ -165,7 +166,7 @@ class S3Source:
             ) from error
 
 
-def _finish(file: ObjectFile, on_progress: Progress) -> None:
+def _finish(file: ObjectFile, on_progress: TransferProgress) -> None:
     file.finish()
     on_progress(0)
 
@@ -175,13 +176,14 @@ def _users_cache() -> Path:
 
 
 def _state_of(files: dict[str, StoredObject]) -> str:
-    """Returns a name for what a prefix holds: another one if any size or ETag is another."""
+    """Returns a digest of the content of a prefix, which differs if any key, size or ETag
+    differs."""
     lines = (f"{name}\n{it.key}\n{it.size}\n{it.etag}\n" for name, it in sorted(files.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()[:40]
 
 
 def _forget_others(objects: Path, needed: list[ObjectFile]) -> None:
-    """Removes pieces of objects that are others by now: nobody will complete them."""
+    """Removes pieces of objects that have changed since, which will never be completed."""
     kept = {path for file in needed for path in (file.part, file.notes)}
     for path in [*objects.glob("*.part"), *objects.glob("*.pieces-*")]:
         if path not in kept:
@@ -189,7 +191,7 @@ def _forget_others(objects: Path, needed: list[ObjectFile]) -> None:
 
 
 def _link(directory: Path, targets: dict[str, Path]) -> None:
-    """Makes a directory of links in one step, unless it is there."""
+    """Makes a directory of links in one step, unless it exists."""
     if directory.exists():
         return
     new = directory.with_name(f".{directory.name}.new")

@@ -1,9 +1,8 @@
-"""A bucket of S3-compatible storage: what lies in it, its bytes by ranges, and its refusals
-in words.
+"""A bucket of S3-compatible storage: its objects, their bytes by ranges, and its errors in words.
 
-The endpoint, the region and the credentials are those that AWS's own programs read, from the same
-variables: keys, a web identity (a role of a service account), a file of credentials, or what the
-machine offers. Without encryption it talks only to an endpoint that says `http://` itself.
+The endpoint, the region and the credentials are read from the same variables as by the programs of
+AWS: keys, a web identity (a role of a service account), a file of credentials, or what the machine
+offers. It connects without encryption only if the endpoint says `http://`.
 """
 
 import configparser
@@ -34,9 +33,9 @@ READ_TIMEOUT_S = 30.0
 REQUEST_TIMEOUT_S = 900.0
 """Seconds that a piece may take in all."""
 MAX_RETRIES = 5
-"""Times that a request, or the rest of its answer, is asked for again."""
+"""Number of times that a request, or the rest of its answer, is retried."""
 RETRY_TIMEOUT_S = 180.0
-"""Seconds after the first attempt in which it is asked for again."""
+"""Seconds after the first attempt in which there are retries."""
 CHUNK_BYTES = 1 << 20
 _MAX_CREDENTIALS_BYTES = 1 << 20
 _SIGNED_FOR = timedelta(minutes=5)
@@ -53,14 +52,14 @@ class StoredObject:
     key: str
     size: int
     etag: str
-    """Without its quotes."""
+    """ETag of the object, without quotes; empty if it has none."""
 
 
 class Bucket:
-    """A bucket, by the environment's credentials."""
+    """A bucket, reached with the credentials in the environment."""
 
     def __init__(self, name: str, *, environment: Mapping[str, str] = os.environ) -> None:
-        """Raises SourceError if the environment is wrong."""
+        """Prepares the connection; raises SourceError if the environment is wrong."""
         named = [variable for variable in _ENDPOINTS if environment.get(variable)]
         endpoint = environment[named[0]] if named else ""
         if named and not endpoint.startswith(("https://", "http://")):
@@ -88,8 +87,8 @@ class Bucket:
             raise SourceError(f"s3://{name}: {_first_line(error)}") from error
 
     def objects_in(self, prefix: str) -> list[StoredObject]:
-        """Returns the objects directly below a prefix, which ends without a slash, and no others,
-        whatever the storage lists. A bucket's top has the empty prefix."""
+        """Returns the objects directly below a prefix, which ends without a slash, even if the
+        storage lists others. The top of a bucket has the empty prefix."""
         with self._explained(prefix):
             listed = self._store.list_with_delimiter(prefix or None)["objects"]
         begin = f"{prefix}/" if prefix else ""
@@ -109,11 +108,11 @@ class Bucket:
         """Yields the bytes of an object from `begin` to before `end`.
 
         Raises:
-            SourceError: they cannot be had, or the object is another by now.
+            SourceError: the bytes cannot be read, or the object has changed.
         """
         with self._explained(of.key):
             options: GetOptions = {"range": (begin, end)}
-            if of.etag:  # some storage has none
+            if of.etag:  # some storage has no ETags
                 options["if_match"] = f'"{of.etag}"'
             got = self._store.get(of.key, options=options)
             if (got.meta["e_tag"] or "").strip('"') != of.etag or got.range != (begin, end):
@@ -128,8 +127,8 @@ class Bucket:
             raise SourceError(f"s3://{self.name}/{of.key}: the answer has another size than asked")
 
     def is_encrypted_by_kms(self, key: str) -> bool:
-        """Returns whether an object is encrypted with a key of KMS, so that its ETag is no digest
-        of what is read."""
+        """Returns whether an object is encrypted with a key of KMS, so that its ETag is not a
+        digest of its content."""
         with self._explained(key):
             url = sign(self._store, "HEAD", key, _SIGNED_FOR)
             answer = httpx2.head(url, timeout=READ_TIMEOUT_S)
@@ -138,7 +137,7 @@ class Bucket:
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
-        """Turns what the library raises into SourceError, with the place in the bucket."""
+        """Turns errors of the library into SourceError, with the place in the bucket."""
         try:
             yield
         except (BaseError, FileNotFoundError, httpx2.HTTPError) as error:
@@ -183,18 +182,18 @@ _CHANGED = "changed while it was fetched; the next call fetches it as it is then
 
 
 def _is_name(name: str) -> bool:
-    """Returns whether a name can be that of a file, in the directory where it is looked for."""
+    """Returns whether a name can be that of a file in the directory where it is looked for."""
     return name not in ("", ".", "..") and not re.search(r"[/\\\x00-\x1f]", name)
 
 
 def _first_line(error: Exception) -> str:
-    """Returns what an error says; what follows in the library's are its own structures."""
+    """Returns the message of an error, without the internal structures that the library adds."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _credentials(environment: Mapping[str, str]) -> "S3Config":
-    """Returns the credentials in the shared file, which the library does not read itself, where no
-    variables come before it; else nothing, which leaves them to the library."""
+    """Returns the credentials in the shared file, which the library does not read itself. If
+    variables with credentials take precedence, it returns nothing, and the library reads these."""
     if environment.get(_KEY) or environment.get(_ROLE):
         return {}
     path = Path(environment.get(_FILE) or Path.home() / ".aws" / "credentials")
@@ -218,5 +217,5 @@ def _credentials(environment: Mapping[str, str]) -> "S3Config":
 
 
 def _kind(error: Exception) -> str:
-    """Returns what is wrong with a file of secrets, and none of its lines."""
+    """Returns what is wrong with a file of secrets, without any of its content."""
     return f"no {error}" if isinstance(error, KeyError) else type(error).__name__

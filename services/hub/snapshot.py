@@ -1,6 +1,7 @@
 """Fetches a checkpoint from the hub into the cache that the hub's library and other programs use.
 
-ask which commit it is → look what is missing → large files, resumably → the others and the links
+ask for the commit → see what is missing → fetch large files, resumably → fetch the others and link
+them
 """
 
 from functools import partial
@@ -22,17 +23,18 @@ from services.hub.turn import turn_of
 from services.hub.wanted_files import trouble_with, wanted
 
 N_CONNECTIONS = 4
-"""Large files that are fetched at the same time."""
+"""Number of large files that are fetched at the same time."""
 API_TIMEOUT_S = 30.0
 
 
 def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
-    """Returns a checkpoint's directory in the cache, by default that of HF_HOME, once all is there.
+    """Fetches a checkpoint into the cache, by default that of HF_HOME, and returns its directory
+    there.
 
-    Of processes that fetch the same, one does, and the others wait for it.
+    Of several processes that fetch the same checkpoint, one does, and the others wait for it.
 
     Raises:
-        SourceError: it cannot be had, or does not fit on the disk.
+        SourceError: the checkpoint cannot be fetched, or does not fit on the disk.
     """
     cache = Path(constants.HF_HUB_CACHE) if cache is None else cache
     with explained(name, cache):
@@ -52,7 +54,7 @@ def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
 
 
 def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
-    """Returns the commit that a name means, and the files that are to be fetched."""
+    """Returns the commit that a name stands for, and the files that are to be fetched."""
     if constants.HF_HUB_OFFLINE:
         raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
     api = HfApi()
@@ -83,7 +85,7 @@ def _fetched(name: HubName, commit: str, files: dict[str, RepoFile], cache: Path
         n_connections=N_CONNECTIONS,
         n_bytes=sum(file.size for file in large),
     )
-    disable_progress_bars()  # what is left are small files
+    disable_progress_bars()  # the remaining files are small
     directory = snapshot_download(
         name.repository,
         revision=name.revision,

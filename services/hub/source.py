@@ -1,6 +1,6 @@
-"""What a source of checkpoints is, whatever its kind: where one lies, and how it gets here.
+"""The interface of sources of checkpoints: where a checkpoint is, and how it is fetched.
 
-A cache is a directory in which each kind has folders of its own.
+A cache is a directory in which each kind of source has folders of its own.
 """
 
 from collections.abc import Callable
@@ -9,43 +9,44 @@ from pathlib import Path
 from typing import Protocol
 
 Say = Callable[[str], None]
-"""A function that is told, in a line, what happens."""
+"""A function that takes a line which says what is happening."""
 
 
 class SourceError(Exception):
-    """A checkpoint cannot be had from its source; the message says why, and what helps."""
+    """A checkpoint cannot be fetched from its source; the message says why, and what helps."""
 
 
 class SourceUnreachable(SourceError):
-    """A source does not answer, so that nobody knows what it has now."""
+    """A source does not answer, so that its present content is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A checkpoint that is here."""
+    """A checkpoint that is on this machine."""
 
     path: Path
-    """Of its directory, or of its GGUF file."""
+    """Path of its directory, or of its GGUF file."""
     state: str
-    """Which state of the source it is, in words."""
+    """State of the source that it is, in words."""
 
 
 class Source(Protocol):
-    """A checkpoint that lies elsewhere; its text is what people call it."""
+    """A checkpoint at a source. Its `str` is the text by which people name it."""
 
     @property
     def model_name(self) -> str:
-        """The name of the model in the API, where no other is set."""
+        """Name of the model in the API, if the settings name no other."""
 
     def fetched_in(self, cache: Path) -> Fetched | None:
-        """Returns what the source meant when it was last fetched into a cache; None if that is not
-        all here. Asks nobody elsewhere."""
+        """Returns the checkpoint that was last fetched into a cache; None if it is not complete
+        there. It makes no connection."""
 
     def fetch(self, *, say: Say, cache: Path | None = None) -> Fetched:
-        """Returns the checkpoint as it is at the source, once all is in a cache: by default the one
-        of this user. Of processes that fetch the same, one does, and the others wait for it. Where
-        the source cannot be reached, it is what the source last meant, if that is all here.
+        """Fetches the checkpoint as it is at the source into a cache, by default that of this user,
+        and returns it. Of several processes that fetch the same checkpoint, one does, and the
+        others wait for it. If the source cannot be reached, the checkpoint that was last fetched is
+        returned, if it is complete.
 
         Raises:
-            SourceError: it cannot be had, or does not fit on the disk.
+            SourceError: the checkpoint cannot be fetched, or does not fit on the disk.
         """

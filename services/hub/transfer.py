@@ -1,5 +1,5 @@
-"""Many bytes into a directory: whether there is room for them, on several connections at once, and
-how far it is."""
+"""Transfers many bytes into a directory: checks that there is room for them, uses several
+connections at once, and shows the progress."""
 
 import shutil
 import sys
@@ -17,8 +17,8 @@ from services.hub.source import SourceError
 _GIB = 1 << 30
 
 
-class Progress(Protocol):
-    """Hears how many bytes have come, and may end the transfer by an exception."""
+class TransferProgress(Protocol):
+    """Is told the number of bytes that have come, and may end the transfer by an exception."""
 
     def __call__(self, n_bytes: int) -> None: ...
 
@@ -28,7 +28,7 @@ class _Stopped(Exception):
 
 
 def check_space(source: str, directory: Path, n_bytes: int) -> None:
-    """Makes a directory, and raises SourceError if it has no room for so many bytes more."""
+    """Makes a directory, and raises SourceError if its disk has less than `n_bytes` bytes free."""
     directory.mkdir(parents=True, exist_ok=True)
     n_free = shutil.disk_usage(directory).free
     if n_bytes > n_free:
@@ -39,10 +39,10 @@ def check_space(source: str, directory: Path, n_bytes: int) -> None:
 
 
 def transfer(
-    parts: Iterable[Callable[[Progress], None]], *, n_connections: int, n_bytes: int
+    parts: Iterable[Callable[[TransferProgress], None]], *, n_connections: int, n_bytes: int
 ) -> None:
-    """Runs the parts of a transfer of `n_bytes`, `n_connections` at a time; raises what the first
-    of them raises that fails."""
+    """Runs the parts of a transfer of `n_bytes` bytes, `n_connections` at a time; raises the error
+    of the first part that fails."""
     stopping = threading.Event()
     with _bar(n_bytes) as advance:
 
@@ -56,14 +56,15 @@ def transfer(
         try:
             for each in wait(running, return_when=FIRST_EXCEPTION).done:
                 each.result()
-        finally:  # after an error or Ctrl-C, threads end with their next bytes, and nobody waits
+        finally:  # after an error or Ctrl-C, threads end by themselves with their next bytes
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 @contextmanager
-def _bar(n_bytes: int) -> Iterator[Progress]:
-    """A progress bar on standard error, if that is a terminal; else a line for each tenth."""
+def _bar(n_bytes: int) -> Iterator[TransferProgress]:
+    """Yields the function for progress: of a bar on standard error, if that is a terminal; else of
+    lines, one for each tenth."""
     if sys.stderr.isatty():
         with tqdm(desc="fetching", unit="B", unit_scale=True, total=n_bytes, leave=False) as bar:
 
@@ -76,7 +77,7 @@ def _bar(n_bytes: int) -> Iterator[Progress]:
 
 
 class _Tenths:
-    """Says in lines how far a transfer is, for logs."""
+    """Writes the progress of a transfer in lines, for logs."""
 
     def __init__(self, n_bytes: int) -> None:
         self._n_bytes = n_bytes

@@ -1,5 +1,5 @@
-"""Turns: of the processes that would fetch the same checkpoint, on one machine or on many that
-share a volume, one does, and the others wait until it has."""
+"""Turns of processes that would fetch the same checkpoint, on one machine or on several that share
+a volume: one of them fetches, and the others wait until it has finished."""
 
 import fcntl
 import time
@@ -16,11 +16,11 @@ POLL_S = 0.5
 
 @contextmanager
 def turn_of(folder: Path, *, say: Say, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Waits for this process's turn, and has it until the end of the block. A process that dies
-    gives its turn back.
+    """Waits for the turn of this process, and holds it until the end of the block. A process that
+    dies gives its turn back.
 
     Raises:
-        SourceError: others have not been ready within `limit_s`.
+        SourceError: other processes have not finished within `limit_s`.
         OSError: the file system cannot lock files.
     """
     folder.mkdir(parents=True, exist_ok=True)

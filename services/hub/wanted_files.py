@@ -1,7 +1,7 @@
-"""Which files of a repository serving reads: weights as safetensors, and what stands beside them.
+"""The files of a repository that serving reads: weights as safetensors, and the files beside them.
 
-Repositories hold the same weights in several forms, and older ones as pickles, which run code when
-they are loaded. Files in folders are other forms, too, or for other programs.
+Repositories hold the same weights in several forms; older ones as pickles, which run code when they
+are loaded. Files in folders are other forms of the weights, or for other programs.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,12 @@ from fnmatch import fnmatch
 WEIGHTS = "*.safetensors"
 _WANTED = (WEIGHTS, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 _OTHER_FORM = "consolidated*.safetensors"
-"""Mistral's own names for the weights, next to those that others read."""
+"""Pattern of Mistral's own names for the weights, which stand next to files with the usual
+names."""
 
 
 def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Returns those of a repository's files, with their sizes, that are to be fetched."""
+    """Returns the files of a repository that are to be fetched, with their sizes."""
     found = {
         path: size
         for path, size in sizes.items()
@@ -27,7 +28,8 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def trouble_with(paths: Mapping[str, int]) -> str:
-    """Returns what is missing among the files that are to be fetched; empty if nothing is."""
+    """Returns what is missing among the files that are to be fetched, in words; empty if nothing
+    is."""
     missing = [name for name in ("config.json", "tokenizer.json") if name not in paths]
     if not any(fnmatch(path, WEIGHTS) for path in paths):
         missing.append(WEIGHTS)

@@ -1,7 +1,7 @@
 """`python -m services.local --model DIR`: serves a model on this machine.
 
-Shows how the weights load, prints one line when it serves, stops on SIGINT or SIGTERM (0), and
-when a service dies that is not started again (1).
+Shows how far the weights are loaded, and prints one line when the model is served. Exit status 0
+after SIGINT or SIGTERM; 1 when a service has died and is not started again.
 """
 
 import asyncio
@@ -15,19 +15,19 @@ from services.common.ending import give_up
 from services.common.gguf.header import model_name
 from services.common.telemetry import configure_logging
 from services.local.child import ChildDied
-from services.local.launcher import Endpoints, Launcher
+from services.local.launcher import Launcher, LocalAddresses
 from services.local.settings import LocalSettings
 from services.local.settings_check import is_open_to_all, trouble_with
 
 EXAMPLE = '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}'
 LAST_WORDS_S = 1.5
-"""Seconds that a pipeline which has lost a member gets to tell its clients, before everything is
+"""Seconds in which a pipeline that has lost a member may tell its clients before all services are
 stopped."""
 
 
 class LoadingBar:
-    """A progress bar on standard error, if that is a terminal, with the bytes that all stages have
-    loaded."""
+    """A progress bar of the bytes that all stages have loaded, on standard error if that is a
+    terminal."""
 
     def __init__(self) -> None:
         self._bar = tqdm(
@@ -43,12 +43,12 @@ class LoadingBar:
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
-        """Takes the bar off the screen."""
+        """Removes the bar from the screen."""
         self._bar.close()
 
 
-def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
-    """Prints the addresses for clients, and a command that works."""
+def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
+    """Prints the addresses for clients, and a command to try."""
     name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
@@ -67,7 +67,8 @@ def announce(settings: LocalSettings, endpoints: Endpoints) -> None:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves until told to stop or until a service stays dead; returns the exit status, 0 or 1."""
+    """Serves until stopped or until a service is not started again; returns the exit status, 0 or
+    1."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(launch(settings, launcher_class))
     try:
@@ -80,7 +81,7 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts everything and waits for the first service that is not started again."""
+    """Starts all services and waits for the first that is not started again."""
     bar = LoadingBar()
     has_served = False
     async with launcher_class(settings) as launcher:
@@ -105,7 +106,7 @@ async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int
 def main(
     settings_class: type[LocalSettings] = LocalSettings, launcher_class: type[Launcher] = Launcher
 ) -> int:
-    """Serves a model; benchmarks put another scheduler in."""
+    """Serves a model; benchmarks pass another scheduler."""
     settings = settings_class.load("local", sys.argv[1:])
     configure_logging("local", settings.log_level)
     if trouble := trouble_with(settings):

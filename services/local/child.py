@@ -1,5 +1,8 @@
-"""A service as a child process. It reports on a pipe where it listens, how far it is, that it is
-ready, and every second that its event loop turns."""
+"""A service as a child process.
+
+On a pipe the service reports its address, its progress, that it is ready, and every second that its
+event loop turns.
+"""
 
 import asyncio
 import contextlib
@@ -16,19 +19,22 @@ from services.common.watchdog import HUNG_STATUS
 
 STOP_TIMEOUT_S = 10.0
 LAST_MESSAGE_S = 1.0
-"""Seconds in which what a service said before it ended must have been read."""
+"""Seconds within which the messages of a service that has ended must be read."""
 MAX_MISSED_BEATS = 8
-"""Turns of this process's loop, a second each, in which a service that turns is silent, before it
-counts as hung. On a machine that stands still or is starved they pass more slowly, too."""
+"""Turns of this process's event loop, one a second, without a message after which a service counts
+as hung.
+
+On a machine that stands still or is overloaded the turns take longer, too.
+"""
 MAX_TURNS_TO_FIRST_BEAT = 60
-"""Turns without a sign of life that a service may take before its first one, while it imports."""
+"""Turns without a message that a service may take at first, while it imports."""
 
 OnMessage = Callable[[dict[str, Any]], None]
 """A function that is given each message of a service."""
 
 
 class ChildDied(Exception):
-    """Raised when a service has ended that should not have."""
+    """A service has ended unexpectedly."""
 
 
 class Child:
@@ -39,7 +45,7 @@ class Child:
     ) -> None:
         self.name = name
         self.said: dict[str, Any] = {}
-        """All that the service has reported so far."""
+        """All fields that the service has reported so far."""
         self._process = process
         self._on_message = on_message
         self._n_messages = 0
@@ -83,10 +89,10 @@ class Child:
         return child
 
     async def wait_for(self, key: str) -> Any:
-        """Returns what the service reports under `key`, once it has.
+        """Returns the value that the service reports under `key`, once it is reported.
 
         Raises:
-            ChildDied: it ended before.
+            ChildDied: the service ended before.
         """
         async with self._has_news:
             await self._has_news.wait_for(lambda: key in self.said or self._is_silent)
@@ -95,7 +101,8 @@ class Child:
         return self.said[key]
 
     async def obituary(self) -> str:
-        """Returns how the service ended, once it has; why, if it has said so."""
+        """Waits for the end of the service; returns how it ended, and why if the service has
+        reported that."""
         status = await self._process.wait()
         await asyncio.wait((self._reading,), timeout=LAST_MESSAGE_S)
         if self._is_hung or status == HUNG_STATUS:
@@ -118,7 +125,7 @@ class Child:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Ends the service: by SIGTERM, and after a timeout by SIGKILL."""
+        """Ends the service with SIGTERM, and after a timeout with SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -129,7 +136,7 @@ class Child:
         self._reading.cancel()
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
-        """Takes what the service reports, until its end of the pipe is closed."""
+        """Takes the service's messages until its end of the pipe is closed."""
         try:
             while line := await lines.readline():
                 self._n_messages += 1

@@ -1,7 +1,8 @@
 """Starts the services in the order in which they need each other, and ends them in reverse.
 
-All start at once as far as addresses allow: a service says where it listens before it is ready,
-and each waits for those it needs. Once all serve, a service that dies or hangs is started again.
+All services start at once as far as addresses allow: a service reports its address before it is
+ready, and each waits for the addresses that it needs. Once all serve, a service that dies or hangs
+is started again.
 """
 
 import asyncio
@@ -20,20 +21,19 @@ from services.local.supervisor import RestartLimit, Supervisor
 HOST = "127.0.0.1"
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 DRAIN_S = 5
-"""Seconds that running requests get when everything is told to stop; less than `Child.stop` waits.
-"""
+"""Seconds that running requests get when all services are stopped; less than `Child.stop` waits."""
 OnProgress = Callable[[int, int, int], None]
-"""A function of the stage index, the bytes loaded and the bytes in all."""
+"""A function of a stage's index, its loaded bytes and its total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoints:
+class LocalAddresses:
     """The addresses of the frontend and of the metrics, host:port."""
 
     http: str
     grpc: str
     metrics: dict[str, str]
-    """Addresses of the services' metrics by the services' names; empty without metrics."""
+    """Addresses of the services' metrics, by the services' names; empty without metrics."""
 
 
 class Launcher:
@@ -44,8 +44,7 @@ class Launcher:
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done, with the reason as its result, when a service has ended that is not started again.
-        """
+        """A future whose result is the reason why a service has ended that is not started again."""
         self._settings = settings
         self._waves: list[list[Supervisor]] = []  # services that start, and stop, together
 
@@ -56,11 +55,11 @@ class Launcher:
         for wave in reversed(self._waves):
             await asyncio.gather(*(service.stop() for service in wave))
 
-    async def start(self, on_progress: OnProgress) -> Endpoints:
-        """Starts everything and returns when it serves.
+    async def start(self, on_progress: OnProgress) -> LocalAddresses:
+        """Starts all services and returns when the pipeline serves.
 
         Raises:
-            ChildDied: a service ended; it has said why, and `death` says which.
+            ChildDied: a service ended and has printed the reason; `death` names the service.
         """
         self._waves = [[], [], []]
         workers = [
@@ -81,7 +80,7 @@ class Launcher:
             if child.said["metrics"] is not None
         }
         http, grpc = (_reachable(frontend.said[api]) for api in ("http", "grpc"))
-        return Endpoints(http, grpc, metrics)
+        return LocalAddresses(http, grpc, metrics)
 
     async def _start(
         self,
@@ -93,7 +92,7 @@ class Launcher:
         ready_key: str = "ready",
         on_message: OnMessage = lambda _: None,
     ) -> Child:
-        """Starts a service; `ready_key` is what it reports when it is ready."""
+        """Starts a service, which reports `ready_key` when it is ready."""
         service = Supervisor(
             name,
             module,
@@ -148,7 +147,8 @@ class Launcher:
         return await self._start(1, "scheduler", self.scheduler_module, options)
 
     def scheduler_options(self, stages: list[str]) -> dict[str, object]:
-        """Returns the scheduler's settings, by option; `stages` are the workers' addresses."""
+        """Returns the scheduler's settings, by option; `stages` are the addresses of the
+        workers."""
         settings = self._settings
         return {
             "address": f"{HOST}:0",
@@ -194,8 +194,8 @@ def share_cpus(
 ) -> tuple[int, list[list[int]]]:
     """Returns the number of compute threads of each rank, and the CPUs of each stage's threads.
 
-    Threads get a CPU each only where they use all of them: otherwise another pipeline on this
-    machine would choose the same ones. `n_usable` may be fewer than `cpus`, by a quota.
+    Threads are bound to a CPU each only if they use all CPUs: otherwise another pipeline on this
+    machine would choose equal ones. By a quota, `n_usable` may be fewer than `cpus`.
     """
     n_threads = settings.threads or max(1, n_usable // (settings.stages * settings.tp))
     per_stage = settings.tp * n_threads
@@ -212,8 +212,8 @@ def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]
 
 
 def _reachable(address: str) -> str:
-    """Returns an address that this machine's own clients can use: the one of all its addresses is
-    for servers."""
+    """Returns an address that clients on this machine can use: a server's address for all
+    interfaces becomes loopback."""
     host, _, port = address.rpartition(":")
     return f"{LOOPBACK.get(host, host)}:{port}"
 

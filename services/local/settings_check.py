@@ -1,5 +1,8 @@
-"""Checks what would fail only when services have started: seconds later or, with many stages,
-minutes. The services have the last word on all of it."""
+"""Checks of settings that would otherwise fail when services have started, seconds or minutes
+later.
+
+The services check everything again.
+"""
 
 import ipaddress
 
@@ -11,11 +14,11 @@ from services.local.settings import LocalSettings
 MAX_CONFIG_BYTES = 2**20
 FILES = ("config.json", "tokenizer.json")
 LAYER_KEYS = ("num_hidden_layers", "n_layer")
-"""The number of layers in `config.json`; the second is GPT-2's."""
+"""Keys of the number of layers in `config.json`; the second is GPT-2's."""
 
 
 def trouble_with(settings: LocalSettings) -> str:
-    """Returns why the settings cannot be served; empty if nothing speaks against it."""
+    """Returns why a model cannot be served with the settings; empty if no reason is known."""
     model = settings.model
     if not model.is_dir() and not model.is_file():
         return f"model: there is no directory {model}"
@@ -40,7 +43,7 @@ def trouble_with(settings: LocalSettings) -> str:
 
 
 def is_open_to_all(settings: LocalSettings) -> bool:
-    """Returns whether others than this machine may call without a key."""
+    """Returns whether other machines may call without a key."""
     if settings.api_keys_file is not None or settings.host == "localhost":
         return False
     try:

@@ -1,5 +1,5 @@
-"""Keeps a service running: a child that dies or hangs is started again, at the addresses it had, as
-others know it by them."""
+"""Keeps a service running: a child that dies or hangs is started again at its former addresses, by
+which the other services know it."""
 
 import asyncio
 import time
@@ -9,18 +9,18 @@ from typing import Any
 from services.local.child import Child, OnMessage
 
 MAX_RESTARTS = 5
-"""Restarts of one service within `WINDOW_S`; one that dies once more stays dead."""
+"""Restarts of one service within `WINDOW_S` at most; then the service stays dead."""
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
-"""Seconds before the second restart within `WINDOW_S`, doubled for each after it; the first one is
-at once."""
+"""Seconds before the second restart within `WINDOW_S`; the first restart is at once, and each later
+pause is twice as long."""
 ADDRESS_OPTIONS = {
     "address": "address",
     "http": "http-address",
     "grpc": "grpc-address",
     "metrics": "metrics-address",
 }
-"""The option by which a service takes an address, by the key under which it reports it."""
+"""The option that sets an address, by the key under which a service reports that address."""
 
 
 class RestartLimit:
@@ -32,14 +32,13 @@ class RestartLimit:
 
     @property
     def n_restarts(self) -> int:
-        """Restarts that count at present."""
+        """Number of restarts that count at present."""
         return len(self._times_s)
 
     def pause_s(self, now_s: float, *, was_ready: bool) -> float | None:
-        """Counts one more restart, and returns the time to wait before it; None if there were
-        enough.
+        """Counts one more restart, and returns the pause before it; None if there were too many.
 
-        Restarts count for `WINDOW_S`, and for longer as long as the service does not become ready.
+        Restarts count for `WINDOW_S`, and longer while the service does not become ready.
         """
         if was_ready:
             self._times_s = [time_s for time_s in self._times_s if now_s - time_s < WINDOW_S]
@@ -51,7 +50,7 @@ class RestartLimit:
 
 
 class Supervisor:
-    """One service: the child that runs it now, and the next if that ends."""
+    """One service: its present child, and the next child if that one ends."""
 
     def __init__(
         self,
@@ -67,8 +66,10 @@ class Supervisor:
     ) -> None:
         self.child: Child
         self.restarts = False
-        """Whether a child that ends is started again. Set once the whole tree serves: one that
-        cannot start at all would not do better the second time."""
+        """Whether a child that ends is started again.
+
+        It is set once the whole tree serves: a child that cannot start at all would fail again.
+        """
         self._name = name
         self._module = module
         self._options = dict(options)
@@ -81,13 +82,13 @@ class Supervisor:
         self._task: asyncio.Task[None]
 
     async def start(self) -> Child:
-        """Starts the first child, and looks after it from now on."""
+        """Starts the first child, which is kept running from now on."""
         await self._start_child()
         self._task = asyncio.create_task(self._keep_running(), name=self._name)
         return self.child
 
     async def stop(self) -> None:
-        """Ends the child for good."""
+        """Ends the child, and starts no other."""
         self._stopping.set()
         await self.child.stop()
         await self._task
@@ -102,7 +103,7 @@ class Supervisor:
         )
 
     def _note_message(self, message: dict[str, Any]) -> None:
-        """Remembers the addresses that the child has, for the next one."""
+        """Remembers the addresses of the child for the next child."""
         for key, option in ADDRESS_OPTIONS.items():
             if message.get(key) is not None:
                 self._options[option] = message[key]
@@ -134,7 +135,7 @@ class Supervisor:
                 return  # `stop` ends this one, too
 
     async def _end_of_child(self) -> str:
-        """Waits for the end of the child, which it may hasten, and returns how it ended."""
+        """Waits for the end of the child, kills it if it hangs, and returns how it ended."""
         watching = asyncio.create_task(self.child.kill_when_hung())
         try:
             return await self.child.obituary()
@@ -150,7 +151,7 @@ class Supervisor:
 
 
 def _argument(key: str, value: object) -> str:
-    """Returns an option for the command line, where booleans are flags."""
+    """Returns an option for the command line; a boolean becomes a flag."""
     if isinstance(value, bool):
         return f"--{key}" if value else f"--no-{key}"
     return f"--{key}={value}"

@@ -1,10 +1,10 @@
 """The life of a leading scheduler: it forms a pipeline, serves it to its end, and forms the next.
 
-    gather stages → join an epoch → serve → (lost) → gather stages → …
+gather stages → join an epoch → serve → (lost) → gather stages → …
 
-A pipeline that loses a stage puts its requests down: they wait in the pool, which outlives the
-epochs, and the next one runs their tokens again as a prefill and goes on. Frontends stay connected
-and are told when the next one is there. Stages that live on keep their weights.
+When a pipeline loses a stage, its requests wait in the pool, which outlives the epochs. The next
+pipeline runs their tokens again as a prefill and goes on. Frontends stay connected and are told
+when the next pipeline is there. Stages that live on keep their weights.
 """
 
 import asyncio
@@ -12,8 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
@@ -22,17 +20,16 @@ from services.common.errors import Unavailable
 from services.common.process import happens_before
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
-from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_batch import FairBatch
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_groups import KVGroups
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed, Order
-from services.scheduler.core.policies import Policy
-from services.scheduler.core.policies.chunked import ChunkedPolicy
-from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import BlockGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.order import Order, OrderOptions
+from services.scheduler.core.order.registry import ORDERS
+from services.scheduler.core.policies import Policy, PolicyOptions
+from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
@@ -43,7 +40,6 @@ from services.scheduler.pipeline.membership import Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
-from services.scheduler.watching.watched_scheduler import WatchedScheduler
 from services.scheduler.watching.watching import Watching
 
 log = logging.getLogger(__name__)
@@ -70,10 +66,10 @@ class FormingTimeout:
         self._trouble = ""
 
     def left_s(self) -> float:
-        """Time until there must be a pipeline.
+        """Returns the seconds until there must be a pipeline.
 
         Raises:
-            Unavailable: it is over.
+            Unavailable: the time is over.
         """
         left_s = self._since + self._limit_s - self._clock()
         if left_s <= 0:
@@ -99,7 +95,7 @@ class Leader:
         service: SchedulerService,
         *,
         requests: RequestObserver,
-        control: AdmissionControl | None = None,
+        control: AdmissionControl | NoControl = NO_CONTROL,
         watching: Watching | None = None,
         observe: Sequence[ObserveEpoch] = (),
         traces: Traces | None = None,
@@ -116,8 +112,7 @@ class Leader:
         self._watching = watching or Watching(settings)
         self._traces = traces
         self._connect = connect
-        make = partial(WatchedScheduler, decisions=self._watching.decisions)
-        self._build = build or partial(build_scheduler, make=make)
+        self._build = build or build_scheduler
         self._pool = RequestPool(
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
@@ -250,27 +245,10 @@ class _Epoch:
     observers: IterationObservers
 
 
-class MakeScheduler(Protocol):
-    """A function that makes a scheduling core of its parts; `Scheduler` is one."""
-
-    def __call__(
-        self,
-        pool: RequestPool,
-        kv_manager: KVManager,
-        *,
-        policy: Policy,
-        pipeline_depth: int,
-        token_hand_off: bool,
-        drafter: Drafter | None,
-    ) -> Scheduler: ...
-
-
 def build_scheduler(
     settings: SchedulerSettings,
     pipeline: Pipeline,
     pool: RequestPool,
-    *,
-    make: MakeScheduler = Scheduler,
 ) -> Scheduler:
     """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
 
@@ -281,7 +259,7 @@ def build_scheduler(
     depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
     policy = build_policy(settings, n_shares=1 if has_one_stage else depth)
     drafter = build_drafter(settings, pipeline)
-    return make(
+    return Scheduler(
         pool,
         build_kv_manager(settings, pipeline, policy, drafter),
         policy=policy,
@@ -323,12 +301,12 @@ def build_kv_manager(
     return KVManager(
         n_blocks=n_blocks,
         block_size=block_size,
-        groups=KVGroups(
+        groups=BlockGroups(
             pipeline.kv_windows,
             policy.max_span_tokens,
             max_drafts=0 if drafter is None else drafter.max_drafts,
         ),
-        # A state is in no block: who begins with another's blocks would have none.
+        # A state is in no block: a request that begins with another's blocks would have none.
         has_prefix_cache=settings.prefix_cache and pipeline.n_state_rows is None,
         max_rows=pipeline.n_state_rows,
         expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
@@ -336,10 +314,10 @@ def build_kv_manager(
 
 
 def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
-    """Returns what drafts tokens; None where nobody is to: Algorithm 1 knows no drafts, a state
+    """Returns what drafts tokens; None where nothing drafts: Algorithm 1 knows no drafts, a state
     cannot take them back, and they cannot pay where decodes are recorded and spans of several
     tokens are not."""
-    if settings.policy == "orca" or not settings.speculative_tokens:
+    if not (POLICIES[settings.policy].takes_drafts and settings.speculative_tokens):
         return None
     if pipeline.n_state_rows is not None:
         return None
@@ -353,22 +331,16 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
 
 
 def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
-    """Returns the order of the settings, with nobody in it; `now` is its clock."""
-    if settings.order == "fcfs":
-        return FirstComeFirstServed()
-    n_tokens = settings.fair_batch_tokens
-    batch = None if n_tokens is None else FairBatch(n_tokens)
-    return Fair(ageing_s=settings.ageing_s, now=now, batch=batch)
+    """Returns the order of the settings, without requests; `now` is its clock."""
+    return ORDERS[settings.order].of(
+        OrderOptions(settings.ageing_s, settings.fair_batch_tokens), now
+    )
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
     """Returns the policy of the settings; `n_shares` batches in flight share the requests."""
-    if settings.policy == "orca":
-        return OrcaPolicy(max_batch_size=settings.max_batch_size)
-    return ChunkedPolicy(
-        max_batch_size=settings.max_batch_size,
-        max_batch_tokens=settings.max_batch_tokens,
-        n_shares=n_shares,
+    return POLICIES[settings.policy].of(
+        PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares)
     )
 
 

@@ -7,17 +7,18 @@ lock.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.batch import Batch, SpanLogprobs
+from services.scheduler.core.batch import NO_LOGPROBS, Batch, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import NO_LOGPROBS, Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.span_logprobs import logprobs_of
 
 
 class Engine(Protocol):
@@ -65,7 +66,8 @@ class ServingLoop:
         self._has_news.set()
 
     def cancel(self, request: Request) -> None:
-        """Ends a request; its K/V is free at once, or with the iteration it is in."""
+        """Ends a request. Its K/V memory is free at once, or when the iterations return that it is
+        in."""
         self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 
@@ -93,7 +95,7 @@ class ServingLoop:
             await self._has_news.wait()
             self._has_news.clear()
             for result in self._engine.take_results():
-                logprobs = _logprobs_of(result) if result.logprobs else NO_LOGPROBS
+                logprobs = logprobs_of(result) if result.logprobs else NO_LOGPROBS
                 updates = self._scheduler.apply(
                     result.iteration, result.token_ids, logprobs, cut=result.cut
                 )
@@ -109,8 +111,8 @@ class ServingLoop:
 
     def _select(self) -> Batch | None:
         batch = self._scheduler.select()
-        for request in self._scheduler.take_put_down():
-            self._requests.put_down(request)
+        for request in self._scheduler.take_preempted():
+            self._requests.preempted(request)
         return batch
 
     async def _send_batches(self) -> None:
@@ -121,16 +123,3 @@ class ServingLoop:
                 self._requests.admitted(request)
             self._iterations.sent(batch, self._scheduler)
             await self._engine.run(batch)
-
-
-def _logprobs_of(result: worker_pb2.IterationResult) -> Mapping[int, SpanLogprobs]:
-    """Returns the log-probabilities of an iteration by their spans."""
-    by_span: dict[int, SpanLogprobs] = {}
-    for piece in result.logprobs:
-        logprobs = by_span.get(piece.span, SpanLogprobs())
-        if piece.HasField("prompt_position"):
-            prompt = (*logprobs.prompt, (piece.prompt_position, piece.logprobs))
-            by_span[piece.span] = logprobs._replace(prompt=prompt)
-        else:
-            by_span[piece.span] = logprobs._replace(sampled=piece.logprobs)
-    return by_span

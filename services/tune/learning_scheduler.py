@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pace import Pace
 
 
@@ -25,15 +25,16 @@ class LearningScheduler:
         self._scheduler.submit(request)
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run, None if there is none or enough are in flight."""
+        """Returns the next batch to run; None if no request can run or enough batches are in
+        flight."""
         batch = self._scheduler.select()
         if batch is not None:
             self._pace.sent(batch, self._scheduler)
         return batch
 
-    def take_put_down(self) -> Sequence[Request]:
-        """Returns the requests that were put down since the last call."""
-        return self._scheduler.take_put_down()
+    def take_preempted(self) -> Sequence[Request]:
+        """Returns the requests that were preempted since the last call."""
+        return self._scheduler.take_preempted()
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
         """Takes the tokens of a batch, one for each sampled span in order."""

@@ -36,51 +36,54 @@ class TuneSettings(ServiceSettings):
     """Settings of the tuner, from `ORCINUS_*` variables or the command line."""
 
     model: Path
-    """Directory of the checkpoint, config.json, safetensors, tokenizer.json, or a GGUF file."""
+    """Directory of the checkpoint, with config.json, safetensors and tokenizer.json, or a GGUF
+    file."""
 
     out: Path = Path("build/tuned")
-    """Directory for the files with the settings that were found; it is made if need be."""
+    """Directory for the files with the settings that were found; made if it does not exist."""
 
     budget_s: float = Field(default=170.0, ge=20, allow_inf_nan=False)
-    """Seconds that everything may take, nearly; with fewer, fewer layouts are tried, and fewer
-    settings run."""
+    """Seconds that everything may take, nearly. With fewer, fewer layouts are tried and fewer
+    settings are run."""
 
     requests: int = Field(default=128, ge=1, le=1024)
-    """Requests of the workload that settings are found for."""
+    """Requests of the workload for which settings are found."""
 
     prompt_tokens: Bounds = PROMPT_TOKENS
-    """Tokens of a prompt: one number for all, or the bounds, like `32-512`."""
+    """Tokens of a prompt: one number for all, or bounds like `32-512`."""
 
     output_tokens: Bounds = OUTPUT_TOKENS
-    """Tokens of an output, likewise."""
+    """Tokens of an output: one number for all, or bounds like `1-128`."""
 
     trace: Path | None = None
-    """CSV file of a public trace, from which lengths are taken instead."""
+    """CSV file of a public trace from which lengths are taken instead. When not set, lengths are
+    drawn between the bounds."""
 
     trace_format: Literal["azure", "burstgpt"] = "azure"
     """Format of the trace."""
 
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a second, as a Poisson process. Without it all come at once or, where there are
-    limits of latency, as fast as these allow."""
+    """Requests a second, arriving as a Poisson process. When not set, all arrive at once or, where
+    there are latency limits, as fast as these allow."""
 
     ttft_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds to the first token that 99 of 100 requests must keep; then goodput is the goal, which
-    is the requests a second that keep all limits."""
+    """Seconds to the first token that 99 of 100 requests must keep. When set, the goal is goodput:
+    requests a second that keep all limits."""
 
     tpot_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds for each token after the first that 99 of 100 requests must keep, likewise."""
+    """Seconds for each token after the first that 99 of 100 requests must keep, also for goodput.
+    """
 
     seed: int = Field(default=0, ge=0)
     """Seed of the workload."""
 
     max_ranks: int = Field(default=8, ge=1)
-    """Stages times ranks of a stage at most: where `worker` names another device, the number of
-    them."""
+    """Stages times ranks of a stage at most; where `worker` names another device, the number of
+    those devices."""
 
     max_kv_memory: Annotated[ByteSize, Field(ge=1)] | None = None
-    """Memory for keys and values of all ranks together at most; by default half of what the
-    machine, or the container, has left."""
+    """Memory for keys and values of all ranks together at most, in bytes or like `4GiB`. When not
+    set, half of what the machine, or the container, has left."""
 
     load_format: Literal["safetensors", "random"] = "safetensors"
     """Where weights come from, see `services.local`."""
@@ -89,7 +92,7 @@ class TuneSettings(ServiceSettings):
     """Element type of weights and K/V."""
 
     quantization: Literal["none", "int8", "int4"] = "none"
-    """How matrices are quantized."""
+    """Quantization of matrices when they are loaded."""
 
     worker: Options = ()
     """Further settings of every worker, NAME=VALUE, as for `services.local`."""

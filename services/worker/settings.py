@@ -1,7 +1,7 @@
 """Settings of a stage, and what it tells each of its ranks.
 
     SharedSettings   what controller and ranks are told alike
-    StagePlace       which stage a worker is, by its settings or by a leader's word
+    PipelinePlace       which stage a worker is, by its settings or by a leader's word
     RankSettings     SharedSettings, resolved for one rank
     WorkerSettings   SharedSettings, those of every server, and those of the controller alone
 
@@ -33,74 +33,83 @@ class SharedSettings(BaseModel):
     )
 
     model: Path
-    """Directory of the checkpoint, config.json and safetensors, or a GGUF file."""
+    """Directory of the checkpoint, with config.json and safetensors, or a GGUF file. All workers of
+    a pipeline must have the same one."""
 
     served_model_name: str = ""
-    """Name of the model as clients spell it; that of the directory or file when empty."""
+    """Name of the model that the pipeline reports. When empty, the name of the directory or file.
+    """
 
     n_stages: int = Field(default=1, ge=1)
-    """Stages the model is cut into; where the leader assigns the stage, it says this too."""
+    """Number of stages that the model is cut into. Where the leader assigns the stage, it says this
+    number too."""
 
     tp_size: int = Field(default=1, ge=1)
-    """Ranks that share each layer of this stage."""
+    """Ranks of this stage, which share each layer (tensor parallelism). On GPUs, one GPU for each
+    rank."""
 
     dtype: Dtype = "auto"
-    """Element type of weights and K/V; `auto` takes the checkpoint's."""
+    """Element type of weights and K/V. `auto` takes the checkpoint's, and float32 for float16."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
-    less than a third, and both are less exact. They need the native kernels on a CPU and Triton on
-    a GPU; all stages must have the same. Norms and experts stay as they are, and so does a matrix
-    whose files have as few bits."""
+    less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a
+    GPU. All stages must have the same. Norms and experts stay as they are, and so do matrices whose
+    files have as few bits."""
 
     load_format: LoadFormat = "safetensors"
-    """Where weights come from; `random` needs only config.json and is for benchmarks."""
+    """Where weights come from. `random` makes them up, needs only config.json and is for
+    benchmarks."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where the ranks compute."""
+    """Kind of device on which the ranks compute."""
 
     data_plane: DataPlane = "auto"
-    """How tensors travel between ranks: `auto` takes gloo on a CPU and NCCL on GPUs; `gloo` on GPUs
-    copies them through the CPU, for several ranks on one GPU."""
+    """How tensors travel between ranks. `auto` is gloo on a CPU and NCCL on GPUs. `gloo` on GPUs
+    copies tensors through the CPU, for several ranks on one GPU, which NCCL refuses."""
 
     block_size: int = Field(default=16, ge=1)
-    """K/V slots in a block; the same on all stages."""
+    """K/V slots (tokens) in a block; the same on all stages. Smaller blocks waste less memory at
+    the end of a sequence, larger ones need less bookkeeping."""
 
     device_memory_fraction: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory that a rank may use if its `kv_memory` is `auto`; the rest is for
-    NCCL and for fragments."""
+    """Share of a GPU's memory that a rank may use if its `kv_memory` is `auto`. The rest is for
+    NCCL and for fragmentation; lower it if a GPU runs out of memory."""
 
     trial_tokens: int = Field(default=8192, ge=1)
-    """Tokens of the largest iteration, for which a rank whose `kv_memory` is `auto` leaves room: at
-    least the scheduler's `max_batch_tokens`; with the policy `orca`, a batch of long prompts."""
+    """Tokens of the trial iteration by which a rank whose `kv_memory` is `auto` finds how much
+    memory an iteration needs. At least the scheduler's `max_batch_tokens`; with the policy `orca`,
+    a batch of long prompts."""
 
     cuda_graphs: bool = True
-    """Whether GPUs run batches of decodes as recorded graphs, so that they do not wait for their
-    kernels to be launched one by one. Not with the data plane `gloo`."""
+    """Whether GPUs run batches of decodes as recorded CUDA graphs, which saves launching kernels
+    one by one. Not with the data plane `gloo`."""
 
     max_graph_batch_size: int = Field(default=256, ge=1)
-    """Requests in a batch that is run as a graph at most; larger ones keep a GPU busy as it is."""
+    """Requests in a batch of decodes that runs as a CUDA graph, at most. Larger batches keep a GPU
+    busy without a graph, and each graph takes memory."""
 
     data_host: str = "127.0.0.1"
-    """Address of this machine at which other stages' ranks reach its ranks."""
+    """IP address of this machine at which ranks of other stages reach its ranks. The default is for
+    pipelines within one machine."""
 
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
-    """Where the ranks of all stages meet, on stage 0; 0 takes a free one."""
+    """Port on which the ranks of all stages meet, on stage 0. 0 takes a free one; fix it where a
+    firewall needs to know."""
 
     transfer_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a rank gives up waiting for another's tensor, and the most that it may
-    compute one iteration; must exceed the longest. A pipeline that forms anew does not wait for
-    that."""
+    """Seconds after which a rank gives up waiting for another rank's tensor, and the most that it
+    may compute one iteration. Must exceed the longest iteration. A new epoch does not wait for it.
+    """
 
     hang_limit_s: float = Field(default=7.0, ge=2)
-    """Seconds that any iteration may take on a rank before it counts as hung, and its stage starts
-    again; those that take long, by what iterations of their size have taken, may take ten times
-    that in addition. Less than the scheduler's, which only ends the epoch, and more than
-    `rank_silence_limit_s`, after which nobody computes with a rank that is stopped."""
+    """Seconds that any iteration may take on a rank, besides ten times what iterations of its size
+    have taken, before the rank counts as hung and its stage starts again. Less than the scheduler's
+    `hang_limit_s`, which ends the epoch, and more than `rank_silence_limit_s`."""
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlace:
+class PipelinePlace:
     """The place of a stage in its pipeline."""
 
     stage_index: int
@@ -128,39 +137,40 @@ class WorkerSettings(SharedSettings, ServerSettings):
     """All settings of a stage, from `ORCINUS_*` variables or the command line."""
 
     address: str = "127.0.0.1:50053"
-    """Where the controller listens, host:port; this machine only unless told otherwise. Port 0
-    takes a free one."""
+    """Address, host:port, where the controller listens for schedulers and other workers. The
+    default is reachable from this machine only, since without TLS whoever connects may command the
+    stage. Port 0 takes a free one."""
 
     stage_index: int | None = Field(default=None, ge=0)
-    """Place in the pipeline, from 0. When not given, this worker has no stage until the leading
-    scheduler assigns one, and loads its weights then."""
+    """Stage of this worker, counted from 0. When not set, the worker is free: it loads weights once
+    the leading scheduler has assigned it a stage."""
 
     load_limit_s: float = Field(default=600.0, gt=0)
-    """Seconds in which a stage must have read its weights; a worker that has not ends."""
+    """Seconds in which a stage must have read its weights; a worker that has not ends, so that a
+    hung volume is noticed."""
 
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] | None = None
-    """Memory for keys and values on each rank, in bytes or like `512MiB`. On GPUs `auto`, which is
-    taken when nothing is given, is what the weights, an iteration of `trial_tokens` and graphs
-    leave of `device_memory_fraction`; on a CPU 1 GiB is taken."""
+    """Memory for keys and values on each rank, in bytes or like `512MiB`. `auto` is what weights,
+    an iteration of `trial_tokens` and CUDA graphs leave of `device_memory_fraction`. When not set,
+    `auto` on GPUs and 1 GiB on a CPU."""
 
     n_threads: int = Field(default=0, ge=0)
-    """Compute threads of a rank on a CPU; 0 divides the CPUs that the process may use, by its
+    """Compute threads of each rank on a CPU. 0 divides the CPUs that the process may use, by its
     affinity and its cgroup's quota, among the ranks of the stage."""
 
     cpus: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
-    """CPUs of this stage's ranks, such as `0,1`: `n_threads` for each rank, one for each thread;
-    when empty, the system decides."""
+    """Numbers of the CPUs for this stage's ranks, such as `0,1`: `n_threads` of them for each rank.
+    When empty, the operating system places threads."""
 
     profile_dir: Path | None = None
-    """Directory for profiles of iterations, which `python -m services.worker.profile` orders;
-    without it there are none."""
+    """Directory for profiles of iterations, which `python -m services.worker.profile` orders. When
+    not set, profiles cannot be ordered."""
 
     rank_silence_limit_s: float = Field(default=5.0, ge=2)
-    """Seconds without a sign of life after which a rank that has loaded is lost, and the stage with
-    it. A rank gives two per second from a thread that does nothing else, so only one that is
-    stopped, or gets no share of a processor at all, is silent; a stage then restarts, and its pod
-    is not ready before ten seconds have passed. Only seconds in which the controller itself has run
-    are counted: a machine that stood still is no reason."""
+    """Seconds without a sign of life after which a loaded rank counts as lost, and its stage starts
+    again. A rank gives two signs per second from a thread that does nothing else, so only a rank
+    that is stopped or gets no processor time is silent. Seconds in which the controller did not run
+    itself do not count."""
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
@@ -201,9 +211,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 
     @property
-    def place(self) -> StagePlace | None:
+    def place(self) -> PipelinePlace | None:
         """The stage that this worker is by its settings; None if one is assigned to it."""
-        return None if self.stage_index is None else StagePlace(self.stage_index, self.n_stages)
+        return None if self.stage_index is None else PipelinePlace(self.stage_index, self.n_stages)
 
     @property
     def _kv_memory_bytes(self) -> int | None:
@@ -211,7 +221,7 @@ class WorkerSettings(SharedSettings, ServerSettings):
             return int(self.kv_memory)
         return None if self.device == "cuda" else 2**30
 
-    def for_rank(self, tp_rank: int, place: StagePlace) -> RankSettings:
+    def for_rank(self, tp_rank: int, place: PipelinePlace) -> RankSettings:
         """Returns the settings of the rank of that number of a stage."""
         # As the operator calls it: where it is a link, what it leads to may be a hash.
         own = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from services.cli.chat import Conversation
+from services.cli.chat import ChatSession
 from services.cli.target import Target
 from services.common.http_api import ApiError, HttpApi
 from tests.cli.fake_api import HOLD, FakeApi, delta
@@ -19,13 +19,13 @@ from tests.cli.fake_api import HOLD, FakeApi, delta
 TIMEOUT_S = 60.0
 
 
-def conversation(api: FakeApi, **options: Any) -> Conversation:
-    return Conversation(
+def conversation(api: FakeApi, **options: Any) -> ChatSession:
+    return ChatSession(
         Target(HttpApi(api.url, timeout_s=TIMEOUT_S), "fake", None), system="Be brief.", **options
     )
 
 
-def said(talk: Conversation, text: str) -> str:
+def said(talk: ChatSession, text: str) -> str:
     return "".join(piece.text for piece in talk.say(text) if not piece.is_reasoning)
 
 

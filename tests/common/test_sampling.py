@@ -21,7 +21,7 @@ from services.common.sampling import (
     WholeNumbers,
 )
 from services.common.sampling_proto import from_proto, to_proto
-from services.frontend.http.openai_request import CompletionBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.request.generation_request import GenerationOptions
 
 DEFAULTS = SamplingParams(seed=0)

@@ -1,28 +1,41 @@
-"""Events of a watch, written by the messages that schedulers send: two stages, three requests, one
-of which joins late, and one of which ends early."""
+"""A story in events of a scheduler, and what a console is told of it.
+
+There are two stages and three requests, of which one joins late and one ends early.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from orcinus.v1 import scheduler_pb2, watch_pb2
 
-from services.common.watch_json import HEADER, to_json
+from services.common.watch_json import HEADER, Json
+from services.common.watch_view import View
 
 T = 1_790_000_000.0
 """When it begins, in seconds since 1970."""
 NS = 10**9
 
-Json = dict[str, Any]
+Event = watch_pb2.WatchEvent
 
 
-def event(at: float, **fields: Any) -> Json:
+def event(at: float, **fields: Any) -> Event:
     """An event, `at` seconds after the beginning."""
-    return to_json(watch_pb2.WatchEvent(time_unix_ns=round((T + at) * NS), **fields))
+    return Event(time_unix_ns=round((T + at) * NS), **fields)
 
 
-def epoch(at: float, number: int = 3, **fields: Any) -> Json:
+def told(*events: Event | Json) -> list[Json]:
+    """What a console is told of events; objects stand for themselves."""
+    view = View()
+    return [
+        change
+        for each in events
+        for change in (view.take(each) if isinstance(each, Event) else [each])
+    ]
+
+
+def epoch(at: float, number: int = 3, **fields: Any) -> Event:
     return event(
         at,
         epoch=watch_pb2.EpochEvent(
@@ -43,7 +56,7 @@ def epoch(at: float, number: int = 3, **fields: Any) -> Json:
     )
 
 
-def request(at: float, number: int, turn: str, **fields: Any) -> Json:
+def request(at: float, number: int, turn: str, **fields: Any) -> Event:
     if "reason" in fields:
         reason = f"COMPLETION_REASON_{fields['reason'].upper()}"
         fields["reason"] = scheduler_pb2.CompletionReason.Value(reason)
@@ -51,7 +64,7 @@ def request(at: float, number: int, turn: str, **fields: Any) -> Json:
     return event(at, request=watch_pb2.RequestEvent(number=number, turn=turn, **fields))
 
 
-def arrival(at: float, number: int, n_prompt: int, limit: int, account: str = "") -> Json:
+def arrival(at: float, number: int, n_prompt: int, limit: int, account: str = "") -> Event:
     return request(
         at,
         number,
@@ -66,13 +79,15 @@ def arrival(at: float, number: int, n_prompt: int, limit: int, account: str = ""
 def iteration(
     at: float,
     number: int,
-    spans: Mapping[int, tuple[int, str]],
+    spans: Mapping[int, tuple[int, str, int]],
     *,
     compute_s: float = 0.1,
     ended: tuple[int, ...] = (),
-) -> Json:
-    """An iteration sent at a time, of spans (tokens, kind) by request; both stages compute as long,
-    one after the other."""
+) -> Event:
+    """An iteration sent at a time, with a span (tokens, kind, position) of each request.
+
+    Both stages compute for `compute_s`, one after the other.
+    """
     kinds = {"p": "PREFILL", "d": "DECODE", "r": "RECOMPUTATION"}
     ns = round(compute_s * NS)
     return event(
@@ -83,9 +98,9 @@ def iteration(
             sent_unix_ns=round((T + at) * NS),
             round_trip_ns=2 * ns,
             numbers=spans.keys(),
-            start_positions=[0] * len(spans),
-            n_tokens=[n for n, _ in spans.values()],
-            kinds=[f"SPAN_KIND_{kinds[kind]}" for _, kind in spans.values()],
+            start_positions=[start for _, _, start in spans.values()],
+            n_tokens=[n for n, _, _ in spans.values()],
+            kinds=[f"SPAN_KIND_{kinds[kind]}" for _, kind, _ in spans.values()],
             n_new_tokens=[1] * len(spans),
             ended=ended,
             n_in_flight=2,
@@ -103,7 +118,7 @@ def iteration(
     )
 
 
-def pool(at: float, waiting: list[int], running: Mapping[int, int]) -> Json:
+def pool(at: float, waiting: list[int], running: Mapping[int, int]) -> Event:
     """The pool; `running` has the generated tokens by request."""
     return event(
         at,
@@ -116,7 +131,7 @@ def pool(at: float, waiting: list[int], running: Mapping[int, int]) -> Json:
     )
 
 
-def mark(at: float, kind: str, text: str, *numbers: int) -> Json:
+def mark(at: float, kind: str, text: str, *numbers: int) -> Event:
     kind = f"MARK_KIND_{kind.upper()}"
     return event(at, mark=watch_pb2.MarkEvent(kind=kind, epoch=3, text=text, numbers=numbers))
 
@@ -128,21 +143,21 @@ STORY = [
     request(0.0, 1, "admitted"),
     request(0.0, 2, "admitted"),
     pool(0.0, [], {1: 0, 2: 0}),
-    iteration(0.0, 1, {1: (7, "p"), 2: (50, "p")}),
+    iteration(0.0, 1, {1: (7, "p", 0), 2: (50, "p", 0)}),
     arrival(0.25, 3, 9, 5),
     pool(0.25, [3], {1: 1, 2: 1}),
-    iteration(0.2, 2, {1: (1, "d"), 2: (1, "d")}, ended=(1,)),
+    iteration(0.2, 2, {1: (1, "d", 7), 2: (1, "d", 50)}, ended=(1,)),
     request(0.4, 2, "ended", n_generated_tokens=2, reason="stop"),
     request(0.4, 3, "admitted", n_cached_tokens=4),
     pool(0.4, [], {1: 2, 3: 0}),
-    iteration(0.4, 3, {1: (1, "d"), 3: (5, "p")}),
-    iteration(0.6, 4, {3: (3, "r"), 1: (1, "d")}),
+    iteration(0.4, 3, {1: (1, "d", 8), 3: (5, "p", 4)}),
+    iteration(0.6, 4, {3: (3, "r", 7), 1: (1, "d", 9)}),
 ]
 """What happens in 0.8 seconds."""
 
 
-def write_recording(path: Path, events: list[Json] = STORY) -> Path:
+def write_recording(path: Path, events: Sequence[Event | Json] = STORY) -> Path:
     """Writes a recording."""
-    lines = [json.dumps(each) for each in (dict(HEADER), *events)]
+    lines = [json.dumps(each) for each in (dict(HEADER), *told(*events))]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

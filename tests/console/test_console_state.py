@@ -2,29 +2,43 @@
 
 import pytest
 
+from services.common.watch_json import Json
 from services.console.console_state import (
     ENDED_S,
     KEPT_S,
     MAX_REQUESTS,
+    NO_FIGURES,
     ConsoleState,
     KvSlots,
-    Mark,
+    PipelineMark,
 )
-from tests.console.events import STORY, T, arrival, epoch, event, iteration, mark, pool, request
+from tests.console.events import (
+    STORY,
+    Event,
+    T,
+    arrival,
+    epoch,
+    event,
+    iteration,
+    mark,
+    pool,
+    request,
+    told,
+)
 
 
-def after(*events: object) -> ConsoleState:
+def after(*events: Event | Json) -> ConsoleState:
     """The state after the story and some events more."""
     state = ConsoleState()
-    for each in (*STORY, *events):
-        state.feed(each)  # type: ignore[arg-type]
+    for each in told(*STORY, *events):
+        state.feed(each)
     return state
 
 
 def test_before_the_first_event_nothing_is_known() -> None:
     state = ConsoleState()
     assert state.away == "connecting"
-    assert (state.n_stages, state.tokens_per_s(), state.mean_batch_size()) == (0, 0.0, 0.0)
+    assert (state.n_stages, state.figures) == (0, NO_FIGURES)
 
 
 def test_the_story_is_told() -> None:
@@ -32,8 +46,6 @@ def test_the_story_is_told() -> None:
     assert state.away == ""
     assert state.now == pytest.approx(T + 0.8)
     assert (state.n_stages, state.n_in_flight) == (2, 2)
-    assert state.tokens_per_s() == pytest.approx(8 / 0.8)
-    assert state.mean_batch_size() == 2
     assert state.kv == KvSlots(shared=100, used=200, reserved=100, cached=50, free=550)
     assert [row.number for row in state.shown_requests()] == [1, 3, 2]
     one, three, two = state.shown_requests()
@@ -43,8 +55,8 @@ def test_the_story_is_told() -> None:
 
 
 def test_a_block_is_that_of_the_largest_span() -> None:
-    blocks = [(it.request, it.kind, it.n_requests) for it in after().iterations]
-    assert blocks == [(2, "p", 2), (1, "d", 2), (3, "p", 2), (3, "r", 2)]
+    blocks = [(it.request, it.kind) for it in after().iterations]
+    assert blocks == [(2, "p"), (1, "d"), (3, "p"), (3, "r")]
     first = after().iterations[0]
     assert [round(end - T, 3) for _, end in first.computing] == [0.1, 0.2]
 
@@ -59,26 +71,30 @@ def test_ended_requests_are_forgotten_after_a_while() -> None:
     assert sorted(state.requests) == [1, 3]
 
 
-def test_requests_that_the_pool_no_longer_has_are_forgotten() -> None:
-    assert sorted(after(pool(0.9, [], {3: 3})).requests) == [2, 3]
+def test_figures_are_those_of_the_last_seconds() -> None:
+    assert after().figures == NO_FIGURES
+    state = after(mark(1.6, "draining", ""))
+    assert state.figures == {"tokens_per_s": 8, "batch_size": 2}
 
 
 @pytest.mark.parametrize("note", ["gap", "here"])
 def test_what_is_told_anew_replaces_what_was_told(note: str) -> None:
-    told = after()
-    again = after({"type": note, "t": T + 99}, *anew())
-    assert again.requests == told.requests
-    assert (again.iterations, again.kv, again.now) == (told.iterations, told.kv, told.now)
-    assert [str(each) for each in again.marks] == [str(each) for each in told.marks] + [
+    once = after()
+    again = after()
+    for each in ({"type": note, "t": T + 99}, *anew()):
+        again.feed(each)
+    assert again.requests == once.requests
+    assert (again.iterations, again.kv, again.now) == (once.iterations, once.kv, once.now)
+    assert [str(each) for each in again.marks] == [str(each) for each in once.marks] + [
         "gap: some events were missed"
     ] * (note == "gap")
 
 
-def anew() -> list[dict[str, object]]:
-    """The story as one who comes later is told it: kind by kind, and the pool as it is."""
+def anew() -> list[Json]:
+    """The story as a late viewer is told it: kind by kind, and the pool as it is."""
     kinds = ("epoch", "mark", "request", "iteration")
-    told = [each for kind in kinds for each in STORY if each["type"] == kind]
-    return [*told, pool(0.8, [], {1: 4, 3: 2})]
+    changes = told(*STORY, pool(0.8, [], {1: 4, 3: 2}))
+    return [*(each for kind in kinds for each in changes if each["type"] == kind), changes[-1]]
 
 
 def test_requests_that_were_never_told_of_have_a_row_from_the_pool() -> None:
@@ -106,26 +122,33 @@ def test_marks_come_from_losses_epochs_and_the_way_here() -> None:
         "lost: stage 1 went away (requests 1, 3)",
         "away: no pipeline",
         "here",
-        "epoch: 4, demo on 2 stages",
+        "epoch: 4, demo on 2 stages: a new pipeline serves",
         "gap: some events were missed",
     ]
     assert not state.requests
-    assert state.marks[1] == Mark(T + 0.9, "lost", "stage 1 went away (requests 1, 3)")
+    assert state.marks[1] == PipelineMark(T + 0.9, "lost", "stage 1 went away (requests 1, 3)")
     assert state.n_marks == 6
+
+
+def test_another_scheduler_numbers_its_requests_anew() -> None:
+    state = after(epoch(0.9, 2**20 + 1))
+    assert not state.requests
 
 
 def test_any_event_says_that_somebody_is_there_again() -> None:
     state = after({"type": "away", "text": "no pipeline"})
     assert state.away == "no pipeline"
-    state.feed(pool(1.0, [], {}))
+    for each in told(pool(1.0, [], {})):
+        state.feed(each)
     assert state.away == ""
 
 
 def test_iterations_and_requests_are_kept_for_a_while_and_not_for_ever() -> None:
-    state = after(iteration(KEPT_S + 10, 9, {1: (1, "d")}))
+    state = after(iteration(KEPT_S + 10, 9, {1: (1, "d", 10)}))
     assert [it.number for it in state.iterations] == [9]
     for number in range(MAX_REQUESTS + 50):
-        state.feed(arrival(KEPT_S + 11, number, 1, 1))
+        for each in told(arrival(KEPT_S + 11, number, 1, 1)):
+            state.feed(each)
     assert len(state.requests) == MAX_REQUESTS
 
 
@@ -147,10 +170,11 @@ def test_events_of_other_types_change_nothing() -> None:
     [
         {"type": "epoch", "t": T},
         {"type": "request", "t": T, "number": "x"},
-        {"type": "iteration", "t": T, "numbers": [1], "n_new_tokens": []},
+        {"type": "iteration", "t": T, "numbers": [1], "n_generated": []},
         {"type": "pool", "t": T, "waiting": 3},
         {"type": "mark", "t": "now", "kind": "lost"},
         {"type": "mark", "t": T},
+        {"type": "figures", "t": T, "recent": {}},
     ],
     ids=lambda each: each["type"],
 )

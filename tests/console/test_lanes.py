@@ -2,16 +2,16 @@
 
 import pytest
 
-from services.console.console_state import Iteration
+from services.console.console_state import DrawnIteration
 from services.console.lanes import busy_share, cells_of, window_for
 
 
-def at(number: int, start: float, end: float) -> Iteration:
+def at(number: int, start: float, end: float) -> DrawnIteration:
     """An iteration that the only stage computes in that time."""
-    return Iteration(number, start, end - start, number, "d", 1, 1, ((start, end),))
+    return DrawnIteration(number, start, end - start, number, "d", ((start, end),))
 
 
-def drawn(iterations: list[Iteration], n_cells: int = 10, window_s: float = 10.0) -> str:
+def drawn(iterations: list[DrawnIteration], n_cells: int = 10, window_s: float = 10.0) -> str:
     """The numbers of the iterations by cell, the first of each with a mark behind it."""
     cells = cells_of(iterations, 0, end=10.0, window_s=window_s, n_cells=n_cells)
     return "".join(
@@ -33,7 +33,7 @@ def drawn(iterations: list[Iteration], n_cells: int = 10, window_s: float = 10.0
     ids=["none", "one", "two", "the-one-with-more", "before", "still", "outside"],
 )
 def test_a_cell_shows_the_iteration_that_had_most_of_it(
-    iterations: list[Iteration], expected: str
+    iterations: list[DrawnIteration], expected: str
 ) -> None:
     assert drawn(iterations) == expected
 

@@ -5,15 +5,16 @@ import io
 import pytest
 from rich.console import Console, Group
 
+from services.common.watch_json import Json
 from services.console.console_state import ConsoleState
 from services.console.render import Screen, lines, summary
-from tests.console.events import STORY, T, arrival, epoch, mark, pool
+from tests.console.events import STORY, Event, T, arrival, epoch, mark, pool, told
 
 
-def story(*more: object) -> ConsoleState:
+def story(*more: Event | Json) -> ConsoleState:
     state = ConsoleState()
-    for each in (*STORY, *more):
-        state.feed(each)  # type: ignore[arg-type]
+    for each in told(*STORY, *more):
+        state.feed(each)
     return state
 
 
@@ -42,18 +43,18 @@ def row(text: str, label: str) -> str:
 
 
 def test_eighty_by_twenty_four_shows_everything() -> None:
-    text = text_of(story(mark(0.8, "suspects", "one at a time", 3)), PLAIN)
+    text = text_of(story(mark(1.6, "suspects", "one at a time", 3)), PLAIN)
     shown = text.splitlines()
     assert len(shown) == 24
     assert max(map(len, shown)) <= 80
     assert shown[0].startswith("Orcinus  demo  epoch 3  2 stages of 1  chunked, fcfs")
-    assert shown[1].startswith("10 tokens/s   2 running   0 waiting   in flight 2 of 2")
+    assert shown[1].startswith("8 tokens/s   2 running   0 waiting   in flight 2 of 2")
     assert row(text, "pool").split() == ["pool", "runs", "1", "3", "waits", "-"]
     assert row(text, "1 ").split() == ["1", "cmpl-0001", "running", "7", "4/20", "0", "0", "alice"]
     assert row(text, "2 ").split() == ["2", "cmpl-0002", "stop", "50", "2/3", "0", "0", "-"]
     assert row(text, "3 ").split() == ["3", "cmpl-0003", "running", "9", "2/5", "4", "0", "-"]
     assert shown[-2:] == [
-        "  1 s ago  epoch: 3, demo on 2 stages",
+        "  2 s ago  epoch: 3, demo on 2 stages",
         "  0 s ago  suspects: one at a time (requests 3)",
     ]
 
@@ -125,6 +126,6 @@ def test_who_is_away_is_said_on_top_of_what_was() -> None:
 
 
 def test_the_summary_is_a_line() -> None:
-    assert summary(story()) == (
-        "epoch 3  10 tokens/s  2 running  0 waiting  2 in flight  batch 2.0  K/V 40%"
+    assert summary(story(mark(1.6, "draining", ""))) == (
+        "epoch 3  8 tokens/s  2 running  0 waiting  2 in flight  batch 2.0  K/V 40%"
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.console.events import STORY, mark, write_recording
+from tests.console.events import STORY, Event, iteration, mark, told, write_recording
 from tests.fake_http import serving_http
 
 TIMEOUT_S = 60.0
@@ -31,7 +31,7 @@ KEY = "sk-secret"
 class Stage:
     """What the fake frontend plays: the events of each call in turn, the last one held open."""
 
-    plays: Sequence[Sequence[dict[str, Any]]]
+    plays: Sequence[Sequence[Event]]
     status: int = 200
     calls: list[str | None] = field(default_factory=list)
     """The `Authorization` of each call."""
@@ -58,7 +58,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(json.dumps({"error": {"message": "show a key"}}).encode())
             return
         self.wfile.write(b": hello\n\n")
-        for event in stage.plays[min(n_calls, len(stage.plays)) - 1]:
+        for event in told(*stage.plays[min(n_calls, len(stage.plays)) - 1]):
             self.wfile.write(f"id: 7\ndata: {json.dumps(event)}\n\n".encode())
         self.wfile.flush()
         if n_calls >= len(stage.plays):
@@ -89,7 +89,8 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_recording_becomes_lines_where_there_is_no_terminal(tmp_path: Path) -> None:
-    path = write_recording(tmp_path / "run.jsonl", [*STORY, mark(3.0, "lost", "stage 1", 1)])
+    later = [iteration(1.6, 5, {1: (1, "d", 10), 3: (1, "d", 10)}), mark(3.0, "lost", "stage 1", 1)]
+    path = write_recording(tmp_path / "run.jsonl", [*STORY, *later])
     done = run("--file", str(path))
     assert (done.returncode, done.stderr) == (0, "")
     first, second, third = done.stdout.splitlines()
@@ -102,8 +103,8 @@ def test_a_recording_becomes_lines_where_there_is_no_terminal(tmp_path: Path) ->
     ("lines", "reason"),
     [
         (["{}"], "line 1 is not that of a recording"),
-        (['{"type": "recording", "version": 1}', "nonsense"], "line 2 is no JSON"),
-        (['{"type": "recording", "version": 1}', '{"type": "pool"}'], "a broken event"),
+        (['{"type": "recording", "version": 2}', "nonsense"], "line 2 is no JSON"),
+        (['{"type": "recording", "version": 2}', '{"type": "pool"}'], "a broken event"),
     ],
     ids=["header", "json", "event"],
 )

@@ -12,7 +12,7 @@ import sys
 
 from services.local import __main__ as local
 from services.local.child import Child
-from services.local.launcher import HOST, Endpoints, Launcher, OnProgress
+from services.local.launcher import HOST, Launcher, LocalAddresses, OnProgress
 from services.local.settings import LocalSettings
 
 SOCKET_VARIABLE = "FAULTS_LINKS"
@@ -85,7 +85,7 @@ class LinkedLauncher(Launcher):
         self._links: dict[str, Link] = {}
         self._orders: asyncio.Server
 
-    async def start(self, on_progress: OnProgress) -> Endpoints:
+    async def start(self, on_progress: OnProgress) -> LocalAddresses:
         """Starts everything and takes orders, and returns when it serves."""
         self._orders = await asyncio.start_unix_server(self._obey, os.environ[SOCKET_VARIABLE])
         return await super().start(on_progress)

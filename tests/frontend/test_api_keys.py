@@ -20,7 +20,7 @@ from services.frontend.api_keys import (
     Account,
     ApiKey,
     ApiKeys,
-    TokenBucket,
+    CallBucket,
     hash_of,
 )
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
@@ -240,7 +240,7 @@ def test_never_more_calls_than_a_minutes_worth_and_the_rate(
     per_minute: int, pauses: list[float]
 ) -> None:
     now, n_taken = 0.0, 0
-    bucket = TokenBucket(per_minute, now=now)
+    bucket = CallBucket(per_minute, now=now)
     for pause in pauses:
         now += pause
         wait_s = bucket.take(now)
@@ -250,7 +250,7 @@ def test_never_more_calls_than_a_minutes_worth_and_the_rate(
 
 
 def test_whoever_waits_as_long_as_told_is_served() -> None:
-    bucket = TokenBucket(1, now=0.0)
+    bucket = CallBucket(1, now=0.0)
     assert bucket.take(0.0) == 0
     wait_s = bucket.take(1.0)
     assert wait_s > 0

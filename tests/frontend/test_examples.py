@@ -53,3 +53,9 @@ async def test_grpc_client_talks(tmp_path: Path) -> None:
         output = await said("examples/grpc_client.py", site.frontend.grpc_address)
     assert "serves test-model on 2 stages" in output
     assert output.endswith("32 tokens\n")
+
+
+async def test_agent_client_ends_with_an_answer_in_words(tmp_path: Path) -> None:
+    async with running(tmp_path) as site:  # whose model repeats its prompt, and calls nothing
+        output = await said("examples/agent_client.py", f"{site.url}/v1")
+    assert output.startswith("answer: ")

@@ -15,7 +15,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.config import SchemathesisConfig
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from services.frontend.http import openapi
+from services.frontend.http.routes import OPENAPI_PATH
 from tests.fuzz import hints, rounds
 from tests.fuzz.choices import Choices, examples
 from tests.fuzz.conftest import SETTLE_S
@@ -66,7 +66,7 @@ def _headers(choices: Choices) -> list[tuple[str, str]]:
 def send_all(url: str, session: requests.Session, inputs: Inputs) -> None:
     """Sends requests to the API at a URL, as many as `inputs` says. Fails at an answer that is not
     as the document says."""
-    schema = schemathesis.openapi.from_url(url + openapi.PATH, config=CONFIG)
+    schema = schemathesis.openapi.from_url(url + OPENAPI_PATH, config=CONFIG)
 
     def check(made: tuple[Case[Any], dict[str, str]]) -> None:
         case, headers = made

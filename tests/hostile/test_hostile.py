@@ -3,7 +3,7 @@
     make test-hostile ARGS="-k unread"
 
 An attack takes place beside sixteen honest streams, on the real processes. Gaps between tokens are
-for `python -m benchmarks.hostile`: other work on the machine would decide over a test of them.
+for `benchmarks.serving.hostile`: other work on the machine would decide over a test of them.
 """
 
 import asyncio

@@ -157,12 +157,12 @@ def _metrics(expressions: Any) -> set[str]:
 
 def test_every_alert_is_explained() -> None:
     (rules,) = rendered("monitoring").get("PrometheusRule", "orcinus")["spec"]["groups"]
-    page = (K8S.parent / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (K8S.parent / "docs" / "operations" / "watch.md").read_text(encoding="utf-8")
     assert [rule["alert"] for rule in rules["rules"] if f"`{rule['alert']}`" not in page] == []
 
 
 def test_every_component_is_explained() -> None:
-    page = (K8S.parent / "docs" / "operations.md").read_text(encoding="utf-8")
+    page = (K8S.parent / "docs" / "operations" / "deploy.md").read_text(encoding="utf-8")
     names = [path.name for path in (K8S / "components").iterdir()]
     assert [name for name in names if f"`{name}`" not in page] == []
 

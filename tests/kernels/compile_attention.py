@@ -8,7 +8,7 @@ import torch
 
 from kernels import AttentionForm
 from kernels.triton.attention import attention
-from kernels.triton.attention_plan import plan_items
+from kernels.triton.attention_plan import plan_attention
 from kernels.upload import Uploads
 
 DECODES = [(900, 1), (8000, 1)]
@@ -34,7 +34,7 @@ def call(
     cache = torch.zeros((4, block_size, n_kv_heads, head_dim), dtype=dtype)
     # Cut out of one row per token, as from the fused projection.
     qkv = torch.zeros((int(n_tokens.sum()), n_heads + 2 * n_kv_heads, head_dim), dtype=dtype)
-    plan = plan_items(
+    plan = plan_attention(
         starts,
         n_tokens,
         block_tables=np.zeros((len(spans), n_columns), np.int64),

@@ -8,7 +8,7 @@ import torch
 
 from kernels import DeltaNetForm, StateSpans
 from kernels.triton.delta_net import delta_net
-from kernels.triton.sigmoid_and_mul import sigmoid_and_mul
+from kernels.triton.gates import sigmoid_and_mul
 from tests.kernels.compile_only import Cases
 
 

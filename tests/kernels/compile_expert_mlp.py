@@ -6,8 +6,9 @@ from functools import partial
 
 import torch
 
-from kernels.expert_form import PLAIN_EXPERTS, Clamp, ExpertForm
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
 from kernels.triton.expert_mlp import expert_mlp
+from kernels.weights.linear import Clamp
 from tests.kernels.compile_only import Cases
 
 

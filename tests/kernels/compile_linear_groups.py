@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.groups import Bits, GroupForm
 from kernels.triton.linear_groups import (
     PackedGroups,
     TritonGroupsGatedWeight,
     TritonGroupsWeight,
 )
+from kernels.weights.groups import Bits, GroupForm
 from tests.kernels.compile_only import Cases
 
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from kernels.sampling_columns import Penalties
+from kernels.forms.sampling_columns import Penalties
 from kernels.triton.penalize import penalize
 from tests.kernels.compile_only import Cases
 

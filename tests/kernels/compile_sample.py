@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from kernels.sampling_columns import SamplingColumns
+from kernels.forms.sampling_columns import SamplingColumns
 from kernels.triton.sample import sample
 from tests.kernels.compile_only import Cases
 

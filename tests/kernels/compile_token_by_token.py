@@ -8,16 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.head_norms import HeadNorms
+from kernels.forms.head_norms import HeadNorms
 from kernels.triton.embedding import embedding
-from kernels.triton.gelu_and_mul import gelu_and_mul
+from kernels.triton.gates import gelu_and_mul, silu_and_mul
 from kernels.triton.greedy import greedy
-from kernels.triton.layer_norm import layer_norm
-from kernels.triton.rms_norm import rms_norm
-from kernels.triton.rotary import rotary
-from kernels.triton.rotary_write_kv import rotary_write_kv
-from kernels.triton.silu_and_mul import silu_and_mul
-from kernels.triton.write_kv import write_kv
+from kernels.triton.norms import layer_norm, rms_norm
+from kernels.triton.rotary import rotary, rotary_write_kv, write_kv
 from tests.kernels.compile_only import Cases
 
 # What compiles differently: the sizes and the element type, but not the number of tokens.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.sampling_columns import Penalties, SamplingColumns
+from kernels.forms.sampling_columns import Penalties, SamplingColumns
 
 N_THREADS = [1, 2, 3, 16]
 

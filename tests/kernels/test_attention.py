@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import AttentionForm, AttentionPlan, reference
+from kernels import AttentionForm, AttentionPlan
+from kernels.reference import operations as reference
 from kernels.upload import uploads_for
 from tests.kernels.implementations import (
     COMPILED,

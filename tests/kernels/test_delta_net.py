@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import DeltaNetForm, Ops, StateSpans, reference
+from kernels import DeltaNetForm, Ops, StateSpans
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
+from kernels.reference import operations as reference
 from tests.kernels.implementations import BUILDS, IMPLEMENTATIONS, Implementation
 from tests.kernels.rows import N_THREADS, threads
 

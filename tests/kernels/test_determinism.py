@@ -14,22 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, HeadNorms, Ops, packed_linear
-from kernels.expert_form import Clamp
-from kernels.group_form import GroupForm
+from kernels import AttentionForm, HeadNorms, Ops
+from kernels.forms.routing import RoutingForm
 from kernels.native import groups, heads, linear
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
-from kernels.packed_heads import pack_heads
-from kernels.packed_linear import (
-    GatedWeight,
-    LinearWeight,
-    Quantization,
-    pack,
-    pack_experts,
-    pack_gated,
-)
+from kernels.packing import linear as packed_linear
+from kernels.packing.experts import pack_experts
+from kernels.packing.heads import pack_heads
+from kernels.packing.linear import pack, pack_gated
 from kernels.upload import uploads_for
+from kernels.weights.linear import Clamp, GatedWeight, LinearWeight, Quantization
 from tests.kernels.implementations import BUILDS, CPU
 from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
 
@@ -264,7 +259,7 @@ def test_chosen_experts_of_a_token(build: Ops, n_chosen: int, dtype: torch.dtype
 @pytest.mark.parametrize("is_softmax", [False, True], ids=["sigmoid", "softmax"])
 def test_experts_of_a_token_that_are_chosen_in_groups(build: Ops, is_softmax: bool) -> None:
     logits = torch.randn(90, 72, generator=torch.Generator().manual_seed(1))
-    form = GroupForm(
+    form = RoutingForm(
         n_chosen=6,
         is_softmax=is_softmax,
         normalises=True,

@@ -8,14 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gelu_and_mul import gelu_and_mul
-from kernels.groups import WHOLE, Bits, GroupedMatrix, GroupForm, joined
-from kernels.linear_weight import Gate
 from kernels.native.groups import NativeGroupsGatedWeight, NativeGroupsWeight, functions_of
 from kernels.native.library import open_library, runnable
-from kernels.packed_linear import can_compute, pack, pack_gated, pack_table
-from kernels.quantise import in_groups
-from kernels.silu_and_mul import silu_and_mul
+from kernels.packing.linear import can_compute, pack, pack_gated, pack_table
+from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
+from kernels.weights.groups import WHOLE, Bits, GroupedMatrix, GroupForm, joined
+from kernels.weights.linear import Gate
+from kernels.weights.quantise import in_groups
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="the native library is not built")
 

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference
-from kernels.gelu_and_mul import gelu_and_mul
 from kernels.native.linear import NativeInt8GatedWeight, NativeInt8Weight, has_int8
-from kernels.packed_linear import Gate, PlainWeight, can_compute, pack, pack_gated
-from kernels.quantise import quantised
-from kernels.silu_and_mul import silu_and_mul
+from kernels.packing.linear import can_compute, pack, pack_gated
+from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
+from kernels.reference import operations as reference
+from kernels.weights.linear import Gate, PlainWeight
+from kernels.weights.quantise import quantised
 
 pytestmark = pytest.mark.skipif(not has_int8(), reason="no native library or no VNNI")
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import HeadNorms, Ops, ops_for, reference
-from kernels.expert_form import Clamp, ExpertForm
-from kernels.group_form import GroupForm
-from kernels.linear_weight import Gate
+from kernels import HeadNorms, Ops, ops_for
+from kernels.forms.experts import ExpertForm
+from kernels.forms.routing import RoutingForm
+from kernels.reference import operations as reference
+from kernels.weights.linear import Clamp, Gate
 from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -199,7 +200,7 @@ def test_route_in_groups(
     normalises: bool,
     has_bias: bool,
 ) -> None:
-    form = GroupForm(
+    form = RoutingForm(
         n_chosen=5,
         is_softmax=is_softmax,
         normalises=normalises,
@@ -220,7 +221,7 @@ def test_route_in_groups(
 
 
 def test_scores_far_from_zero_are_their_limits(ops: Ops) -> None:
-    form = GroupForm(n_chosen=4, is_softmax=False, normalises=False, factor=1.0)
+    form = RoutingForm(n_chosen=4, is_softmax=False, normalises=False, factor=1.0)
     weights, experts = ops.route_in_groups(torch.tensor([[-120.0, -1e4, 0.0, 120.0]]), form)
     assert experts.tolist()[0][:2] == [3, 2]
     assert_close(weights, torch.tensor([[1.0, 0.5, 0.0, 0.0]]))

@@ -17,11 +17,11 @@ PROGRAM = """
 import numpy as np
 import torch
 from kernels import DeltaNetForm, StateSpans
-from kernels.group_form import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.native.library import open_library, runnable
 from kernels.native.linear import NativeInt8Weight, NativeWeight, has_int8
 from kernels.native.operations import ops_of
-from kernels.packed_linear import pack
+from kernels.packing.linear import pack
 from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 from services.worker.engine.trial_iteration import TrialIteration
@@ -46,7 +46,7 @@ for name in runnable():
         key_caches=[cache], n_heads=4, uploads=Uploads(),
     )
     attempt("attention", lambda: ops.attention(torch.zeros(151, 4, 16), cache, cache, plan))
-    router = GroupForm(n_chosen=1, is_softmax=True, normalises=False, factor=1.0)
+    router = RoutingForm(n_chosen=1, is_softmax=True, normalises=False, factor=1.0)
     attempt("choice", lambda: ops.route_in_groups(torch.zeros(4, 8), router))
     ones = torch.ones(8)
     form = DeltaNetForm(1, 1, 8, 8, torch.ones(2, 24), -ones[:1], ones[:1], ones, 1e-5)

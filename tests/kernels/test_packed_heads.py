@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import reference
-from kernels.head_products import HeadProducts
 from kernels.native import heads
 from kernels.native.library import open_library, runnable
-from kernels.packed_heads import PlainHeads, pack_heads
+from kernels.packing.heads import pack_heads
+from kernels.pytorch.heads import PlainHeads
+from kernels.reference import operations as reference
+from kernels.weights.head_products import HeadProducts
 from tests.kernels.implementations import BUILDS
 
 DTYPES = [torch.float32, torch.bfloat16]

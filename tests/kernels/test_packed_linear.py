@@ -9,20 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.gelu_and_mul import gelu_and_mul
 from kernels.native.linear import NativeGatedWeight, NativeWeight, can_gate, can_pack
-from kernels.packed_linear import (
-    CublasWeight,
-    Gate,
-    LinearWeight,
-    OneDnnWeight,
-    PlainWeight,
-    TableWeight,
-    pack,
-    pack_gated,
-    pack_table,
-)
-from kernels.silu_and_mul import silu_and_mul
+from kernels.packing.linear import pack, pack_gated, pack_table
+from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
+from kernels.pytorch.linear import CublasWeight, OneDnnWeight
+from kernels.weights.linear import Gate, LinearWeight, PlainWeight, TableWeight
 
 # Rounding of a result: half a unit in the last place of bfloat16 is 2^-9 of it.
 TOLERANCES = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (2**-7, 1e-2)}

@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference, triton_ops
-from kernels.penalize import penalize
-from kernels.sampling_columns import IN_PROMPT, Penalties
+from kernels import triton_ops
+from kernels.forms.sampling_columns import IN_PROMPT, Penalties
+from kernels.pytorch.penalize import penalize
+from kernels.reference import sampling as reference
 from tests.kernels.implementations import CPU, CUDA, IS_INTERPRETED, moved
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

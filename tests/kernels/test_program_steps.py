@@ -1,4 +1,4 @@
-"""Steps of programs: what the native library computes, and what is refused before it runs."""
+"""Steps of programs: what the native library and the interpreter compute, and what is refused."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, DeltaNetForm, Ops, StateSpans, native_ops
-from kernels.group_form import GroupForm
+from kernels.forms.routing import RoutingForm
 from kernels.native.checks import check
 from kernels.ops import LayerKV
-from kernels.packed_heads import pack_heads
-from kernels.packed_linear import pack, pack_gated
+from kernels.packing.heads import pack_heads
+from kernels.packing.linear import pack, pack_gated
 from kernels.program import Program
+from kernels.pytorch.interpreter import Interpreter
 from kernels.steps import Buffer, Expert, Gated, Heads, RMSNormPart, Route
 
 HIDDEN, N_EXPERTS, N_CHOSEN = 16, 8, 2
 HEADS, PLAIN = Heads(n_heads=2, n_kv_heads=1, head_dim=8), AttentionForm()
-IN_GROUPS = GroupForm(
+IN_GROUPS = RoutingForm(
     n_chosen=8, is_softmax=True, normalises=True, factor=1.0, n_groups=4, n_chosen_groups=2
 )
 STATES = DeltaNetForm(
@@ -41,14 +42,25 @@ class Batch:
 
     positions: Tensor
     states: StateSpans | None
+    ranks: Any = None
+
+    def of_groups(self) -> Sequence[Any]:
+        return [self]
 
 
-@pytest.fixture(name="ops")
+@pytest.fixture(name="library")
 def native() -> Ops:
+    """The native operations."""
     ops = native_ops()
     if ops is None:
         pytest.skip("no native kernels")
     return ops
+
+
+@pytest.fixture(name="ops", params=[None, Interpreter], ids=["library", "interpreter"])
+def in_both_ways(library: Ops, request: pytest.FixtureRequest) -> Ops:
+    """The native operations, which run programs by the library or by the interpreter."""
+    return library if request.param is None else replace(library, run_program=request.param)
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -56,24 +68,22 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 
 def computed(
     ops: Ops,
-    record: Callable[[Program, Buffer], Buffer],
+    describe: Callable[[Program, Buffer], Buffer],
     x: Tensor,
     positions: Tensor | None = None,
     kv: Sequence[LayerKV] = (),
     states: StateSpans | None = None,
 ) -> Tensor:
-    """What a program makes of hidden states `x`, on two threads."""
+    """What a program makes of hidden states `x`, which stay as they are, on two threads."""
     program = Program(x.dtype)
-    program.end_layers(record(program, program.take_in(x.shape[1])))
-    assert ops.fuse_layers is not None
-    fused = ops.fuse_layers(program)
-    assert fused is not None
+    program.end_layers(describe(program, program.take_in(x.shape[1])))
+    runner = ops.runner(program)
     places = torch.zeros(len(x), dtype=torch.int64) if positions is None else positions
     batch: Any = Batch(places, states)
     n_threads = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        return fused(x, batch, kv)
+        return runner(x.clone(), batch, kv)
     finally:
         torch.set_num_threads(n_threads)
 
@@ -90,14 +100,14 @@ def test_parts_of_a_row_are_normalised_alone(
     x = torch.randn(n_tokens, 23, generator=generator).to(dtype)
     weight = torch.randn(size, generator=generator)
 
-    def record(to: Program, hidden: Buffer) -> Buffer:
+    def describe(to: Program, hidden: Buffer) -> Buffer:
         to.rms_norm_parts(hidden, first, weight, 1e-5, n=n)
         return hidden
 
     expected = x.clone()
     parts = expected[:, first : first + n * size].view(n_tokens, n, size)
     parts.copy_(ops.rms_norm(parts, weight, 1e-5))
-    assert torch.equal(computed(ops, record, x), expected)
+    assert torch.equal(computed(ops, describe, x), expected)
 
 
 @DTYPES
@@ -110,16 +120,16 @@ def test_the_first_elements_are_scaled_by_position(
     factors = torch.randn(5, generator=generator).to(dtype)
     positions = torch.randint(15, (n_tokens,), generator=generator)
 
-    def record(to: Program, hidden: Buffer) -> Buffer:
+    def describe(to: Program, hidden: Buffer) -> Buffer:
         to.scale_by_position(hidden, 21, factors, 3)
         return hidden
 
     expected = x.clone()
     expected[:, :21] *= factors[positions // 3, None]
-    assert torch.equal(computed(ops, record, x, positions), expected)
+    assert torch.equal(computed(ops, describe, x, positions), expected)
     positions[-1] = 15
-    with pytest.raises(IndexError, match="1 tokens or positions"):
-        computed(ops, record, x, positions)
+    with pytest.raises(IndexError, match=r"1 tokens or positions|out of bounds|out of range"):
+        computed(ops, describe, x, positions)
 
 
 @DTYPES
@@ -129,21 +139,21 @@ def test_parts_of_rows_are_copied_multiplied_and_widened(
 ) -> None:
     x = torch.randn(n_tokens, 60, generator=torch.Generator().manual_seed(0)).to(dtype)
 
-    def record(to: Program, hidden: Buffer) -> Buffer:
+    def describe(to: Program, hidden: Buffer) -> Buffer:
         product = to.mul(to.take_part(hidden, 3, 35), hidden, 21)
         to.copy_part(product, 30, 5, hidden, 55)
         return hidden
 
     expected = x.clone()
     expected[:, 55:] = (x[:, 3:38] * x[:, 21:56])[:, 30:]
-    assert torch.equal(computed(ops, record, x), expected)
+    assert torch.equal(computed(ops, describe, x), expected)
     wide = computed(ops, lambda to, hidden: to.widened(hidden), x)
     assert wide.dtype == torch.float32
     assert torch.equal(wide, x.float())
 
 
 @pytest.mark.parametrize(
-    ("record", "match"),
+    ("describe", "match"),
     [
         (lambda to, x: to.copy_part(x, 9, 8, x, 0), "8 elements from 9"),
         (lambda to, x: to.copy_part(x, 0, 8, x, 9), "8 elements from 9"),
@@ -179,12 +189,42 @@ def test_parts_of_rows_are_copied_multiplied_and_widened(
     ],
 )
 def test_steps_that_the_library_would_misread_are_refused(
-    ops: Ops, record: Callable[[Program, Buffer], object], match: str
+    library: Ops, describe: Callable[[Program, Buffer], object], match: str
 ) -> None:
     program = Program(torch.float32)
-    record(program, program.take_in(HIDDEN))
+    describe(program, program.take_in(HIDDEN))
     with pytest.raises(ValueError, match=match):
         check(program)
+
+
+@DTYPES
+def test_calls_read_and_write_buffers(ops: Ops, dtype: torch.dtype) -> None:
+    def parted(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x[:, :3] + 1, x[:, 3:].float() - 1
+
+    def doubled(x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+    def describe(to: Program, hidden: Buffer) -> Buffer:
+        first, second = to.buffer(3), to.buffer(2, torch.float32)
+        to.call("parts", parted, (hidden,), first, second)
+        to.scale(hidden, 0.5)
+        to.call("a part in place", doubled, (first,), first)
+        to.call("joined", lambda *each: torch.cat(each, 1).to(dtype), (first, second), hidden)
+        return hidden
+
+    x = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = torch.cat(((x[:, :3] + 1) * 2, (x[:, 3:].float() - 1).to(dtype)), 1)
+    assert torch.equal(computed(ops, describe, x), expected)
+
+
+def test_a_step_of_an_unknown_kind_is_refused(ops: Ops) -> None:
+    program = Program(torch.float32)
+    hidden = program.take_in(HIDDEN)
+    program.steps.append(hidden)
+    program.end_layers(hidden)
+    with pytest.raises(TypeError, match="cannot be run: Buffer"):
+        ops.runner(program)
 
 
 class TestStates:
@@ -209,7 +249,7 @@ class TestStates:
         assert torch.equal(self.computed(ops, ours, self.spans()), expected)
         assert all(map(torch.equal, ours, theirs))
 
-    def test_storage_of_other_forms_is_refused(self, ops: Ops) -> None:
+    def test_storage_of_other_forms_is_refused(self, library: Ops) -> None:
         inputs, states = self.storage()
         wrong = [
             (inputs.bfloat16(), states),
@@ -220,7 +260,7 @@ class TestStates:
         ]
         for storage in wrong:
             with pytest.raises(ValueError, match="with 24 channels"):
-                self.computed(ops, storage, self.spans())
+                self.computed(library, storage, self.spans())
 
     def test_a_batch_without_states_is_refused(self, ops: Ops) -> None:
         with pytest.raises(ValueError, match="does not say where the states"):
@@ -285,8 +325,8 @@ def test_a_choice_that_the_library_would_misread_is_refused(
 
 
 @pytest.mark.parametrize("n_experts", [N_EXPERTS, N_EXPERTS - 1])
-def test_scores_of_experts_that_are_not_there_are_refused(ops: Ops, n_experts: int) -> None:
-    gate_up = pack_gated(torch.zeros(128, HIDDEN), "silu", ops.silu_and_mul)
+def test_scores_of_experts_that_are_not_there_are_refused(library: Ops, n_experts: int) -> None:
+    gate_up = pack_gated(torch.zeros(128, HIDDEN), "silu", library.silu_and_mul)
     expert = Expert(Gated.of(gate_up), pack(torch.zeros(HIDDEN, 64)), None)
     program, step = routed()
     program.steps.append(step)

@@ -20,15 +20,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import TORCH, reference, triton_ops
-from kernels.adjust import BANNED
-from kernels.sampling_columns import (
+from kernels import TORCH, triton_ops
+from kernels.forms.sampling_columns import (
     ALL_GREEDY,
     AllowedTokens,
     Biases,
     Penalties,
     SamplingColumns,
 )
+from kernels.pytorch.adjust import BANNED
+from kernels.reference import sampling as reference
 from tests.kernels.implementations import (
     CPU,
     CUDA,

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import AttentionForm, reference
+from kernels import AttentionForm
+from kernels.reference import operations as reference
 from kernels.upload import uploads_for
 from tests.kernels.implementations import CPU, CUDA, moved
 
@@ -30,7 +31,7 @@ from kernels.triton.attention_plan import (
     cut_batch,
     cut_for,
     items_for,
-    plan_items,
+    plan_attention,
 )
 from kernels.triton.tuning import Device, Kind, Tiles, entry, save, tiles_for
 
@@ -409,7 +410,7 @@ def test_a_long_context_among_short_ones_is_divided() -> None:
 
 def test_the_plan_of_a_model_has_a_part_for_every_multiprocessor() -> None:
     key_cache = torch.zeros(1, 16, 8, 128, dtype=torch.bfloat16, device=DEVICE)
-    plan = plan_items(
+    plan = plan_attention(
         np.array([8191]),
         np.array([1]),
         block_tables=np.zeros((1, 512), np.int64),

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference
-from kernels.groups import WHOLE, Bits, GroupedMatrix
-from kernels.linear_weight import Gate
+from kernels.reference import operations as reference
+from kernels.weights.groups import WHOLE, Bits, GroupedMatrix
+from kernels.weights.linear import Gate
 from tests.kernels.implementations import CPU, CUDA
 from tests.kernels.test_groups_linear import OTHER_VALUES, grouped, numbers
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels import reference
-from kernels.linear_weight import Gate
-from kernels.quantise import quantised
+from kernels.reference import operations as reference
+from kernels.weights.linear import Gate
+from kernels.weights.quantise import quantised
 from tests.kernels.implementations import CPU, CUDA
 
 pytest.importorskip("triton")
@@ -27,9 +27,9 @@ from kernels.triton.linear_int8 import (
     Int8Matrix,
     TritonInt8GatedWeight,
     TritonInt8Weight,
-    multiply,
 )
 from kernels.triton.product_tiles import Product, ProductTiles, cut_product, cut_with, entry
+from kernels.triton.quantised_product import multiply
 from kernels.triton.tune import product_candidates
 from kernels.triton.tuning import Device, save
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from services.local.__main__ import announce
-from services.local.launcher import Endpoints, Launcher, share_cpus
+from services.local.launcher import Launcher, LocalAddresses, share_cpus
 from services.local.settings import LocalSettings
 
 
@@ -56,7 +56,7 @@ def test_the_address_of_the_page_is_printed_where_there_is_one(
     has_page: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = LocalSettings(model=Path("model"), page=has_page)
-    announce(settings, Endpoints("127.0.0.1:81", "127.0.0.1:82", {"worker": "127.0.0.1:83"}))
+    announce(settings, LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {"worker": "127.0.0.1:83"}))
     line = "See it at work: http://127.0.0.1:81/\n"
     assert capsys.readouterr().out.endswith(line) is has_page
 

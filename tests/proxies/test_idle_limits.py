@@ -15,7 +15,7 @@ import httpx
 import pytest
 from orcinus.v1 import scheduler_pb2
 
-from services.frontend.http.server import listen
+from services.frontend.http.transport.server import listen
 from tests.fake_scheduler import FakeRequest, FakeScheduler
 from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
 

@@ -305,8 +305,8 @@ def test_what_has_states_is_neither_cached_nor_drafted_and_runs_while_there_is_a
     scheduler = build_scheduler(
         SchedulerSettings(n_stages=2), pipeline, RequestPool(max_requests=8)
     )
-    assert scheduler.kv_manager.max_rows == max_rows
-    assert (scheduler.kv_manager.prefix_cache is None) == (max_rows is not None)
+    assert scheduler.kv_manager.rows.max_rows == max_rows
+    assert scheduler.kv_manager.has_prefix_cache == (max_rows is None)
     assert (scheduler.drafter is None) == (max_rows is not None)
     for name in "abcdefg":
         scheduler.submit(Request(RequestId(name), [1, 2], 10))

@@ -15,7 +15,7 @@ import pytest
 from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
-from services.scheduler.cluster.term import EPOCHS_PER_TERM
+from services.common.epochs import EPOCHS_PER_TERM
 from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, write_kubeconfig
 from tests.fakes import FakeStage, fake_stage
 

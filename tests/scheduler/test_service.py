@@ -20,13 +20,14 @@ from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
-from services.scheduler.connection import MAX_LOGPROB_BYTES, UPDATE_BYTES
-from services.scheduler.core.admission_control import AdmissionControl, TooLate
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.order import Order
+from services.scheduler.core.admission.admission_control import AdmissionControl, TooLate
+from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.frontend_stream import MAX_LOGPROB_BYTES, UPDATE_BYTES
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_metrics import RequestMetrics
 from services.scheduler.observing.request_observer import RequestObserver, RequestObservers
@@ -64,7 +65,7 @@ async def world(
     has_prefix_cache: bool = False,
     expected_use: ExpectedUse | None = None,
     observer: RequestObserver | None = None,
-    control: AdmissionControl | None = None,
+    control: AdmissionControl | NoControl = NO_CONTROL,
 ) -> AsyncIterator[World]:
     scheduler = build(
         max_batch_size=4,
@@ -207,7 +208,7 @@ async def test_tokens_of_an_iteration_come_as_one_message_until_the_stop_token()
         assert len(it.scheduler.pool) == 0
 
 
-async def test_who_is_put_down_for_the_memory_of_others_is_counted_and_goes_on() -> None:
+async def test_who_is_preempted_for_the_memory_of_others_is_counted_and_goes_on() -> None:
     use, registry = ExpectedUse(), CollectorRegistry()
     use.share = 0.0
     async with (
@@ -245,7 +246,7 @@ class FirstTokens(RequestObservers):
         self.names.append(request.request_id)
 
 
-async def test_who_is_put_down_with_its_first_token_has_had_it() -> None:
+async def test_who_is_preempted_with_its_first_token_has_had_it() -> None:
     use, observer = ExpectedUse(), FirstTokens()
     use.share = 0.0
     async with (
@@ -706,7 +707,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
 async def test_a_frontend_for_which_too_much_waits_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.scheduler.connection.FRONTEND_BYTES", 100 * UPDATE_BYTES)
+    monkeypatch.setattr("services.scheduler.frontend_stream.FRONTEND_BYTES", 100 * UPDATE_BYTES)
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a")
         [connection] = it.service._frontends

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from orcinus.v1 import worker_pb2
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from services.frontend.http.server import address_of, listen
+from services.frontend.http.transport.server import address_of, listen
 from tests.system.stack import Stack, serving
 
 pytestmark = pytest.mark.prometheus
@@ -43,6 +43,7 @@ def test_promtool_finds_nothing_wrong_with_the_rules(rules: Path) -> None:
 
 
 CALLS = "gen_ai_server_request_duration_seconds_count"
+COMPUTED = "orcinus_stage_compute_seconds_sum"
 CASES: dict[str, tuple[dict[str, str], str]] = {
     "OrcinusPipelineLost": ({'orcinus_pipeline_losses_total{namespace="n"}': "0+1x30"}, "20m"),
     "OrcinusErrors": (
@@ -60,7 +61,24 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
         },
         "30m",
     ),
+    "OrcinusStageIsTheLimit": (
+        {
+            f'{COMPUTED}{{namespace="n", stage="0"}}': "0+24x60",
+            f'{COMPUTED}{{namespace="n", stage="1"}}': "0+54x60",
+            'orcinus_requests_waiting{namespace="n"}': "3x60",
+        },
+        "30m",
+    ),
+    "OrcinusStagesIdle": (
+        {
+            f'{COMPUTED}{{namespace="n", stage="0"}}': "0+24x60",
+            f'{COMPUTED}{{namespace="n", stage="1"}}': "0+18x60",
+            'orcinus_requests_waiting{namespace="n"}': "3x60",
+        },
+        "30m",
+    ),
 }
+FURTHER_LABELS = {"OrcinusStageIsTheLimit": {"stage": "1"}}
 
 
 @pytest.mark.parametrize("alert", CASES)
@@ -70,9 +88,13 @@ def test_an_alert_fires_when_it_should_and_not_before(
     series, at = CASES[alert]
     every = yaml.safe_load(rules.read_text())["groups"][0]["rules"]
     (rule,) = (rule for rule in every if rule["alert"] == alert)
+    labels = FURTHER_LABELS.get(alert, {})
+    summary = rule["annotations"]["summary"]
+    for name, value in labels.items():
+        summary = summary.replace(f"{{{{ $labels.{name} }}}}", value)
     expected = {
-        "exp_labels": {"namespace": "n", **rule["labels"]},
-        "exp_annotations": rule["annotations"],
+        "exp_labels": {"namespace": "n", **rule["labels"], **labels},
+        "exp_annotations": {"summary": summary},
     }
     test = {
         "rule_files": [str(rules)],

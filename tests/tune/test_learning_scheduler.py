@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.prompt_groups import FIRST_OVERHEAD_TOKENS, PromptGroups
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
-from services.scheduler.core.prompt_groups import FIRST_OVERHEAD_TOKENS, PromptGroups
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pace import Pace

@@ -18,7 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.packed_linear import Quantization, can_compute
+from kernels import Ops
+from kernels.packing.linear import can_compute
+from kernels.pytorch.interpreter import Interpreter
+from kernels.weights.linear import Quantization
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
@@ -127,6 +130,7 @@ class Stage:
         quantization: Quantization,
         n_kv_blocks: int,
         block_size: int,
+        interpreted_on: Ops | None = None,
     ) -> None:
         self._group = RankGroup(tp_size)
         models = self._group.run(
@@ -141,6 +145,9 @@ class Stage:
                 quantization=quantization,
             )
         )
+        if interpreted_on is not None:
+            for model in models:
+                model.runner = Interpreter(model.runner.program, interpreted_on)
         self.windows = models[0].kv_groups.windows
         self._runners = self._group.run(
             lambda rank: ModelRunner(
@@ -204,7 +211,9 @@ class Pipeline:
         quantization: Quantization = "none",
         n_kv_blocks: int = 64,
         block_size: int = 4,
+        interpreted_on: Ops | None = None,
     ) -> None:
+        """With `interpreted_on`, the interpreter runs all programs on these operations."""
         self._stages = [
             Stage(
                 directory,
@@ -216,6 +225,7 @@ class Pipeline:
                 quantization=quantization,
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
+                interpreted_on=interpreted_on,
             )
             for i in range(n_stages)
         ]

@@ -18,13 +18,13 @@ knows, and so has short latencies where many wait.
 """
 
 from bisect import insort
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
 from benchmarks.paper.models import BYTES, PaperModel
 from services.scheduler.core.request import Request
-from simulator.costs import Work
+from simulator.costs import IterationWork
 from simulator.workload import Lengths
 
 
@@ -54,14 +54,18 @@ def shortest_s(
 def _attention_s(each: Lengths, costs: GpuCosts) -> float:
     """Returns the time of a stage for the attention of a request: of its prompt as one span, or as
     spans of one token where these are faster, and of its decodes."""
-    nothing = costs.stage_s(1, Work(0, 0, 0, 0, 0))
+    nothing = costs.stage_s(1, IterationWork(0, 0, 0, 0, 0))
     n_pairs = each.n_prompt * (each.n_prompt + 1) // 2
     decodes = range(each.n_prompt + 1, each.n_prompt + each.n_output)
     prompt_s = min(
-        costs.stage_s(1, Work(0, 0, 0, n_pairs, 0)), costs.stage_s(1, Work(0, 0, n_pairs, 0, 0))
+        costs.stage_s(1, IterationWork(0, 0, 0, n_pairs, 0)),
+        costs.stage_s(1, IterationWork(0, 0, n_pairs, 0, 0)),
     )
     return (
-        prompt_s - nothing + costs.stage_s(1, Work(0, 0, sum(decodes), 0, each.n_output)) - nothing
+        prompt_s
+        - nothing
+        + costs.stage_s(1, IterationWork(0, 0, sum(decodes), 0, each.n_output))
+        - nothing
     )
 
 
@@ -104,17 +108,14 @@ class ShortestFirst:
         if request in self._waiting:
             self._waiting.remove(request)
 
-    def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Changes nothing."""
-
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
         """Yields those that run, and then the others, the shortest first."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
-    def allowances(self, running: Collection[Request], ready: Sequence[Request]) -> None:
-        """Limits nobody."""
+    def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
+        """Limits no request."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
         """Returns the tokens to come: who has most is put down first."""

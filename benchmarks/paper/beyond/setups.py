@@ -8,10 +8,11 @@ from benchmarks.paper.cellular import CellularPolicy
 from benchmarks.paper.faster_transformer import FasterTransformer, Kinder
 from benchmarks.paper.models import PaperModel
 from benchmarks.paper.systems import BLOCK_SIZE, N_REQUESTS
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed, Order
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy

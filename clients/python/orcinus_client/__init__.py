@@ -1,6 +1,9 @@
-"""A client of Orcinus: retries, several frontends, and streams that outlive the one they come
-through. Decisions are made without a connection (`Attempts`, `StreamedCall`), so that `Client` and
-`AsyncClient` differ in how they wait and in nothing else."""
+"""A client of Orcinus with retries, several frontends, and streams that go on when the frontend
+they came through is lost.
+
+Decisions are made without a connection (`Attempts`, `StreamedCall`), so that `Client` and
+`AsyncClient` differ only in how they wait.
+"""
 
 from orcinus_client.async_client import AsyncClient
 from orcinus_client.attempts import Retry

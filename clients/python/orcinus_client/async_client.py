@@ -1,4 +1,4 @@
-"""The client for an event loop of asyncio: `Client`, with waits that let other tasks run."""
+"""The client for an event loop of asyncio: `Client` with waits that let other tasks run."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
@@ -23,7 +23,7 @@ from orcinus_client.stream import Chunk
 
 
 class AsyncClient:
-    """Talks to one frontend, or to the next where one fails. Tasks may share it."""
+    """Talks to one frontend, and to the next one if it fails. Tasks may share it."""
 
     def __init__(
         self,
@@ -34,8 +34,8 @@ class AsyncClient:
         read_timeout_s: float = 60.0,
         answer_timeout_s: float | None = 3600.0,
     ) -> None:
-        """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte of a stream,
-        `answer_timeout_s` for that before an answer that comes whole."""
+        """`base_urls` end in `/v1`. `read_timeout_s` limits the time without a byte of a stream,
+        and `answer_timeout_s` the time until an answer that comes whole."""
         self._frontends = Frontends(stripped(base_urls), retry or Retry())
         self._answer_timeout = answer_timeout(connect_timeout_s, answer_timeout_s)
         self._http = httpx.AsyncClient(
@@ -58,7 +58,7 @@ class AsyncClient:
         """Returns the completion of a prompt; options are fields of the HTTP API.
 
         Raises:
-            ClientError: it is refused, or could not be had in all attempts.
+            ClientError: the request is refused, or all attempts failed.
         """
         return await self._call(Query.completion(prompt, options))
 
@@ -73,10 +73,11 @@ class AsyncClient:
     def stream_completion(
         self, prompt: Prompt, *, resume: bool = True, **options: Any
     ) -> AsyncGenerator[Chunk, None]:
-        """Yields the chunks of a completion; one that breaks goes on elsewhere if it may `resume`.
+        """Yields the chunks of a completion. With `resume`, a stream that breaks goes on at another
+        frontend.
 
         Raises:
-            ClientError: it is refused or has failed, or its rest could not be had in all attempts.
+            ClientError: the request is refused or has failed, or all attempts to go on failed.
         """
         return self._stream(Query.completion(prompt, options), resume=resume)
 

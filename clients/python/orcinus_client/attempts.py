@@ -1,4 +1,4 @@
-"""Which base URL is asked next, and when: the attempts of one call, without a connection."""
+"""The attempts of one call, without a connection: which base URL is asked next, and when."""
 
 import random
 import time
@@ -10,18 +10,18 @@ from orcinus_client.errors import MAY_BE_TRIED_AGAIN, ApiError, ClientError, Gat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """The limits of retries."""
+    """The limits of retries. Pauses are in seconds."""
 
     max_failures: int = 12
-    """Attempts in a row that bring nothing, after which the last error is raised."""
+    """Number of attempts in a row without a result after which the last error is raised."""
 
     first_pause_s: float = 0.1
-    """Pause after all base URLs have failed once, doubled with each further failure."""
+    """Pause after all base URLs have failed once. It doubles with each further failure."""
 
     max_pause_s: float = 5.0
 
     max_retry_after_s: float = 60.0
-    """Longest `Retry-After` that is waited for; the error is raised if it is longer."""
+    """Longest `Retry-After` that is waited for; if it is longer, the error is raised."""
 
 
 class Attempts:
@@ -36,8 +36,8 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`is_computed` says that each attempt computes the whole answer, and a lost one for
-        nobody."""
+        """`is_computed` says that each attempt computes the whole answer, so that a lost answer is
+        wasted work."""
         self._base_urls = base_urls
         self._retry = retry
         self._is_computed = is_computed
@@ -45,22 +45,22 @@ class Attempts:
         self._draw = draw
         self._index = 0
         self._n_failures = 0
-        self._not_before = [0.0] * len(base_urls)  # by what `Retry-After` said
+        self._not_before = [0.0] * len(base_urls)  # times given by `Retry-After`
 
     @property
     def base_url(self) -> str:
-        """The base URL of this attempt."""
+        """Base URL of this attempt."""
         return self._base_urls[self._index]
 
     def note_success(self) -> None:
-        """Notes that something has come; failures count anew."""
+        """Notes that a part of the answer has come; failures are counted from zero again."""
         self._n_failures = 0
 
     def fail(self, error: ClientError) -> float:
-        """Turns to the next base URL; returns the seconds to wait before it is asked.
+        """Turns to the next base URL; returns the seconds to wait before asking it.
 
         Raises:
-            ClientError: `error`, if it must not be tried again or there were enough attempts.
+            ClientError: `error`, if it must not be retried or there were enough attempts.
         """
         if not isinstance(error, MAY_BE_TRIED_AGAIN):
             raise error
@@ -81,7 +81,7 @@ class Attempts:
 
     def _backoff_s(self) -> float:
         n_rounds_failed = self._n_failures - len(self._base_urls)
-        if n_rounds_failed < 0:  # there is one that has not been asked yet
+        if n_rounds_failed < 0:  # some base URL has not been asked yet
             return 0.0
         retry = self._retry
         pause_s = min(retry.max_pause_s, retry.first_pause_s * 2.0**n_rounds_failed)

@@ -1,7 +1,7 @@
-"""The calls of a client, without a connection: what is asked of whom next, and when.
+"""The calls of a client, without a connection: which request is made next, where, and when.
 
-A client makes the requests that a call names, hands over what comes, and waits as long as it is
-told.
+A client makes the requests that a call names, passes to the call what comes, and waits as long as
+the call says.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,13 +25,13 @@ class Frontends:
     retry: Retry
 
     def attempts(self, *, is_computed: bool) -> Attempts:
-        """Returns the attempts of a new call; `is_computed` is as of `Attempts`."""
+        """Returns the attempts of a new call; for `is_computed` see `Attempts`."""
         return Attempts(self.base_urls, self.retry, is_computed=is_computed)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A method and a path of the API, and the body for it."""
+    """A method and a path of the API, with the body for it."""
 
     method: str
     path: str
@@ -39,8 +39,8 @@ class Query:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the answer takes the time of a model, and is computed anew if it is asked for
-        once more."""
+        """Whether the answer takes the time of a model, and is computed again if it is asked for
+        again."""
         return self.body is not None
 
     @classmethod
@@ -60,7 +60,7 @@ class Query:
 
 
 class StreamedCall:
-    """A call whose answer comes as a stream, over one connection after the other."""
+    """A call whose answer comes as a stream, over one connection after another."""
 
     def __init__(self, frontends: Frontends, query: Query, *, resume: bool) -> None:
         self._attempts = frontends.attempts(is_computed=not resume)
@@ -73,16 +73,16 @@ class StreamedCall:
         return self._stream.is_done
 
     def begin(self) -> tuple[str, dict[str, Any], dict[str, str]]:
-        """Begins with another connection; returns the URL, the body and the headers to post."""
+        """Begins another connection; returns the URL, the body and the headers to post."""
         body, headers = self._stream.begin()
         return self._attempts.base_url + self._path, body, headers | trace_headers()
 
     def take(self, data: bytes) -> Iterator[Chunk]:
-        """Yields the chunks that bytes of the answer complete.
+        """Yields the chunks that are complete with these bytes of the answer.
 
         Raises:
-            ApiError: one of them is an error.
-            UnexpectedAnswer: one is no chunk.
+            ApiError: a chunk is an error.
+            UnexpectedAnswer: an event is not a chunk.
         """
         for chunk in self._stream.take(data):
             self._attempts.note_success()
@@ -96,7 +96,7 @@ class StreamedCall:
         """Notes that the connection has failed; returns the seconds to wait before the next.
 
         Raises:
-            ClientError: `error`, if no other connection may bring the rest.
+            ClientError: `error`, if another connection cannot bring the rest.
         """
         if not self._stream.can_go_on:
             if self._stream.lacks_ids:

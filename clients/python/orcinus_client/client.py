@@ -22,7 +22,7 @@ from orcinus_client.stream import Chunk
 
 
 class Client:
-    """Talks to one frontend, or to the next where one fails. Threads may share it."""
+    """Talks to one frontend, and to the next one if it fails. Threads may share it."""
 
     def __init__(
         self,
@@ -33,8 +33,8 @@ class Client:
         read_timeout_s: float = 60.0,
         answer_timeout_s: float | None = 3600.0,
     ) -> None:
-        """`base_urls` end in `/v1`; `read_timeout_s` is for the time without a byte of a stream,
-        `answer_timeout_s` for that before an answer that comes whole."""
+        """`base_urls` end in `/v1`. `read_timeout_s` limits the time without a byte of a stream,
+        and `answer_timeout_s` the time until an answer that comes whole."""
         self._frontends = Frontends(stripped(base_urls), retry or Retry())
         self._answer_timeout = answer_timeout(connect_timeout_s, answer_timeout_s)
         self._http = httpx.Client(
@@ -57,7 +57,7 @@ class Client:
         """Returns the completion of a prompt; options are fields of the HTTP API.
 
         Raises:
-            ClientError: it is refused, or could not be had in all attempts.
+            ClientError: the request is refused, or all attempts failed.
         """
         return self._call(Query.completion(prompt, options))
 
@@ -72,10 +72,11 @@ class Client:
     def stream_completion(
         self, prompt: Prompt, *, resume: bool = True, **options: Any
     ) -> Iterator[Chunk]:
-        """Yields the chunks of a completion; one that breaks goes on elsewhere if it may `resume`.
+        """Yields the chunks of a completion. With `resume`, a stream that breaks goes on at another
+        frontend.
 
         Raises:
-            ClientError: it is refused or has failed, or its rest could not be had in all attempts.
+            ClientError: the request is refused or has failed, or all attempts to go on failed.
         """
         return self._stream(Query.completion(prompt, options), resume=resume)
 

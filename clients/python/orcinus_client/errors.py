@@ -1,17 +1,17 @@
-"""What a call may raise.
+"""The errors that a call may raise.
 
 ClientError
 ├── ConnectionLost        no answer, or one that broke off
 ├── TimedOut              a whole answer took longer than it may
-├── UnexpectedAnswer      no answer of Orcinus: something between has written or changed it
-└── ApiError              the server says no
-    ├── InvalidRequest    the caller's mistake; `field` names what is wrong
-    ├── Unauthenticated   no key, or one that is not known
-    ├── PermissionDenied  not with this key
+├── UnexpectedAnswer      not an answer of Orcinus: something in between wrote or changed it
+└── ApiError              the server refuses the request, or ends it
+    ├── InvalidRequest    a mistake of the caller; `field` names what is wrong
+    ├── Unauthenticated   there is no key, or it is unknown
+    ├── PermissionDenied  the key does not allow this
     ├── Overloaded        too much at once; `retry_after_s` says when to try again
-    ├── Unavailable       nobody can serve it now
-    │   └── GatewayTimedOut   a proxy did not wait for it any longer
-    └── RequestFailed     it must not be tried again
+    ├── Unavailable       the request cannot be served now
+    │   └── GatewayTimedOut   a proxy did not wait any longer
+    └── RequestFailed     the request must not be retried
 """
 
 import json
@@ -34,7 +34,7 @@ class TimedOut(ClientError):
 
 
 class UnexpectedAnswer(ClientError):
-    """The answer is not one of Orcinus, such as a page of a proxy."""
+    """The answer is not one of Orcinus; it may be a page of a proxy."""
 
 
 class ApiError(ClientError):
@@ -63,11 +63,11 @@ class InvalidRequest(ApiError):
 
 
 class Unauthenticated(ApiError):
-    """There is no key, or nobody knows it."""
+    """There is no API key, or it is unknown."""
 
 
 class PermissionDenied(ApiError):
-    """The key does not allow this."""
+    """The API key does not allow this."""
 
 
 class Overloaded(ApiError):
@@ -75,12 +75,12 @@ class Overloaded(ApiError):
 
 
 class Unavailable(ApiError):
-    """Nobody can serve the request now."""
+    """The request cannot be served now."""
 
 
 class GatewayTimedOut(Unavailable):
-    """A proxy did not wait any longer. The answer may still be in the making behind it, and is not
-    asked for again where it would be computed again."""
+    """A proxy did not wait any longer. The answer may still be computed behind it, so it is not
+    asked for again where that would compute it twice."""
 
 
 class RequestFailed(ApiError):
@@ -104,7 +104,8 @@ _BY_CODE: dict[str | None, type[ApiError]] = {
 
 
 def error_of(status: int, headers: httpx.Headers, content: bytes) -> ApiError:
-    """Returns the error that a response is; it may come from a proxy, which knows no JSON."""
+    """Returns the error that a response stands for. It may come from a proxy, and then is not
+    JSON."""
     try:
         value = json.loads(content)["error"]
         fields = value if isinstance(value, dict) else {}
@@ -121,7 +122,7 @@ def error_of(status: int, headers: httpx.Headers, content: bytes) -> ApiError:
 
 
 def error_in_stream(value: object) -> ApiError:
-    """Returns the error that an event of a stream brings."""
+    """Returns the error that an event of a stream stands for."""
     fields: dict[str, Any] = value if isinstance(value, dict) else {"message": value}
     code = fields.get("code")
     kind = _BY_CODE.get(code, RequestFailed)
@@ -129,5 +130,5 @@ def error_in_stream(value: object) -> ApiError:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Returns what Retry-After says in seconds; its other form, a date, is not understood."""
+    """Returns the seconds of a Retry-After header; None for its other form, a date."""
     return float(text) if text is not None and text.isdecimal() else None

@@ -1,4 +1,4 @@
-"""The parts of an HTTP request, and of its answer, that both clients make and read alike."""
+"""The parts of HTTP requests and answers that both clients have in common."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ except ImportError:  # tracing is an extra
 def connection_options(
     api_key: str | None, *, connect_timeout_s: float, read_timeout_s: float
 ) -> dict[str, Any]:
-    """Returns the options of httpx's clients: the headers of every request, and the limits of
+    """Returns the options of the clients of httpx: the headers of every request, and the limits of
     connections."""
     return {
         "headers": {} if api_key is None else {"Authorization": f"Bearer {api_key}"},
@@ -27,7 +27,7 @@ def connection_options(
 
 def answer_timeout(connect_timeout_s: float, answer_timeout_s: float | None) -> httpx.Timeout:
     """Returns the limits of a connection for a whole answer, of which no byte comes before all of
-    it has been computed."""
+    it is computed."""
     return httpx.Timeout(connect_timeout_s, read=answer_timeout_s)
 
 
@@ -40,7 +40,7 @@ def trace_headers() -> dict[str, str]:
 
 
 def stripped(base_urls: Sequence[str]) -> list[str]:
-    """Returns the base URLs, of which there must be one, without a slash at the end."""
+    """Returns the base URLs without slashes at their ends; raises ValueError if there is none."""
     if not base_urls:
         raise ValueError("a client needs a base URL, such as http://127.0.0.1:8000/v1")
     return [url.rstrip("/") for url in base_urls]
@@ -48,9 +48,13 @@ def stripped(base_urls: Sequence[str]) -> list[str]:
 
 @contextmanager
 def connection_to(url: str, *, is_computed: bool = False) -> Iterator[None]:
-    """Raises ConnectionLost where a connection to a URL breaks off, or cannot be made, TimedOut
-    where a whole answer that `is_computed` takes too long, and UnexpectedAnswer for one that is
-    compressed wrongly."""
+    """Turns errors of httpx in the block into those of this package.
+
+    Raises:
+        ConnectionLost: the connection to the URL cannot be made, or breaks off.
+        TimedOut: a whole answer that `is_computed` takes too long.
+        UnexpectedAnswer: the answer is wrongly compressed.
+    """
     try:
         yield
     except httpx.ReadTimeout as error:
@@ -64,7 +68,7 @@ def connection_to(url: str, *, is_computed: bool = False) -> Iterator[None]:
 
 
 def check_stream(response: httpx.Response) -> None:
-    """Raises UnexpectedAnswer unless a response that is no error is a stream of events."""
+    """Raises UnexpectedAnswer if a successful response is not a stream of events."""
     kind = response.headers.get("content-type", "")
     if not kind.startswith("text/event-stream"):
         raise UnexpectedAnswer(f"{response.url}: {kind or 'no type'} in place of a stream")
@@ -74,8 +78,8 @@ def value_of(response: httpx.Response) -> dict[str, Any]:
     """Returns the JSON object of a response that has been read.
 
     Raises:
-        ApiError: it is an error.
-        UnexpectedAnswer: it is no JSON object.
+        ApiError: the response is an error.
+        UnexpectedAnswer: the response is not a JSON object.
     """
     if not response.is_success:
         raise error_of(response.status_code, response.headers, response.content)

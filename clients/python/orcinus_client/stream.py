@@ -1,8 +1,8 @@
-"""A stream that may come over several connections, without any of them.
+"""A stream that may come over several connections, without the connections.
 
-A stream that shows tokens can go on at any frontend. Kept for that are the seed, which is in the
-first chunk, the tokens of the answers, and the id of the last event. After a break the same request
-is posted with these, and what comes begins behind that event.
+A stream that shows tokens can be resumed at any frontend. For that, the seed from the first chunk,
+the tokens of the answers and the id of the last event are kept. After a break the same request is
+posted with these, and the new stream begins after that event.
 """
 
 import json
@@ -17,10 +17,10 @@ END = "[DONE]"
 
 
 class EventReader:
-    """Reads server-sent events out of bytes; one without its empty line is not complete.
+    """Reads server-sent events from bytes. An event is complete with the empty line after it.
 
-    Lines end at line feeds and nowhere else: a text may well contain the other characters at which
-    Python splits lines.
+    Lines end at line feeds only: a text may contain the other characters at which Python splits
+    lines.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class EventReader:
         self._data: list[str] = []
 
     def feed(self, data: bytes) -> Iterator[tuple[str, str]]:
-        """Yields id and data of each event that is complete."""
+        """Yields the id and the data of each event that is complete."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             name, _, value = _text_of(line.rstrip(b"\r")).partition(":")
@@ -38,13 +38,13 @@ class EventReader:
                 self._id = value
             elif name == "data":
                 self._data.append(value)
-            elif not name and not value and self._data:  # an empty line, no comment
+            elif not name and not value and self._data:  # an empty line; a comment has a value
                 yield self._id, "\n".join(self._data)
                 self._data = []
 
 
 class Stream:
-    """The chunks that have come, as far as it takes to go on."""
+    """What has come of a stream, as far as it is needed to resume it."""
 
     def __init__(self, body: Mapping[str, Any], *, resume: bool) -> None:
         self._body = {**body, "stream": True}
@@ -60,16 +60,16 @@ class Stream:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another connection may bring the rest."""
+        """Whether another connection can bring the rest."""
         return not self._has_begun or (self._resume and bool(self._event_id))
 
     @property
     def lacks_ids(self) -> bool:
-        """Whether the stream cannot go on since its events had no ids."""
+        """Whether the stream cannot be resumed because its events had no ids."""
         return self._resume and not self.can_go_on
 
     def begin(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Begins with another connection; returns the body and the headers of its request."""
+        """Begins another connection; returns the body and the headers of its request."""
         self._reader = EventReader()
         if not self._event_id:
             return self._body, {}
@@ -77,11 +77,11 @@ class Stream:
         return {**self._body, "resumption": resumption}, {"Last-Event-ID": self._event_id}
 
     def take(self, data: bytes) -> Iterator[Chunk]:
-        """Yields the chunks that bytes of the answer complete.
+        """Yields the chunks that are complete with these bytes of the answer.
 
         Raises:
-            ApiError: one of them is an error.
-            UnexpectedAnswer: one is no chunk.
+            ApiError: a chunk is an error.
+            UnexpectedAnswer: an event is not a chunk.
         """
         for event_id, text in self._reader.feed(data):
             if text == END:
@@ -100,7 +100,7 @@ class Stream:
         """Notes that the connection has ended.
 
         Raises:
-            ConnectionLost: before the stream did.
+            ConnectionLost: the stream has not ended.
         """
         if not self.is_done:
             raise ConnectionLost("the server hung up before the end of the stream")

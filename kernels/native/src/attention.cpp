@@ -878,12 +878,12 @@ void attention(const Batch<T>& batch) {
 }  // namespace
 }  // namespace orcinus
 
-extern "C" int64_t orcinus_attention(
-    int64_t element, const void* queries, int64_t query_stride, const void* keys,
-    const void* values, void* out, const int64_t* starts, const int64_t* n_tokens,
-    const int64_t* blocks, int64_t n_spans, int64_t n_columns, int64_t n_kv_heads,
-    int64_t group_size, int64_t head_dim, int64_t value_dim, int64_t block_size, int64_t window,
-    float scale, float soft_cap, const float* sinks) {
+ORCINUS_EXPORT(orcinus::Status, attention, int64_t element, const void* queries,
+               int64_t query_stride, const void* keys, const void* values, void* out,
+               const int64_t* starts, const int64_t* n_tokens, const int64_t* blocks,
+               int64_t n_spans, int64_t n_columns, int64_t n_kv_heads, int64_t group_size,
+               int64_t head_dim, int64_t value_dim, int64_t block_size, int64_t window, float scale,
+               float soft_cap, const float* sinks) {
   using namespace orcinus;
   return status_of([&] {
     with_element(element, [&](auto type) {

@@ -1,4 +1,4 @@
-// Gated DeltaNet between its projections; `kernels/delta_net.py` says what is computed.
+// Gated DeltaNet between its projections; `kernels/pytorch/delta_net.py` says what is computed.
 //
 // A key head, with the value heads that share it, and a span are a piece of work: it needs nothing of
 // the others and is one thread's. Within it tokens come one after the other. Each goes over the state
@@ -361,13 +361,12 @@ void delta_net(const Layer<T>& layer, const Spans& spans) {
 }  // namespace
 }  // namespace orcinus
 
-extern "C" int64_t orcinus_delta_net(
-    int64_t element, const void* projected, void* inputs, float* states,
-    const int64_t* first_tokens, const int64_t* n_tokens, const int64_t* rows,
-    const int64_t* start_positions, void* out, int64_t n_spans, int64_t n_key_heads,
-    int64_t n_value_heads, int64_t key_dim, int64_t value_dim, int64_t kernel_size,
-    const float* conv, const float* decay_rate, const float* step_bias, const float* norm, float eps,
-    float length_eps) {
+ORCINUS_EXPORT(orcinus::Status, delta_net, int64_t element, const void* projected, void* inputs,
+               float* states, const int64_t* first_tokens, const int64_t* n_tokens,
+               const int64_t* rows, const int64_t* start_positions, void* out, int64_t n_spans,
+               int64_t n_key_heads, int64_t n_value_heads, int64_t key_dim, int64_t value_dim,
+               int64_t kernel_size, const float* conv, const float* decay_rate,
+               const float* step_bias, const float* norm, float eps, float length_eps) {
   using namespace orcinus;
   return status_of([&] {
     with_element(element, [&](auto type) {

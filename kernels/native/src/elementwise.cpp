@@ -42,21 +42,21 @@ void map_in_place(int64_t element, void* x, int64_t n_tokens, int64_t size,
 
 // All tensors are [n_tokens, size].
 
-extern "C" void orcinus_relu(int64_t element, void* x, int64_t n_tokens, int64_t size) {
+ORCINUS_EXPORT(void, relu, int64_t element, void* x, int64_t n_tokens, int64_t size) {
   using namespace orcinus;
   map_in_place(element, x, n_tokens, size,
                [](Floats some) { return select(some < 0.0f, Floats{}, some); });
 }
 
-extern "C" void orcinus_scale(int64_t element, void* x, int64_t n_tokens, int64_t size,
-                              float factor) {
+ORCINUS_EXPORT(void, scale, int64_t element, void* x, int64_t n_tokens, int64_t size,
+               float factor) {
   using namespace orcinus;
   map_in_place(element, x, n_tokens, size, [=](Floats some) { return some * factor; });
 }
 
 // x += factor * y, where the product is not rounded to the element type.
-extern "C" void orcinus_add_scaled(int64_t element, void* x, const void* y, int64_t n_tokens,
-                                   int64_t size, float factor) {
+ORCINUS_EXPORT(void, add_scaled, int64_t element, void* x, const void* y, int64_t n_tokens,
+               int64_t size, float factor) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -72,8 +72,8 @@ extern "C" void orcinus_add_scaled(int64_t element, void* x, const void* y, int6
 }
 
 // Writes cap * tanh(x / cap) as float32.
-extern "C" void orcinus_soft_cap(int64_t element, const void* x, void* out, int64_t n_tokens,
-                                 int64_t size, float cap) {
+ORCINUS_EXPORT(void, soft_cap, int64_t element, const void* x, void* out, int64_t n_tokens,
+               int64_t size, float cap) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     map<typename decltype(type)::type, float>(

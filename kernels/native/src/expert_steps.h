@@ -10,15 +10,18 @@
 
 namespace orcinus {
 
+enum class Gate : int64_t { kSilu, kGeluTanh, kClamp };
+
 struct GateForm {
-  int64_t function;
+  Gate function;
   float slope;
   float limit;
+  ORCINUS_FIELDS(GateForm, function, slope, limit)
 
   void apply(int64_t element, const void* x, void* out, int64_t n_tokens, int64_t size) const {
-    if (function == 0) {
+    if (function == Gate::kSilu) {
       orcinus_silu_and_mul(element, x, out, n_tokens, size);
-    } else if (function == 1) {
+    } else if (function == Gate::kGeluTanh) {
       orcinus_gelu_and_mul(element, x, out, n_tokens, size);
     } else {
       orcinus_clamp_and_mul(element, x, out, n_tokens, size, slope, limit);
@@ -31,6 +34,7 @@ struct ApplyGate {
   Place x;
   GateForm form;
   Place out;
+  ORCINUS_FIELDS(ApplyGate, x, form, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -45,6 +49,7 @@ struct Route {
   int64_t normalises;
   Place experts;
   Place weights;
+  ORCINUS_FIELDS(Route, scores, normalises, experts, weights)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[scores];
@@ -55,7 +60,7 @@ struct Route {
   }
 };
 
-struct GroupForm {
+struct RoutingForm {
   int64_t n_chosen;
   int64_t is_softmax;
   int64_t normalises;
@@ -64,14 +69,17 @@ struct GroupForm {
   int64_t n_chosen_groups;
   int64_t n_best;
   Array bias;  // perhaps none
+  ORCINUS_FIELDS(RoutingForm, n_chosen, is_softmax, normalises, factor, n_groups, n_chosen_groups,
+                 n_best, bias)
 };
 
 struct RouteInGroups {
   static constexpr auto kKind = &Seconds::other;
   Place logits;
-  GroupForm form;
+  RoutingForm form;
   Place experts;
   Place weights;
+  ORCINUS_FIELDS(RouteInGroups, logits, form, experts, weights)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[logits];
@@ -89,9 +97,10 @@ struct Gated {
   Weight weight;
   Array bias;     // perhaps none
   GateForm form;  // not used by a matrix that gates by itself
+  ORCINUS_FIELDS(Gated, weight, bias, form)
 
   void run(int64_t element, const char* x, char* both, char* out, int64_t n) const {
-    if (weight.finish != 0) {
+    if (weight.finish != Finish::kNone) {
       weight.multiply(element, x, nullptr, nullptr, out, n);
     } else {
       weight.multiply(element, x, bias.data, nullptr, both, n);
@@ -104,11 +113,13 @@ struct Expert {
   Gated gate_up;
   Weight down;
   Array down_bias;  // perhaps none
+  ORCINUS_FIELDS(Expert, gate_up, down, down_bias)
 };
 
 struct Experts {
   const Expert* first;
   int64_t n;
+  ORCINUS_FIELDS(Experts, first, n)
 };
 
 // sums[tokens[i]] += rows[i] * its share, for the `n` tokens of one expert. Products are rounded.
@@ -140,6 +151,7 @@ struct RunExperts {
   Place outer;
   Place sums;
   Place out;
+  ORCINUS_FIELDS(RunExperts, x, experts, weights, each, gathered, both, inner, outer, sums, out)
 
   // Places of `chosen` in the order of their experts, and behind them where the places of each begin.
   const int64_t* sorted(const int64_t* chosen, int64_t n) const {

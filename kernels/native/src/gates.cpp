@@ -93,27 +93,27 @@ void gate_and_mul(int64_t element, const void* gate_up, void* out, int64_t n_tok
 }  // namespace orcinus
 
 // `x` and `out` are [n_tokens, size].
-extern "C" void orcinus_gelu(int64_t element, const void* x, void* out, int64_t n_tokens,
-                             int64_t size) {
+ORCINUS_EXPORT(void, gelu, int64_t element, const void* x, void* out, int64_t n_tokens,
+               int64_t size) {
   using namespace orcinus;
   activate(element, x, out, n_tokens, size, [](Floats some) { return gelu(some); });
 }
 
-extern "C" void orcinus_gelu_tanh(int64_t element, const void* x, void* out, int64_t n_tokens,
-                                  int64_t size) {
+ORCINUS_EXPORT(void, gelu_tanh, int64_t element, const void* x, void* out, int64_t n_tokens,
+               int64_t size) {
   using namespace orcinus;
   activate(element, x, out, n_tokens, size, [](Floats some) { return gelu_tanh(some); });
 }
 
-extern "C" void orcinus_silu_and_mul(int64_t element, const void* gate_up, void* out,
-                                     int64_t n_tokens, int64_t size) {
+ORCINUS_EXPORT(void, silu_and_mul, int64_t element, const void* gate_up, void* out,
+               int64_t n_tokens, int64_t size) {
   using namespace orcinus;
   gate_and_mul(element, gate_up, out, n_tokens, size,
                [](Floats gates, Floats ups) { return silu(gates) * ups; });
 }
 
-extern "C" void orcinus_gelu_and_mul(int64_t element, const void* gate_up, void* out,
-                                     int64_t n_tokens, int64_t size) {
+ORCINUS_EXPORT(void, gelu_and_mul, int64_t element, const void* gate_up, void* out,
+               int64_t n_tokens, int64_t size) {
   using namespace orcinus;
   gate_and_mul(element, gate_up, out, n_tokens, size,
                [](Floats gates, Floats ups) { return gelu_tanh(gates) * ups; });
@@ -121,8 +121,8 @@ extern "C" void orcinus_gelu_and_mul(int64_t element, const void* gate_up, void*
 
 // (up + 1) * gate * sigmoid(slope * gate), of gates that are at most `limit` and ups between
 // `-limit` and `limit`; a NaN stays one.
-extern "C" void orcinus_clamp_and_mul(int64_t element, const void* gate_up, void* out,
-                                      int64_t n_tokens, int64_t size, float slope, float limit) {
+ORCINUS_EXPORT(void, clamp_and_mul, int64_t element, const void* gate_up, void* out,
+               int64_t n_tokens, int64_t size, float slope, float limit) {
   using namespace orcinus;
   gate_and_mul(element, gate_up, out, n_tokens, size, [=](Floats gates, Floats ups) {
     gates = select(gates > limit, splat(limit), gates);
@@ -131,9 +131,8 @@ extern "C" void orcinus_clamp_and_mul(int64_t element, const void* gate_up, void
   });
 }
 
-extern "C" void orcinus_sigmoid_and_mul(int64_t element, const void* gate, int64_t stride,
-                                        int64_t gate_size, const void* x, void* out,
-                                        int64_t n_tokens, int64_t size) {
+ORCINUS_EXPORT(void, sigmoid_and_mul, int64_t element, const void* gate, int64_t stride,
+               int64_t gate_size, const void* x, void* out, int64_t n_tokens, int64_t size) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "element.h"
+#include "operations.h"
 #include "threads.h"
 
 namespace orcinus {
@@ -64,8 +65,8 @@ int64_t greedy(const T* logits, int64_t size) {
 }  // namespace
 }  // namespace orcinus
 
-extern "C" void orcinus_greedy(int64_t element, const void* logits, int64_t stride, int64_t n_rows,
-                               int64_t size, int64_t* tokens) {
+ORCINUS_EXPORT(void, greedy, int64_t element, const void* logits, int64_t stride, int64_t n_rows,
+               int64_t size, int64_t* tokens) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;

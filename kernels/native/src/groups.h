@@ -16,19 +16,21 @@
 #include <cstdint>
 #include <cstring>
 
+#include "layout.h"
 #include "vectors.h"
 
 namespace orcinus {
 
 constexpr int kPanel = 2 * kLanes;  // outputs of a panel: two vectors
 
-// The form of such a matrix; declared once more in `kernels/native/groups.py`.
+// The form of such a matrix; `structs.py` has it, too.
 struct Groups {
   int64_t bits;         // of a number, 4 or 8
   int64_t size;         // inputs of a group, a multiple of those of a word
   int64_t scale_bytes;  // 2: float16, 4: float32
   int64_t has_offsets;
   int8_t values[16];    // what numbers of four bits mean
+  ORCINUS_FIELDS(Groups, bits, size, scale_bytes, has_offsets, values)
 
   int64_t inputs_of_word() const { return 32 / bits; }
   int64_t n_steps() const { return size / inputs_of_word(); }

@@ -139,17 +139,15 @@ void heads(const Job<T>& job) {
 }  // namespace
 }  // namespace orcinus
 
-extern "C" {
-
 // Returns the number of outputs of a panel.
-int64_t orcinus_heads_panel() { return orcinus::kPanel; }
+ORCINUS_EXPORT(int64_t, heads_panel) { return orcinus::kPanel; }
 
 // Computes out[t, h] = weight[h] @ x[t, h] for x [n_tokens, n_heads, n_in] and `out` [n_tokens,
 // n_heads, n_out], whose tokens and heads are some elements apart.
-void orcinus_heads(int64_t element, const void* x, int64_t token_stride, int64_t head_stride,
-                   const void* weights, void* out, int64_t out_token_stride,
-                   int64_t out_head_stride, int64_t n_tokens, int64_t n_heads, int64_t n_in,
-                   int64_t n_out) {
+ORCINUS_EXPORT(void, heads, int64_t element, const void* x, int64_t token_stride,
+               int64_t head_stride, const void* weights, void* out, int64_t out_token_stride,
+               int64_t out_head_stride, int64_t n_tokens, int64_t n_heads, int64_t n_in,
+               int64_t n_out) {
   using namespace orcinus;
   const auto* words = static_cast<const uint32_t*>(weights);
   if (element == kFloat32) {
@@ -161,5 +159,4 @@ void orcinus_heads(int64_t element, const void* x, int64_t token_stride, int64_t
                                      words, static_cast<BFloat16*>(out), out_token_stride,
                                      out_head_stride, n_tokens, n_heads, n_in, n_out});
   }
-}
 }

@@ -8,20 +8,11 @@
 #include <chrono>
 #include <cstdint>
 
-#include "expert_steps.h"
-#include "look_up_steps.h"
-#include "mixing_steps.h"
 #include "program.h"
-#include "row_steps.h"
+#include "steps.h"
 
 namespace orcinus {
 namespace {
-
-// One step of a program.
-struct Step {
-  int64_t kind;  // its number in `STEPS`
-  const void* what;
-};
 
 // Adds the time since the last call to one kind.
 class Stopwatch {
@@ -45,7 +36,7 @@ void run(const void* what, const Batch& batch, Stopwatch& watch, Seconds& second
 using Run = void (*)(const void*, const Batch&, Stopwatch&, Seconds&);
 
 template <class... What>
-constexpr Run run_of(int64_t kind) {
+constexpr Run run_of(Kinds<What...>, int64_t kind) {
   constexpr Run table[] = {run<What>...};
   return table[kind];
 }
@@ -62,28 +53,21 @@ int64_t n_outside(const int64_t* indices, int64_t n, int64_t limit) {
 
 using namespace orcinus;
 
-extern "C" {
-
 // Returns how many tokens and positions of a batch are not in the tables, and how many sampled places
 // not in the batch. With any of these no step may run.
-int64_t orcinus_layers_n_wrong(const Batch* batch) {
+ORCINUS_EXPORT(int64_t, layers_n_wrong, const Batch* batch) {
   int64_t n_wrong = n_outside(batch->positions, batch->n_tokens, batch->max_positions);
   if (batch->ids != nullptr) n_wrong += n_outside(batch->ids, batch->n_tokens, batch->max_ids);
   return n_wrong + n_outside(batch->sampled, batch->n_sampled, batch->n_tokens);
 }
 
 // Runs `n_steps` steps. Returns kDone, or kNoMemory if memory ran out on the way.
-int64_t orcinus_layers(const Step* steps, int64_t n_steps, const Batch* batch, Seconds* seconds) {
+ORCINUS_EXPORT(orcinus::Status, layers, const Step* steps, int64_t n_steps, const Batch* batch,
+               Seconds* seconds) {
   return status_of([&] {
     Stopwatch watch;
     for (const Step* step = steps; step < steps + n_steps; ++step) {
-      // As in `STEPS`.
-      run_of<Embed, EmbedPacked, AddPositions, LookUpAngles, Select, CopyPart, RMSNorm, RMSNormPart,
-             LayerNorm, Multiply, Activate, ApplyGate, RotaryWriteKV, WriteKV, Attend, TurnHeads,
-             MultiplyHeads, WriteLatents, RunDeltaNet, Add, Scale, ScaleByPosition, Widen, SoftCap,
-             Route, RouteInGroups, RunExperts, Mul, SigmoidAndMul, Greedy>(step->kind)(
-          step->what, *batch, watch, *seconds);
+      run_of(Steps{}, step->kind)(step->what, *batch, watch, *seconds);
     }
   });
-}
 }

@@ -42,9 +42,6 @@ constexpr int64_t kInputBytes = 512 << 10;      // of inputs that stay in a seco
 constexpr int64_t kAheadBytes = 4096;           // how far ahead a stream of weights is fetched
 constexpr int kMaxThreads = 256;
 
-// The function that sums go through before they are stored.
-enum Finish : int64_t { kNone = 0, kSilu = 1, kGelu = 2 };
-
 // Scales and starting sums of int8 weights; empty for others.
 struct Scales {
   const int32_t* starts = nullptr;   // [n_panels * kPanel], what sums begin with
@@ -130,8 +127,9 @@ inline Floats gelu_tanh(Floats x) {
 // Stores the two vectors of sums of a token that begin at output `first`.
 template <class Element>
 inline void finish(const Job<Element>& job, int64_t token, int64_t first, Floats low, Floats high) {
-  if (job.finish != kNone) {  // gates are the first half of a panel, what they gate the second
-    const Floats gated = (job.finish == kSilu ? low * sigmoid(low) : gelu_tanh(low)) * high;
+  // Gates are the first half of a panel, what they gate the second.
+  if (job.finish != Finish::kNone) {
+    const Floats gated = (job.finish == Finish::kSilu ? low * sigmoid(low) : gelu_tanh(low)) * high;
     const int64_t n_out = job.n_out / 2, at = first / 2;
     store_up_to(job.out + token * n_out + at, gated, static_cast<int>(n_out - at));
     return;
@@ -605,16 +603,14 @@ void write_row(const char* weights, const Groups& groups, int64_t n_in, int64_t 
 
 using orcinus::BFloat16;
 
-extern "C" {
-
 // Returns the number of outputs of a panel.
-int64_t orcinus_linear_panel() { return orcinus::kPanel; }
+ORCINUS_EXPORT(int64_t, linear_panel) { return orcinus::kPanel; }
 
 // Computes out = finish(x @ weight.T + bias + residual) for x [n_tokens, n_in]; all tensors are dense
 // and of `element`. Returns kDone or kNoMemory.
-int64_t orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
-                    const void* residual, void* out, int64_t n_tokens, int64_t n_in, int64_t n_out,
-                    int64_t finish) {
+ORCINUS_EXPORT(orcinus::Status, linear, int64_t element, const void* x, const void* weights,
+               const void* bias, const void* residual, void* out, int64_t n_tokens, int64_t n_in,
+               int64_t n_out, int64_t finish) {
   using namespace orcinus;
   const auto* words = static_cast<const uint32_t*>(weights);
   const auto how = static_cast<Finish>(finish);
@@ -634,7 +630,7 @@ int64_t orcinus_linear(int64_t element, const void* x, const void* weights, cons
 }
 
 // Returns whether int8 weights are multiplied at the processor's rate.
-int64_t orcinus_linear_has_int8() {
+ORCINUS_EXPORT(int64_t, linear_has_int8) {
 #if defined(__AVX512VNNI__)
   return true;
 #else
@@ -644,9 +640,9 @@ int64_t orcinus_linear_has_int8() {
 
 // Computes `orcinus_linear` with int8 weights and inputs that are quantised on the fly. `starts` and
 // `scales` are those of outputs, as `Scales` says, for whole panels; other tensors are of `element`.
-int64_t orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
-                         const void* scales, const void* bias, const void* residual, void* out,
-                         int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {
+ORCINUS_EXPORT(orcinus::Status, linear_int8, int64_t element, const void* x, const void* weights,
+               const void* starts, const void* scales, const void* bias, const void* residual,
+               void* out, int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {
 #if defined(__AVX512VNNI__)
   using namespace orcinus;
   return status_of([&] {
@@ -662,14 +658,14 @@ int64_t orcinus_linear_int8(int64_t element, const void* x, const void* weights,
     });
   });
 #else
-  return orcinus::kDone;  // nobody calls it
+  return orcinus::kDone;  // never called: `orcinus_linear_has_int8` is false
 #endif
 }
 
 // Computes `orcinus_linear` with weights in groups, as `groups.h` says.
-int64_t orcinus_linear_groups(int64_t element, const void* x, const void* weights,
-                              const void* groups, const void* bias, const void* residual, void* out,
-                              int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {
+ORCINUS_EXPORT(orcinus::Status, linear_groups, int64_t element, const void* x, const void* weights,
+               const void* groups, const void* bias, const void* residual, void* out,
+               int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish) {
   using namespace orcinus;
   const auto& form = *static_cast<const Groups*>(groups);
   return status_of([&] {
@@ -690,8 +686,8 @@ int64_t orcinus_linear_groups(int64_t element, const void* x, const void* weight
 }
 
 // Writes the rows of a matrix in groups that `indices` name, [n, n_in] of `element`.
-void orcinus_groups_rows(int64_t element, const void* weights, const void* groups,
-                         const int64_t* indices, void* out, int64_t n, int64_t n_in) {
+ORCINUS_EXPORT(void, groups_rows, int64_t element, const void* weights, const void* groups,
+               const int64_t* indices, void* out, int64_t n, int64_t n_in) {
   using namespace orcinus;
   const auto& form = *static_cast<const Groups*>(groups);
   with_element(element, [&](auto type) {
@@ -703,5 +699,4 @@ void orcinus_groups_rows(int64_t element, const void* weights, const void* group
       }
     });
   });
-}
 }

@@ -1,8 +1,8 @@
 // Steps that begin a program or its head: they look up or copy whole rows.
 //
-// Structs of steps are derived in Python from the classes of `kernels/steps`, field for field
-// (`structs.py` says how), and so are those within them. `run` computes what the class says, and
-// `kKind` is where its time goes.
+// A step is a struct with the fields of a class in `kernels/steps`, from which Python derives the same
+// structure (`structs.py`). `run` computes what the class says, and `kKind` is the kind of operation that
+// its time is counted for.
 
 #pragma once
 
@@ -27,6 +27,7 @@ struct Embed {
   static constexpr auto kKind = &Seconds::other;
   Array table;
   Place out;
+  ORCINUS_FIELDS(Embed, table, out)
 
   void run(const Batch& batch) const {
     const Buffer& to = batch.buffers[out];
@@ -38,6 +39,7 @@ struct EmbedPacked {
   static constexpr auto kKind = &Seconds::other;
   Weight table;
   Place out;
+  ORCINUS_FIELDS(EmbedPacked, table, out)
 
   // A row is a word of 32 bits of each step of its panel.
   void run(const Batch& batch) const {
@@ -62,6 +64,7 @@ struct AddPositions {
   static constexpr auto kKind = &Seconds::other;
   Array table;
   Place x;
+  ORCINUS_FIELDS(AddPositions, table, x)
 
   void run(const Batch& batch) const {
     const Buffer& to = batch.buffers[x];
@@ -79,6 +82,7 @@ struct LookUpAngles {
   int64_t rotary;
   Place cos;
   Place sin;
+  ORCINUS_FIELDS(LookUpAngles, rotary, cos, sin)
 
   void run(const Batch& batch) const {
     const Angles& angles = batch.angles[rotary];
@@ -95,6 +99,7 @@ struct CopyPart {
   int64_t size;
   Place out;
   int64_t out_first;
+  ORCINUS_FIELDS(CopyPart, x, first, size, out, out_first)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -115,6 +120,7 @@ struct Select {
   static constexpr auto kKind = &Seconds::other;
   Place x;
   Place out;
+  ORCINUS_FIELDS(Select, x, out)
 
   void run(const Batch& batch) const {
     const Buffer& to = batch.buffers[out];

@@ -44,12 +44,15 @@ class Memory {
   int64_t size_ = 0;
 };
 
-constexpr int64_t kDone = 0;
-constexpr int64_t kNoMemory = -1;
+// What an operation that allocates memory returns to Python.
+using Status = int64_t;
+
+constexpr Status kDone = 0;
+constexpr Status kNoMemory = -1;
 
 // Calls `f` and returns kDone, or kNoMemory if it has thrown std::bad_alloc.
 template <class F>
-inline int64_t status_of(const F& f) {
+inline Status status_of(const F& f) {
   try {
     f();
   } catch (const std::bad_alloc&) {
@@ -59,7 +62,7 @@ inline int64_t status_of(const F& f) {
 }
 
 // Throws std::bad_alloc again where one operation calls another.
-inline void check(int64_t status) {
+inline void check(Status status) {
   if (status != kDone) throw std::bad_alloc();
 }
 

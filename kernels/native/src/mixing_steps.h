@@ -14,6 +14,7 @@ struct Heads {
   int64_t n_heads;
   int64_t n_kv_heads;
   int64_t head_dim;
+  ORCINUS_FIELDS(Heads, n_heads, n_kv_heads, head_dim)
 };
 
 // Norms over each head of queries and of keys; without weights there are none.
@@ -21,6 +22,7 @@ struct HeadNorms {
   Array q;
   Array k;
   float eps;
+  ORCINUS_FIELDS(HeadNorms, q, k, eps)
 };
 
 struct RotaryWriteKV {
@@ -31,6 +33,7 @@ struct RotaryWriteKV {
   Heads heads;
   HeadNorms norms;
   int64_t layer;
+  ORCINUS_FIELDS(RotaryWriteKV, qkv, cos, sin, heads, norms, layer)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[qkv];
@@ -47,6 +50,7 @@ struct WriteKV {
   Place qkv;
   Heads heads;
   int64_t layer;
+  ORCINUS_FIELDS(WriteKV, qkv, heads, layer)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[qkv];
@@ -63,6 +67,7 @@ struct AttentionForm {
   int64_t window;  // 0: none
   float scale;     // 0: 1 / sqrt(head_dim)
   float soft_cap;  // 0: none
+  ORCINUS_FIELDS(AttentionForm, window, scale, soft_cap)
 };
 
 struct Attend {
@@ -74,6 +79,7 @@ struct Attend {
   int64_t layer;
   int64_t n_shared;  // 0: values lie beside keys
   Place out;
+  ORCINUS_FIELDS(Attend, qkv, heads, form, sinks, layer, n_shared, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[qkv];
@@ -100,6 +106,7 @@ struct TurnHeads {
   Place sin;
   int64_t n_heads;
   Place out;
+  ORCINUS_FIELDS(TurnHeads, x, cos, sin, n_heads, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -119,6 +126,7 @@ struct MultiplyHeads {
   Place x;
   HeadWeights weight;
   Place out;
+  ORCINUS_FIELDS(MultiplyHeads, x, weight, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -133,6 +141,7 @@ struct WriteLatents {
   static constexpr auto kKind = &Seconds::other;
   Place x;
   int64_t layer;
+  ORCINUS_FIELDS(WriteLatents, x, layer)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -157,6 +166,8 @@ struct DeltaNetForm {
   Array step_bias;
   Array norm;
   float eps;
+  ORCINUS_FIELDS(DeltaNetForm, n_key_heads, n_value_heads, key_dim, value_dim, conv, decay_rate,
+                 step_bias, norm, eps)
 };
 
 struct RunDeltaNet {
@@ -167,6 +178,7 @@ struct RunDeltaNet {
   float length_eps;
   int64_t layer;
   Place out;
+  ORCINUS_FIELDS(RunDeltaNet, projected, form, kernel_size, length_eps, layer, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[projected];

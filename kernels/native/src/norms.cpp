@@ -76,9 +76,9 @@ void layer_norm(const Rows& rows, const T* x, const W* weight, const W* bias, T*
 }  // namespace
 }  // namespace orcinus
 
-extern "C" void orcinus_rms_norm(int64_t element, const void* x, int64_t weight_element,
-                                 const void* weight, void* out, int64_t n_outer,
-                                 int64_t outer_stride, int64_t n_inner, int64_t size, float eps) {
+ORCINUS_EXPORT(void, rms_norm, int64_t element, const void* x, int64_t weight_element,
+               const void* weight, void* out, int64_t n_outer, int64_t outer_stride,
+               int64_t n_inner, int64_t size, float eps) {
   using namespace orcinus;
   const Rows rows{n_outer, outer_stride, n_inner, size};
   with_element(element, [&](auto x_type) {
@@ -91,10 +91,9 @@ extern "C" void orcinus_rms_norm(int64_t element, const void* x, int64_t weight_
   });
 }
 
-extern "C" void orcinus_layer_norm(int64_t element, const void* x, int64_t weight_element,
-                                   const void* weight, const void* bias, void* out,
-                                   int64_t n_outer, int64_t outer_stride, int64_t n_inner,
-                                   int64_t size, float eps) {
+ORCINUS_EXPORT(void, layer_norm, int64_t element, const void* x, int64_t weight_element,
+               const void* weight, const void* bias, void* out, int64_t n_outer,
+               int64_t outer_stride, int64_t n_inner, int64_t size, float eps) {
   using namespace orcinus;
   const Rows rows{n_outer, outer_stride, n_inner, size};
   with_element(element, [&](auto x_type) {

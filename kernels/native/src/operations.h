@@ -5,6 +5,16 @@
 
 #include <cstdint>
 
+#include "layout.h"
+#include "memory.h"
+
+namespace orcinus {
+
+// The function that the sums of a product go through before they are stored.
+enum class Finish : int64_t { kNone, kSilu, kGeluTanh };
+
+}  // namespace orcinus
+
 extern "C" {
 
 void orcinus_rms_norm(int64_t element, const void* x, int64_t weight_element, const void* weight,
@@ -13,17 +23,19 @@ void orcinus_rms_norm(int64_t element, const void* x, int64_t weight_element, co
 
 int64_t orcinus_linear_panel();
 
-int64_t orcinus_linear(int64_t element, const void* x, const void* weights, const void* bias,
-                       const void* residual, void* out, int64_t n_tokens, int64_t n_in,
-                       int64_t n_out, int64_t finish);
+orcinus::Status orcinus_linear(int64_t element, const void* x, const void* weights,
+                               const void* bias, const void* residual, void* out, int64_t n_tokens,
+                               int64_t n_in, int64_t n_out, int64_t finish);
 
-int64_t orcinus_linear_int8(int64_t element, const void* x, const void* weights, const void* starts,
-                         const void* scales, const void* bias, const void* residual, void* out,
-                         int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish);
+orcinus::Status orcinus_linear_int8(int64_t element, const void* x, const void* weights,
+                                    const void* starts, const void* scales, const void* bias,
+                                    const void* residual, void* out, int64_t n_tokens, int64_t n_in,
+                                    int64_t n_out, int64_t finish);
 
-int64_t orcinus_linear_groups(int64_t element, const void* x, const void* weights,
-                              const void* groups, const void* bias, const void* residual, void* out,
-                              int64_t n_tokens, int64_t n_in, int64_t n_out, int64_t finish);
+orcinus::Status orcinus_linear_groups(int64_t element, const void* x, const void* weights,
+                                      const void* groups, const void* bias, const void* residual,
+                                      void* out, int64_t n_tokens, int64_t n_in, int64_t n_out,
+                                      int64_t finish);
 
 void orcinus_rotary(int64_t element, const void* x, int64_t token_stride, int64_t head_stride,
                     const void* cos, const void* sin, void* out, int64_t out_token_stride,
@@ -34,25 +46,27 @@ void orcinus_heads(int64_t element, const void* x, int64_t token_stride, int64_t
                    int64_t out_head_stride, int64_t n_tokens, int64_t n_heads, int64_t n_in,
                    int64_t n_out);
 
-int64_t orcinus_delta_net(int64_t element, const void* projected, void* inputs, float* states,
-                          const int64_t* first_tokens, const int64_t* n_tokens,
-                          const int64_t* rows, const int64_t* start_positions, void* out,
-                          int64_t n_spans, int64_t n_key_heads, int64_t n_value_heads,
-                          int64_t key_dim, int64_t value_dim, int64_t kernel_size,
-                          const float* conv, const float* decay_rate, const float* step_bias,
-                          const float* norm, float eps, float length_eps);
+orcinus::Status orcinus_delta_net(int64_t element, const void* projected, void* inputs,
+                                  float* states, const int64_t* first_tokens,
+                                  const int64_t* n_tokens, const int64_t* rows,
+                                  const int64_t* start_positions, void* out, int64_t n_spans,
+                                  int64_t n_key_heads, int64_t n_value_heads, int64_t key_dim,
+                                  int64_t value_dim, int64_t kernel_size, const float* conv,
+                                  const float* decay_rate, const float* step_bias,
+                                  const float* norm, float eps, float length_eps);
 
 void orcinus_rotary_write_kv(int64_t element, void* qkv, const void* cos, const void* sin, void* keys,
                              void* values, const int64_t* slots, int64_t n_tokens, int64_t n_heads,
                              int64_t n_kv_heads, int64_t head_dim, int64_t weight_element,
                              const void* q_weight, const void* k_weight, float eps);
 
-int64_t orcinus_attention(int64_t element, const void* queries, int64_t query_stride, const void* keys,
-                       const void* values, void* out, const int64_t* starts,
-                       const int64_t* n_tokens, const int64_t* blocks, int64_t n_spans,
-                       int64_t n_columns, int64_t n_kv_heads, int64_t group_size, int64_t head_dim,
-                       int64_t value_dim, int64_t block_size, int64_t window, float scale,
-                       float soft_cap, const float* sinks);
+orcinus::Status orcinus_attention(int64_t element, const void* queries, int64_t query_stride,
+                                  const void* keys, const void* values, void* out,
+                                  const int64_t* starts, const int64_t* n_tokens,
+                                  const int64_t* blocks, int64_t n_spans, int64_t n_columns,
+                                  int64_t n_kv_heads, int64_t group_size, int64_t head_dim,
+                                  int64_t value_dim, int64_t block_size, int64_t window,
+                                  float scale, float soft_cap, const float* sinks);
 
 void orcinus_layer_norm(int64_t element, const void* x, int64_t weight_element, const void* weight,
                         const void* bias, void* out, int64_t n_outer, int64_t outer_stride,
@@ -90,11 +104,11 @@ void orcinus_sigmoid_and_mul(int64_t element, const void* gate, int64_t stride, 
 void orcinus_route(int64_t element, const void* scores, int64_t* experts, float* weights,
                    int64_t n_tokens, int64_t n_experts, int64_t n_chosen, int64_t normalises);
 
-int64_t orcinus_route_in_groups(const float* logits, const float* bias, int64_t* experts,
-                                float* weights, int64_t n_tokens, int64_t n_experts,
-                                int64_t n_chosen, int64_t is_softmax, int64_t normalises,
-                                float factor, int64_t n_groups, int64_t n_chosen_groups,
-                                int64_t n_best);
+orcinus::Status orcinus_route_in_groups(const float* logits, const float* bias, int64_t* experts,
+                                        float* weights, int64_t n_tokens, int64_t n_experts,
+                                        int64_t n_chosen, int64_t is_softmax, int64_t normalises,
+                                        float factor, int64_t n_groups, int64_t n_chosen_groups,
+                                        int64_t n_best);
 
 void orcinus_greedy(int64_t element, const void* logits, int64_t stride, int64_t n_rows,
                     int64_t size, int64_t* tokens);

@@ -1,5 +1,5 @@
 // What the steps of a program work on: buffers, matrices, storage, and the batch that it runs with.
-// All of it is declared once more in `structs.py`.
+// Python has these structures as well, in `structs.py`; `layout.h` holds both to each other.
 
 #pragma once
 
@@ -15,6 +15,7 @@ namespace orcinus {
 struct Array {
   const void* data;  // null: there is none
   int64_t element;
+  ORCINUS_FIELDS(Array, data, element)
 };
 
 // A matrix in panels; of int8 if there are scales, and in groups if their form is there.
@@ -25,18 +26,20 @@ struct Weight {
   const void* groups;  // as `orcinus_linear_groups` has it; perhaps null
   int64_t n_in;
   int64_t n_out;
-  int64_t finish;  // as `orcinus_linear` has it
+  Finish finish;
+  ORCINUS_FIELDS(Weight, packed, starts, scales, groups, n_in, n_out, finish)
 
   void multiply(int64_t element, const void* x, const void* bias, const void* residual, void* out,
                 int64_t n_tokens) const {
+    const auto how = static_cast<int64_t>(finish);
     if (groups != nullptr) {
       check(orcinus_linear_groups(element, x, packed, groups, bias, residual, out, n_tokens, n_in,
-                                  n_out, finish));
+                                  n_out, how));
     } else if (scales == nullptr) {
-      check(orcinus_linear(element, x, packed, bias, residual, out, n_tokens, n_in, n_out, finish));
+      check(orcinus_linear(element, x, packed, bias, residual, out, n_tokens, n_in, n_out, how));
     } else {
       check(orcinus_linear_int8(element, x, packed, starts, scales, bias, residual, out, n_tokens,
-                                n_in, n_out, finish));
+                                n_in, n_out, how));
     }
   }
 };
@@ -47,6 +50,7 @@ struct Buffer {
   int64_t width;
   int64_t element;  // negative: another type, of 8 bytes
   int64_t is_of_sampled;
+  ORCINUS_FIELDS(Buffer, data, width, element, is_of_sampled)
 
   int64_t row_bytes() const {
     return width * (element == kFloat32 ? 4 : element == kBFloat16 ? 2 : 8);
@@ -57,6 +61,7 @@ struct Buffer {
 struct Angles {
   const char* cos;
   const char* sin;
+  ORCINUS_FIELDS(Angles, cos, sin)
 };
 
 // The matrices of heads in panels, one for each.
@@ -65,6 +70,7 @@ struct HeadWeights {
   int64_t n_heads;
   int64_t n_out;
   int64_t n_in;
+  ORCINUS_FIELDS(HeadWeights, packed, n_heads, n_out, n_in)
 };
 
 // Where a layer stores keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each; or the last
@@ -74,6 +80,7 @@ struct LayerKV {
   char* values;
   int64_t block_size;
   int64_t group;  // the K/V group whose slots and blocks it has
+  ORCINUS_FIELDS(LayerKV, keys, values, block_size, group)
 };
 
 // The spans of a batch, [n] each, as layers see them that keep states.
@@ -83,9 +90,10 @@ struct StateSpans {
   const int64_t* rows;
   const int64_t* start_positions;
   int64_t n;
+  ORCINUS_FIELDS(StateSpans, first_tokens, n_tokens, rows, start_positions, n)
 };
 
-// A flat batch, and what a program runs with; declared once more in `structs.py`.
+// A flat batch, and what a program runs with.
 struct Batch {
   const Buffer* buffers;
   const LayerKV* kv;
@@ -105,6 +113,9 @@ struct Batch {
   int64_t max_ids;  // tokens in tables, and positions in those of angles or learned ones
   int64_t max_positions;
   StateSpans states;
+  ORCINUS_FIELDS(Batch, buffers, kv, angles, n_tokens, ids, positions, slots, starts, counts,
+                 blocks, n_spans, n_columns, sampled, n_sampled, argmax, max_ids, max_positions,
+                 states)
 
   int64_t n_rows(const Buffer& buffer) const { return buffer.is_of_sampled ? n_sampled : n_tokens; }
 };
@@ -115,6 +126,7 @@ struct Seconds {
   double attention;
   double sampling;
   double other;
+  ORCINUS_FIELDS(Seconds, linear, attention, sampling, other)
 };
 
 // The number of a buffer.

@@ -101,10 +101,10 @@ void rotary_write_kv(T* qkv, const T* cos, const T* sin, T* keys, T* values, con
 }  // namespace orcinus
 
 // Tokens and heads are some elements apart; `out` may be `x`.
-extern "C" void orcinus_rotary(int64_t element, const void* x, int64_t token_stride,
-                               int64_t head_stride, const void* cos, const void* sin, void* out,
-                               int64_t out_token_stride, int64_t out_head_stride, int64_t n_tokens,
-                               int64_t n_heads, int64_t head_dim) {
+ORCINUS_EXPORT(void, rotary, int64_t element, const void* x, int64_t token_stride,
+               int64_t head_stride, const void* cos, const void* sin, void* out,
+               int64_t out_token_stride, int64_t out_head_stride, int64_t n_tokens, int64_t n_heads,
+               int64_t head_dim) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -115,12 +115,10 @@ extern "C" void orcinus_rotary(int64_t element, const void* x, int64_t token_str
 }
 
 // Heads are normalised first if there are weights, [head_dim].
-extern "C" void orcinus_rotary_write_kv(int64_t element, void* qkv, const void* cos,
-                                        const void* sin, void* keys, void* values,
-                                        const int64_t* slots, int64_t n_tokens, int64_t n_heads,
-                                        int64_t n_kv_heads, int64_t head_dim,
-                                        int64_t weight_element, const void* q_weight,
-                                        const void* k_weight, float eps) {
+ORCINUS_EXPORT(void, rotary_write_kv, int64_t element, void* qkv, const void* cos, const void* sin,
+               void* keys, void* values, const int64_t* slots, int64_t n_tokens, int64_t n_heads,
+               int64_t n_kv_heads, int64_t head_dim, int64_t weight_element, const void* q_weight,
+               const void* k_weight, float eps) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -147,9 +145,8 @@ extern "C" void orcinus_rotary_write_kv(int64_t element, void* qkv, const void* 
 }
 
 // Copies bytes, whatever the element type.
-extern "C" void orcinus_write_kv(const char* k, int64_t k_stride, const char* v, int64_t v_stride,
-                                 char* keys, char* values, const int64_t* slots, int64_t n_tokens,
-                                 int64_t size) {
+ORCINUS_EXPORT(void, write_kv, const char* k, int64_t k_stride, const char* v, int64_t v_stride,
+               char* keys, char* values, const int64_t* slots, int64_t n_tokens, int64_t size) {
   orcinus::for_rows(n_tokens, 4 * size, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) {
       std::memcpy(keys + slots[token] * size, k + token * k_stride, size);

@@ -15,7 +15,7 @@
 namespace orcinus {
 namespace {
 
-constexpr float kNoSum = 1e-20f;  // is added to sums that are divided by, as in `route_in_groups.py`
+constexpr float kNoSum = 1e-20f;  // is added to sums that are divided by, as in `pytorch/routing.py`
 
 // Keeps the `n_chosen` highest scores so far in order, with their experts. A NaN is never higher than
 // anything, so whatever the scores are, every expert is chosen at most once.
@@ -61,8 +61,8 @@ void route(const T* scores, int64_t n_experts, int64_t n_chosen, bool normalises
   for (int64_t i = 0; i < n_chosen; ++i) weights[i] /= sum_of_chosen;
 }
 
-// How experts in groups are chosen, as `kernels/group_form.py` has it.
-struct GroupForm {
+// How experts in groups are chosen, as `kernels/forms/routing.py` has it.
+struct RoutingForm {
   int64_t n_experts;
   int64_t n_chosen;
   bool is_softmax;
@@ -78,7 +78,7 @@ struct GroupForm {
 // What one thread chooses with.
 class Scratch {
  public:
-  static int64_t n_bytes(const GroupForm& form) {
+  static int64_t n_bytes(const RoutingForm& form) {
     const int64_t n_bytes = 2 * form.n_experts * (sizeof(float) + sizeof(int64_t)) +
                             2 * form.n_experts * sizeof(float);
     return (n_bytes + kLineBytes - 1) / kLineBytes * kLineBytes;
@@ -102,7 +102,7 @@ class Scratch {
 };
 
 // The scores of all experts: shares of one, or each by itself.
-void score(const float* logits, const GroupForm& form, float* scores) {
+void score(const float* logits, const RoutingForm& form, float* scores) {
   const int64_t n = form.n_experts;
   if (!form.is_softmax) {
     for (int64_t i = 0; i < n; i += kLanes) {
@@ -122,7 +122,7 @@ void score(const float* logits, const GroupForm& form, float* scores) {
 }
 
 // Leaves minus infinity in the scores of experts that are in no chosen group.
-void choose_groups(const GroupForm& form, const Scratch& scratch) {
+void choose_groups(const RoutingForm& form, const Scratch& scratch) {
   const int64_t size = form.group_size();
   for (int64_t group = 0; group < form.n_groups; ++group) {
     choose(scratch.compared + group * size, size, form.n_best, scratch.places, scratch.highest);
@@ -138,7 +138,7 @@ void choose_groups(const GroupForm& form, const Scratch& scratch) {
   }
 }
 
-void route_in_groups(const float* logits, const float* bias, const GroupForm& form,
+void route_in_groups(const float* logits, const float* bias, const RoutingForm& form,
                      const Scratch& scratch, int64_t* experts, float* weights) {
   score(logits, form, scratch.scores);
   for (int64_t i = 0; i < form.n_experts; ++i) {
@@ -160,15 +160,14 @@ void route_in_groups(const float* logits, const float* bias, const GroupForm& fo
 
 // `logits` and `bias` are [n_tokens, n_experts] and [n_experts], the latter perhaps null; `experts` and
 // `weights` are [n_tokens, n_chosen].
-extern "C" int64_t orcinus_route_in_groups(const float* logits, const float* bias,
-                                           int64_t* experts, float* weights, int64_t n_tokens,
-                                           int64_t n_experts, int64_t n_chosen, int64_t is_softmax,
-                                           int64_t normalises, float factor, int64_t n_groups,
-                                           int64_t n_chosen_groups, int64_t n_best) {
+ORCINUS_EXPORT(orcinus::Status, route_in_groups, const float* logits, const float* bias,
+               int64_t* experts, float* weights, int64_t n_tokens, int64_t n_experts,
+               int64_t n_chosen, int64_t is_softmax, int64_t normalises, float factor,
+               int64_t n_groups, int64_t n_chosen_groups, int64_t n_best) {
   using namespace orcinus;
   return status_of([&] {
-    const GroupForm form{n_experts, n_chosen,        is_softmax != 0, normalises != 0, factor,
-                         n_groups,  n_chosen_groups, n_best};
+    const RoutingForm form{n_experts, n_chosen, is_softmax != 0, normalises != 0,
+                           factor,    n_groups, n_chosen_groups, n_best};
     const int64_t row_bytes = 16 * n_experts, n_bytes = Scratch::n_bytes(form);
     static thread_local Memory memory;
     char* scratch = memory.of(n_threads_for(n_tokens, row_bytes) * n_bytes);
@@ -183,9 +182,8 @@ extern "C" int64_t orcinus_route_in_groups(const float* logits, const float* bia
 }
 
 // `scores` are [n_tokens, n_experts], `experts` and `weights` (float32) [n_tokens, n_chosen].
-extern "C" void orcinus_route(int64_t element, const void* scores, int64_t* experts, float* weights,
-                              int64_t n_tokens, int64_t n_experts, int64_t n_chosen,
-                              int64_t normalises) {
+ORCINUS_EXPORT(void, route, int64_t element, const void* scores, int64_t* experts, float* weights,
+               int64_t n_tokens, int64_t n_experts, int64_t n_chosen, int64_t normalises) {
   using namespace orcinus;
   with_element(element, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -13,6 +13,7 @@ struct RMSNorm {
   Array weight;
   float eps;
   Place out;
+  ORCINUS_FIELDS(RMSNorm, x, weight, eps, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -30,6 +31,7 @@ struct RMSNormPart {
   int64_t size;
   Array weight;
   float eps;
+  ORCINUS_FIELDS(RMSNormPart, x, first, n, size, weight, eps)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[x];
@@ -51,6 +53,7 @@ struct LayerNorm {
   Array bias;
   float eps;
   Place out;
+  ORCINUS_FIELDS(LayerNorm, x, weight, bias, eps, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -66,6 +69,7 @@ struct Multiply {
   Array bias;      // perhaps none
   Place residual;  // negative: none
   Place out;
+  ORCINUS_FIELDS(Multiply, x, weight, bias, residual, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -75,16 +79,19 @@ struct Multiply {
   }
 };
 
+enum class Activation : int64_t { kRelu, kGelu, kGeluTanh };
+
 struct Activate {
   static constexpr auto kKind = &Seconds::other;
   Place x;
-  int64_t function;
+  Activation function;
+  ORCINUS_FIELDS(Activate, x, function)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[x];
-    if (function == 0) {
+    if (function == Activation::kRelu) {
       orcinus_relu(of.element, of.data, batch.n_rows(of), of.width);
-    } else if (function == 1) {
+    } else if (function == Activation::kGelu) {
       orcinus_gelu(of.element, of.data, of.data, batch.n_rows(of), of.width);
     } else {
       orcinus_gelu_tanh(of.element, of.data, of.data, batch.n_rows(of), of.width);
@@ -97,6 +104,7 @@ struct Add {
   Place x;
   Place y;
   float factor;
+  ORCINUS_FIELDS(Add, x, y, factor)
 
   void run(const Batch& batch) const {
     const Buffer& to = batch.buffers[x];
@@ -109,6 +117,7 @@ struct Scale {
   static constexpr auto kKind = &Seconds::other;
   Place x;
   float factor;
+  ORCINUS_FIELDS(Scale, x, factor)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[x];
@@ -122,6 +131,7 @@ struct ScaleByPosition {
   int64_t size;
   Array factors;
   int64_t length;
+  ORCINUS_FIELDS(ScaleByPosition, x, size, factors, length)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[x];
@@ -149,6 +159,7 @@ struct Widen {
   static constexpr auto kKind = &Seconds::other;
   Place x;
   Place out;
+  ORCINUS_FIELDS(Widen, x, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -170,6 +181,7 @@ struct SoftCap {
   Place x;
   float cap;
   Place out;
+  ORCINUS_FIELDS(SoftCap, x, cap, out)
 
   void run(const Batch& batch) const {
     const Buffer& from = batch.buffers[x];
@@ -183,6 +195,7 @@ struct Mul {
   Place x;
   Place y;
   int64_t first;
+  ORCINUS_FIELDS(Mul, x, y, first)
 
   void run(const Batch& batch) const {
     const Buffer& to = batch.buffers[x];
@@ -209,6 +222,7 @@ struct SigmoidAndMul {
   Place gates;
   int64_t first;
   Place x;
+  ORCINUS_FIELDS(SigmoidAndMul, gates, first, x)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[x];
@@ -222,6 +236,7 @@ struct SigmoidAndMul {
 struct Greedy {
   static constexpr auto kKind = &Seconds::sampling;
   Place logits;
+  ORCINUS_FIELDS(Greedy, logits)
 
   void run(const Batch& batch) const {
     const Buffer& of = batch.buffers[logits];

@@ -1,8 +1,8 @@
-"""Reads what stands in front of a GGUF file's tensors: its metadata, and where each tensor lies.
+"""Reads what stands in front of a GGUF file's tensors: the metadata, and where each tensor lies.
 
-The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, in its versions 2
-and 3. A file may be anybody's: every length is held to what may follow before anything is
-allocated, and numbers of long lists stay in arrays.
+The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; versions 2 and
+3 are read. A file may come from a stranger: every length is checked against the rest of the file
+before anything is allocated, and the numbers of long lists stay in arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 SUFFIX = ".gguf"
 
 MAX_BYTES = 48 << 20
-"""Bytes of metadata at most; that of a vocabulary of 262,144 tokens has a quarter."""
+"""Maximum bytes of metadata, four times as much as a vocabulary of 262,144 tokens takes."""
 
 MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
@@ -38,7 +38,7 @@ _NUMBERS = {
 }  # fmt: skip
 
 F32 = 0
-"""The number of the element type float32."""
+"""Number of the element type float32 in the format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TensorPlace:
 
     @property
     def n_elements(self) -> int:
-        """The number of elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
@@ -68,7 +68,7 @@ class GgufHeader:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it is of another type, not small, or not all there.
+            ValueError: the tensor has another type, is not small, or is cut off.
         """
         tensor = self.tensors[name]
         n_bytes = 4 * tensor.n_elements
@@ -83,27 +83,29 @@ class GgufHeader:
 
 
 def is_gguf(model: Path) -> bool:
-    """Returns whether a model is a GGUF file, by its name, and no directory."""
+    """Returns whether a path is a GGUF file, by its name, and not a directory."""
     return model.suffix == SUFFIX and not model.is_dir()
 
 
 def tokenizer_file(model: Path) -> Path:
-    """Returns the file that has a model's vocabulary: a GGUF file is that itself."""
+    """Returns the file that has a model's vocabulary, which for a GGUF file is the file itself."""
     return model if is_gguf(model) else model / "tokenizer.json"
 
 
 def model_name(model: Path) -> str:
-    """Returns the name that a model has from its directory or file, as it is given: that of a link
-    and not of what it leads to, which may be a folder of a cache."""
+    """Returns the name of a model: the name of its directory or file.
+
+    For a link it is the name of the link, since the target may be a folder of a cache.
+    """
     return Path(os.path.abspath(model)).name.removesuffix(SUFFIX)
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Reads what stands in front of the tensors.
+    """Reads the header of a file.
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: it is no GGUF file, or it is broken; the message says where.
+        ValueError: the file is no GGUF file, or is broken; the message says where.
     """
     with path.open("rb") as file:
         reader = _Reader(file, min(path.stat().st_size, MAX_BYTES), path)
@@ -131,7 +133,7 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _Reader:
-    """Reads one value after the other, and no more bytes than there may be."""
+    """Reads one value after the other, and refuses to read beyond a maximum number of bytes."""
 
     def __init__(self, file: IO[bytes], n_bytes: int, path: Path) -> None:
         self._file = file
@@ -153,18 +155,19 @@ class _Reader:
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def count(self, largest: int, what: str) -> int:
-        """Returns a number of things, which may not be too many."""
+        """Returns a count of things, which must not be too large."""
         count: int = self.number("Q")
         if count > largest:
             raise ValueError(f"{self._path} says that it has {count} {what}")
         return count
 
     def string(self) -> str:
-        """Returns a text; what is no UTF-8 in it is replaced."""
+        """Returns a text, with replacement characters for bytes that are not UTF-8."""
         return self.take(self.number("Q")).decode(errors="replace")
 
     def value(self, kind: int) -> Any:
-        """Returns a value of that type: a number, a truth, a text, or a list of one of them."""
+        """Returns a value of a type: a number, a boolean, a text, or a list of values of one
+        type."""
         if kind == _STRING:
             return self.string()
         if kind == _ARRAY:
@@ -188,7 +191,7 @@ class _Reader:
         return numbers
 
     def tensor(self) -> tuple[str, TensorPlace]:
-        """Returns a tensor's name and its place behind the metadata."""
+        """Returns a tensor with its name and its offset behind the metadata."""
         name = self.string()
         n_dimensions = self.number("I")
         if n_dimensions > MAX_DIMENSIONS:

@@ -1,7 +1,7 @@
-"""Says a GGUF file's metadata in the words of `config.json`, for the architectures that are served.
+"""Translates a GGUF file's metadata to the keys of `config.json`, for the supported architectures.
 
-So the same rules hold for both. A key of the architecture that is not known is refused by its name,
-unless it is switched off.
+So both formats follow the same rules. An unknown key of the architecture is refused by its name,
+unless its value switches its feature off.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ def _qwen3(header: GgufHeader, config: Config) -> Config:
 
 
 def _gemma(header: GgufHeader, config: Config, *, large: int) -> Config:
-    """Returns what Gemma 2 and 3 have alike; models of `large` layers scale scores otherwise."""
+    """Returns the keys that Gemma 2 and 3 share; models with `large` layers scale scores
+    otherwise."""
     hidden_size, n_heads = config["hidden_size"], config["num_attention_heads"]
     scalar = config.get("head_dim", 256)
     if config["num_hidden_layers"] == large:
@@ -102,7 +103,7 @@ ARCHITECTURES: Mapping[str, Callable[[GgufHeader, Config], Config]] = {
 
 
 def model_config(header: GgufHeader) -> Config:
-    """Returns the configuration that the metadata means, as `config.json` would have it.
+    """Returns the configuration in the form of `config.json`.
 
     Raises:
         ValueError: the architecture or one of its keys is not known, or a key is missing.
@@ -140,17 +141,18 @@ def model_config(header: GgufHeader) -> Config:
 
 
 def frequency_factors(header: GgufHeader) -> tuple[float, ...] | None:
-    """Returns by what each pair's frequency is divided; None if the file has none.
+    """Returns the divisors of the rotary frequencies, one per pair; None if the file has none.
 
     Raises:
-        OSError, ValueError: they cannot be read.
+        OSError, ValueError: the divisors cannot be read.
     """
     name = "rope_freqs.weight"
     return header.floats(name) if name in header.tensors else None
 
 
 def _get(header: GgufHeader, key: str, kind: type, *default: Any) -> Any:
-    """Returns the value of an architecture's key; raises ValueError unless it is of that type."""
+    """Returns the value of an architecture's key; raises ValueError unless the value has the
+    type."""
     name = f"{header.metadata['general.architecture']}.{key}"
     value = header.metadata.get(name)
     if value is None and default:
@@ -161,7 +163,7 @@ def _get(header: GgufHeader, key: str, kind: type, *default: Any) -> Any:
 
 
 def _refuse_unknown(header: GgufHeader, architecture: str) -> None:
-    """Raises ValueError for keys of the architecture that nobody reads."""
+    """Raises ValueError for keys of the architecture that are not read."""
     known = _SIZES.keys() | _OTHERS | (_GEMMA_OTHERS if "gemma" in architecture else set())
     prefix = f"{architecture}."
     unknown = [
@@ -174,7 +176,7 @@ def _refuse_unknown(header: GgufHeader, architecture: str) -> None:
 
 
 def _head_dim(header: GgufHeader, config: Config) -> Config:
-    """Returns the size of heads where it is said, which must be the same for all that they do."""
+    """Returns the size of heads, if the file has one; keys, values and positions must agree."""
     keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
     said = {size for key in keys if (size := _get(header, key, int, None)) is not None}
     if len(said) > 1:
@@ -183,7 +185,7 @@ def _head_dim(header: GgufHeader, config: Config) -> Config:
 
 
 def _rope_scaling(header: GgufHeader) -> Config:
-    """Returns how positions are stretched."""
+    """Returns how positions are scaled beyond the context of the training."""
     kind = header.metadata.get(f"{header.metadata['general.architecture']}.rope.scaling.type")
     if kind in (None, "none"):
         return {}
@@ -194,14 +196,14 @@ def _rope_scaling(header: GgufHeader) -> Config:
 
 
 def _element_type(file_type: Any) -> str:
-    """Returns what `--dtype auto` goes by: what is quantised is computed in bfloat16."""
+    """Returns the element type for `--dtype auto`; quantised files are computed in bfloat16."""
     if file_type in (0, 1):
         return "float32" if file_type == 0 else "float16"
     return "bfloat16"
 
 
 def _eos_token_ids(metadata: Mapping[str, Any]) -> list[int]:
-    """Returns the tokens that end an output: those that the file names, and ends of turns."""
+    """Returns the tokens that end an output: the tokens that the file names, and ends of turns."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
     ids = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
     tokens, types = (

@@ -1,8 +1,8 @@
-"""Says a GGUF file's vocabulary in the words of `tokenizer.json`.
+"""Translates a GGUF file's vocabulary to the form of `tokenizer.json`.
 
-Two kinds are known. "gpt2" is byte-level BPE with merges; what it cuts texts by is known by a name
-alone. "llama" is SentencePiece: pieces and scores, of which the merges are made here. Other kinds
-are refused by name.
+Two kinds are known. "gpt2" is byte-level BPE with merges, whose rule for cutting texts is known by
+its name. "llama" is SentencePiece: pieces and scores, from which the merges are made here. Other
+kinds are refused by name.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ _LLAMA3 = frozenset(("llama-bpe", "llama3"))
 
 
 def read_gguf_tokenizer(path: Path) -> str:
-    """Returns the `tokenizer.json` that a GGUF file means.
+    """Returns the `tokenizer.json` of a GGUF file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is broken, or the vocabulary is of a kind that is not known.
+        OSError: the file cannot be read.
+        ValueError: the file is broken, or its vocabulary is of an unknown kind.
     """
     header = read_header(path)
     try:
@@ -75,13 +75,13 @@ def read_gguf_tokenizer(path: Path) -> str:
 
 
 def tokenizer_json(metadata: Mapping[str, Any]) -> str:
-    """Returns the `tokenizer.json` that the metadata means.
+    """Returns the `tokenizer.json` of a GGUF file's metadata.
 
     Raises:
-        ValueError: the vocabulary is missing, or of a kind that is not known; says which.
+        ValueError: the vocabulary is missing, or of an unknown kind; the message says which.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    vocabulary = _Vocabulary(metadata)
+    vocabulary = _GgufVocabulary(metadata)
     if kind == "gpt2":
         parts = _byte_level(vocabulary, metadata)
     elif kind == "llama":
@@ -98,7 +98,7 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
 
 
 def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of the tokens that chat templates know by name."""
+    """Returns the texts of the tokens that chat templates use by name."""
     names = {
         "bos_token": "bos_token_id",
         "eos_token": "eos_token_id",
@@ -114,8 +114,8 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-class _Vocabulary:
-    """The tokens and their types."""
+class _GgufVocabulary:
+    """The tokens of a vocabulary and their types."""
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         tokens = metadata.get("tokenizer.ggml.tokens")
@@ -128,7 +128,7 @@ class _Vocabulary:
         self.types: Sequence[int] = types
 
     def ids(self, *, without: Sequence[int] = ()) -> dict[str, int]:
-        """Returns the number of each token, without those of some types."""
+        """Returns the number of each token, without the tokens of some types."""
         return {
             token: token_id
             for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True))
@@ -136,7 +136,7 @@ class _Vocabulary:
         }
 
     def added(self) -> Iterator[Json]:
-        """Yields the tokens that are found in a text before all others."""
+        """Yields the tokens that are cut out of a text before all other tokens."""
         for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
                 yield {
@@ -150,7 +150,7 @@ class _Vocabulary:
                 }
 
 
-def _byte_level(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Json:
+def _byte_level(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
     """Returns the parts of byte-level BPE."""
     pre = metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in _CUTS:
@@ -180,7 +180,7 @@ def _byte_level(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Json:
     }
 
 
-def _sentence_piece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Json:
+def _sentence_piece(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
     """Returns the parts of SentencePiece's BPE, which falls back to bytes."""
     scores = metadata.get("tokenizer.ggml.scores")
     if scores is None or isinstance(scores, str) or len(scores) != len(vocabulary.tokens):
@@ -216,11 +216,11 @@ def _sentence_piece(vocabulary: _Vocabulary, metadata: Mapping[str, Any]) -> Jso
     }
 
 
-def _merges(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
-    """Returns the merges that make the pieces, the best score first.
+def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Returns the merges that make the pieces, in the order of the pieces' scores, the best first.
 
-    A piece is made of any two that it is made of; among those of one piece, the pair of the lowest
-    numbers comes first.
+    Every pair of pieces that makes a piece is a merge of it; pairs of the lowest numbers come
+    first.
     """
     ids = vocabulary.ids(without=(_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE))
     ranked = []
@@ -234,9 +234,9 @@ def _merges(vocabulary: _Vocabulary, scores: Sequence[float]) -> list[tuple[str,
 
 
 def _around(
-    vocabulary: _Vocabulary, metadata: Mapping[str, Any], *, by_default: bool
+    vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], *, by_default: bool
 ) -> Json | None:
-    """Returns what puts tokens before and behind a text; None if nothing does."""
+    """Returns the part that adds tokens before and behind a text; None if no token is added."""
     ends = []
     for end, default in (("bos", by_default), ("eos", False)):
         wants = metadata.get(f"tokenizer.ggml.add_{end}_token", default)

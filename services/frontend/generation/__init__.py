@@ -1,3 +1,2 @@
-"""The one implementation behind both protocols: checks a request, submits its answers, and turns
-the tokens that come back into text.
-"""
+"""The one implementation behind both protocols: it checks a request, submits its answers to the
+scheduler, and turns the tokens that come back into text."""

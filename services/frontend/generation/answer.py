@@ -1,6 +1,6 @@
-"""One answer as it grows: tokens in, pieces of text out, until something ends it.
+"""One answer as it grows: tokens come in, pieces of text go out, until something ends it.
 
-Pure: it knows neither the scheduler nor the clients.
+The module knows neither the scheduler nor the clients.
 """
 
 import itertools
@@ -13,27 +13,28 @@ from services.frontend.text.stop_strings import StopStrings
 from services.frontend.text.tokenizer import IncrementalText
 
 
-@dataclass(slots=True)  # frozen, it would take three times as long to make; each token makes one
+@dataclass(slots=True)  # frozen, creation takes three times as long; each token creates one
 class Piece:
-    """A part of an answer: the tokens and the text that are new. The last one says why the answer
-    ended. It does not change."""
+    """A part of an answer: the tokens and the text that are new. The last piece of an answer says
+    why the answer ended. A piece is never changed."""
 
     index: int
     text: str = ""
     token_ids: tuple[int, ...] = ()
     finish_reason: FinishReason | None = None
     logprobs: Logprobs | None = None
-    """Log-probabilities of the tokens, if they are wanted."""
+    """Log-probabilities of `token_ids`, if they are wanted."""
     text_offsets: tuple[int, ...] = ()
-    """Characters of the answer before each token, if log-probabilities are wanted. The text of a
-    stop string counts, and that of a character of several tokens comes with the last of these."""
+    """Number of characters of the answer before each token, if log-probabilities are wanted. The
+    text of a stop string counts, and a character of several tokens counts with the last of
+    these."""
     prompt_logprobs: Logprobs | None = None
-    """Log-probabilities of the prompt's tokens after the first, if they are wanted; they come with
-    the answer's first piece."""
+    """Log-probabilities of the prompt's tokens after the first, if they are wanted. The first piece
+    of an answer has them."""
 
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
-        """Returns all pieces of an answer, at least one, as one piece."""
+        """Returns the pieces of an answer, of which there is at least one, as one piece."""
         logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
         return cls(
             pieces[-1].index,
@@ -47,7 +48,8 @@ class Piece:
 
     @property
     def n_logprobs(self) -> int:
-        """The number of its log-probabilities, alternatives and the prompt's included."""
+        """Number of log-probabilities in the piece, including alternatives and the tokens of the
+        prompt."""
         both = self.logprobs, self.prompt_logprobs
         return sum(logprobs.n_numbers for logprobs in both if logprobs is not None)
 
@@ -55,11 +57,12 @@ class Piece:
 class Answer:
     """Turns the tokens of one answer into text.
 
-    `stop_token_ids` end the answer: the scheduler sees to that, and here they have no text, but
-    they count. Stop strings end it here, once it has `min_tokens` tokens.
+    The scheduler ends an answer at one of `stop_token_ids`; here such a token has no text, but
+    counts. Stop strings are found here, and end the answer once it has `min_tokens` tokens.
     """
 
-    # Slots keep what each token looks at together: hundreds of answers do not fit into a cache.
+    # With slots, the attributes that each token needs lie together in memory: hundreds of answers
+    # do not fit into a processor's cache.
     __slots__ = (
         "_has_stops",
         "_min_tokens",
@@ -86,35 +89,36 @@ class Answer:
         min_tokens: int,
         has_offsets: bool = False,
     ) -> None:
-        """With `has_offsets`, pieces say where in the text their tokens begin."""
+        """With `has_offsets`, pieces tell where in the text their tokens begin."""
         self.index = index
         self.n_tokens = 0
         self.has_news = False
-        """Whether tokens of it have come in this call, besides those that its client had."""
+        """Whether tokens have come in this call, in addition to those that its client had
+        before."""
         self.is_finished = False
         self._text = text
         self._stops = stops
         self._has_stops = not stops.is_empty
         self.is_plain = not (self._has_stops or has_offsets)
-        """Whether tokens bring nothing but text, and do not end the answer here."""
+        """Whether tokens bring nothing but text, and cannot end the answer here."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
-        self._offsets: list[int] | None = [] if has_offsets else None  # of the piece in the making
+        self._offsets: list[int] | None = [] if has_offsets else None  # of the next piece
         self._n_characters = 0
         self._prompt_logprobs: list[Logprobs] = []
 
     @property
     def stop_met(self) -> str:
-        """The stop string that ended the answer, or nothing."""
+        """Stop string that ended the answer; empty if none did."""
         return self._stops.met
 
     def take_prompt_logprobs(self, logprobs: Logprobs) -> None:
-        """Takes log-probabilities of the prompt, which the next piece has."""
+        """Takes log-probabilities of the prompt, which the next piece will carry."""
         self._prompt_logprobs.append(logprobs)
         self.is_plain = False
 
     def add(self, token_ids: Sequence[int], logprobs: Logprobs | None = None) -> Piece:
-        """Takes new tokens and returns their piece; tokens after the one that completes a stop
+        """Takes new tokens and returns their piece. Tokens after the one that completes a stop
         string are left out."""
         if self.is_plain:
             return Piece(self.index, self.add_plain(token_ids), tuple(token_ids))
@@ -142,7 +146,7 @@ class Answer:
         return self._with_logprobs(piece, logprobs)
 
     def add_plain(self, token_ids: Sequence[int]) -> str:
-        """Takes new tokens of an answer that is plain, and returns the text that is new."""
+        """Takes new tokens of an answer with `is_plain`, and returns the new text."""
         self.n_tokens += len(token_ids)
         text = ""
         for token_id in token_ids:
@@ -151,15 +155,16 @@ class Answer:
         return text
 
     def finish(self, reason: FinishReason) -> Piece:
-        """Ends the answer and returns its last piece, with the text that was held back."""
+        """Ends the answer and returns its last piece, with the text that was held back until
+        now."""
         text = self._cut(self._text.flush()) + self._stops.flush()
         self.is_finished = True
         reason = FinishReason.STOP if self._stops.is_met else reason
         return self._with_logprobs(Piece(self.index, text, (), reason), None)
 
     def _with_logprobs(self, piece: Piece, logprobs: Logprobs | None) -> Piece:
-        """Returns the piece with the log-probabilities of its tokens, and with the prompt's if it
-        is the first."""
+        """Returns the piece with the log-probabilities of its tokens, and with those of the prompt
+        if they have not been returned yet."""
         of_prompt = Logprobs.joined(self._prompt_logprobs) if self._prompt_logprobs else None
         offsets = tuple(self._offsets or ())
         self._prompt_logprobs.clear()

@@ -1,8 +1,7 @@
-"""The answers of one call: `n` to each of its prompts, how each begins, and what the scheduler is
-asked for it.
+"""The answers of one call: `n` to each of its prompts, how each begins, and how each is submitted.
 
-An answer has a place among all that are generated, and a name at the scheduler. One that is gone on
-with begins with the tokens that its client has.
+An answer has an index among all answers of the call, and a name at the scheduler. A resumed answer
+begins with the tokens that its client has.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
 
 class Answers:
-    """The answers of one call, by their places and names."""
+    """The answers of one call, by their indices and names."""
 
     def __init__(
         self,
@@ -33,7 +32,8 @@ class Answers:
         account: scheduler_pb2.Account | None,
         trace: trace_pb2.TraceContext | None,
     ) -> None:
-        """Begins none of them yet. Their names begin with `submission_id`."""
+        """Prepares for the answers without beginning one. Their names begin with
+        `submission_id`."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""
         self._options = options
@@ -45,27 +45,27 @@ class Answers:
         self._trace = trace
         self._n_to_each = options.n_generated
         self.n_answers = len(prompts) * self._n_to_each
-        """The number of answers over all prompts."""
+        """Number of answers to all prompts together."""
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all answers so far."""
+        """Number of tokens of all answers so far."""
         return sum([answer.n_tokens for answer in self.begun.values()])
 
     def name(self, index: int) -> str:
-        """Returns the name of an answer."""
+        """Returns the name of an answer at the scheduler."""
         return f"{self._submission_id}-{index}"
 
     def prompt(self, index: int) -> EncodedPrompt:
-        """Returns the prompt that an answer is to."""
+        """Returns the prompt of an answer."""
         return self._prompts[self.prompt_index(index)]
 
     def prompt_index(self, index: int) -> int:
-        """Returns the place of an answer's prompt among the prompts."""
+        """Returns the index of an answer's prompt among the prompts."""
         return index // self._n_to_each
 
     def tokens_so_far(self, index: int) -> tuple[int, ...]:
-        """Returns the tokens of an answer that its client had when the call came."""
+        """Returns the tokens of an answer that its client had before this call."""
         return () if self._resumption is None else self._resumption.answers[index].token_ids
 
     def has_ended(self, index: int) -> bool:
@@ -74,7 +74,7 @@ class Answers:
         return answer is not None and answer.is_finished
 
     def begin(self, index: int) -> Answer:
-        """Begins an answer, and returns it."""
+        """Begins an answer and returns it."""
         options, prompt = self._options, self.prompt(index)
         is_shown = options.include_stop_str_in_output
         tokenizer = self._tokenizer
@@ -91,14 +91,14 @@ class Answers:
         return answer
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
-        """Returns the message that submits an answer; begins it, if it has not."""
+        """Returns the message that submits an answer; begins the answer if it has not begun."""
         name, prompt, options = self.name(index), self.prompt(index), self._options
         if name not in self.begun:
             self.begin(index)
         return scheduler_pb2.Submission(
             request_id=name,
             prompt_token_ids=prompt.token_ids,
-            # An answer without tokens has the prompt's log-probabilities, which come with one.
+            # Log-probabilities of the prompt come with a token, also where no token is wanted.
             max_new_tokens=max(1, prompt.max_new_tokens),
             n_logprobs=options.n_ranked if prompt.max_new_tokens else None,
             n_prompt_logprobs=self._n_prompt_logprobs(index, prompt),
@@ -112,14 +112,15 @@ class Answers:
         )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
-        """Returns what the scheduler is asked for; nothing where there is only a first token, or
-        where they have come with tokens that the client has."""
+        """Returns the number of log-probabilities for each token of the prompt; None if none are
+        wanted, the prompt has only one token, or the client has received them."""
         if len(prompt.token_ids) < 2 or self.tokens_so_far(index):
             return None
         return self._options.n_prompt_logprobs
 
     def _sampling(self, index: int, prompt: EncodedPrompt) -> sampling_pb2.SamplingParams:
-        """Returns the options of an answer: each, to whichever prompt, has a seed of its own."""
+        """Returns the sampling options of an answer. Each answer to each prompt has a seed of its
+        own."""
         params = self._options.sampling
         message = to_proto(params)
         message.seed = (params.seed + index - INT64_MIN) % 2**64 + INT64_MIN  # wraps around

@@ -1,4 +1,4 @@
-"""A prompt in tokens, and the limits of an answer to it."""
+"""A prompt as tokens, and the limits of the answers to it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from services.frontend.text.tokenizer import Tokenizer, text_offsets
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt in tokens, and the limits of an answer to it."""
+    """A prompt as tokens, and the limits of the answers to it."""
 
     prompt: Prompt
     token_ids: Sequence[int]
@@ -21,20 +21,21 @@ class EncodedPrompt:
 
     @property
     def context(self) -> Sequence[int]:
-        """Tokens that the answer's text continues; none for a conversation, whose next turn stands
-        alone."""
+        """Tokens that the text of the answer continues; none for a conversation, whose next turn
+        begins a text of its own."""
         return () if isinstance(self.prompt, Conversation) else self.token_ids
 
     def text(self, tokenizer: Tokenizer) -> str:
-        """Returns its text."""
+        """Returns the text of the prompt."""
         return self.prompt if isinstance(self.prompt, str) else tokenizer.to_text(self.token_ids)
 
     def text_offsets(self, tokenizer: Tokenizer, *, are_added: bool) -> Sequence[int]:
-        """Returns where in its text each token begins, at some 20 µs for each. `are_added` says
-        that special tokens may have been put around a client's text."""
+        """Returns, for each token, where in the text of the prompt it begins; that takes some 20
+        µs for each. `are_added` says that special tokens may have been put around the client's
+        text."""
         if not isinstance(self.prompt, str):
             return text_offsets(tokenizer, self.token_ids)
-        # The client's own text may spell special tokens, too.
+        # The text of the client may itself spell special tokens.
         shown, text = tokenizer.with_special_tokens, self.prompt
         n_added = shown.n_tokens_before if are_added else 0
         n_before = len(shown.to_text(self.token_ids[:n_added]))

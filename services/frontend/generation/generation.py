@@ -1,12 +1,12 @@
 """One client call while it runs.
 
-It is submitted once per answer (`Submissions`), a few answers at a time, so that one call cannot
-fill the pool. The events of all answers come into one inbox and leave it as pieces of text; `close`
-cancels whatever still runs. Where a pipeline or a scheduler is lost, the scheduler client sees to
-it that each answer goes on.
+Each answer is submitted to the scheduler on its own (`Submissions`), a few at a time, so that one
+call cannot fill the pool. The events of all answers arrive in one inbox and leave it as pieces of
+text. `close` cancels the answers that still run. When a pipeline or a scheduler is lost, the
+scheduler client makes each answer go on.
 
-A call that goes on where a stream broke first makes every answer as it was (`replay`). Those that
-had not come to their end are submitted with their tokens.
+A call that resumes a broken stream first restores every answer (`replay`). Answers that had not
+ended are submitted together with the tokens that the client has.
 """
 
 import asyncio
@@ -19,10 +19,10 @@ from orcinus.v1 import scheduler_pb2
 from services.common.errors import InvalidRequest, TimedOut
 from services.frontend.generation.answer import Answer, Piece
 from services.frontend.generation.answers import Answers
+from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
-from services.frontend.generation.place import Place
 from services.frontend.generation.replay import replay
 from services.frontend.generation.submissions import Submissions
 from services.frontend.generation.whole_answers import WholeAnswers
@@ -30,13 +30,13 @@ from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
     TIMED_OUT,
     Accepted,
+    Completed,
     Event,
     Failed,
-    Finished,
+    OutputTokens,
     PromptLogprobs,
-    Tokens,
 )
-from services.frontend.observing.metrics import Call
+from services.frontend.observing.metrics import MeasuredCall
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions
@@ -49,20 +49,19 @@ from services.frontend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and written by one call."""
+    """Number of tokens that one call has read and generated."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Tokens of the prompts that a cache had."""
+    """Tokens of the prompts that were found in a cache."""
 
 
 class Generation:
     """One client call while it runs: `n` answers to each of its prompts.
 
-    Answers may be held until `until`, a point in time of the event loop's clock, unless a scheduler
-    has taken them.
-    With a resumption, the pieces are those that its client lacks.
+    Before a scheduler has accepted them, answers may be held until `until`, a time of the event
+    loop's clock. With a resumption, only the pieces that its client lacks are yielded.
     """
 
     __slots__ = (
@@ -77,8 +76,8 @@ class Generation:
         "_n_prompt_tokens",
         "_outlet",
         "_pipeline_model",
-        "_place",
         "_replayed",
+        "_resources",
         "_resumption",
         "_running",
         "_shows_text_only",
@@ -102,12 +101,12 @@ class Generation:
         model: str,
         shown_model: str = "",
         until: float,
-        place: Place,
+        resources: CallResources,
         request_id: str | None = None,
         was_held: bool = False,
         resumption: Resumption | None = None,
         span: RequestSpan = UNRECORDED,
-        call: Call | None = None,
+        call: MeasuredCall | None = None,
     ) -> None:
         self.request_id = (
             request_id or new_request_id() if resumption is None else resumption.request_id
@@ -127,16 +126,16 @@ class Generation:
             tokenizer,
             submission_id=submission_id,
             resumption=resumption,
-            account=place.account,
+            account=resources.account,
             trace=span.message,
         )
         self._tokenizer = tokenizer
         self._until = until
-        self._place = place
+        self._resources = resources
         self._resumption = resumption
         self._span = span
-        self._call = call or Call(self.n_answers)
-        self._inbox = Inbox(place.budget, refusals=place.refusals)
+        self._call = call or MeasuredCall(self.n_answers)
+        self._inbox = Inbox(resources.budget, refusals=resources.refusals)
         self._outlet: Outlet | None = None
         self._shows_text_only = not options.shows_tokens
         self._endings: list[Piece] = []
@@ -148,30 +147,31 @@ class Generation:
             scheduler,
             self,
             model=model,
-            place=place,
+            resources=resources,
             was_held=was_held,
             span=span,
         )
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
         self._n_cached: dict[int, int] = {}
-        """Tokens that none of the answers to a prompt so far had to compute, by the prompt."""
+        """Number of tokens of a prompt, by the index of the prompt, that were in a cache for every
+        answer so far."""
         self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
         self._call.n_prompt_tokens = self._n_prompt_tokens
 
     @property
     def n_answers(self) -> int:
-        """The number of answers over all prompts."""
+        """Number of answers to all prompts together."""
         return self._answers.n_answers
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the client has a part of the answers already."""
+        """Whether the client had a part of the answers before this call."""
         return self._resumption is not None
 
     @property
     def usage(self) -> Usage:
-        """Tokens read and written so far."""
+        """Number of tokens read and generated so far."""
         return Usage(
             self._n_prompt_tokens,
             self._answers.n_tokens,
@@ -184,11 +184,12 @@ class Generation:
         return self._tokenizer.token_texts
 
     def prompt_of(self, index: int) -> EncodedPrompt:
-        """Returns the prompt that an answer belongs to."""
+        """Returns the prompt of an answer."""
         return self.prompts[index // self.options.n]
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
-        """Returns where in the text of an answer's prompt each of its tokens begins."""
+        """Returns, for each token of an answer's prompt, where in the text of the prompt it
+        begins."""
         are_added = self.options.add_special_tokens is not False
         return self.prompt_of(index).text_offsets(self._tokenizer, are_added=are_added)
 
@@ -197,43 +198,44 @@ class Generation:
         return self.prompt_of(index).text(self._tokenizer)
 
     def is_new(self, index: int) -> bool:
-        """Returns whether the client has nothing of an answer yet."""
+        """Returns whether the client has received nothing of an answer yet."""
         if self._resumption is None:
             return True
         so_far = self._resumption.answers[index]
         return not so_far.token_ids and not so_far.is_finished
 
     def message_reader(self, index: int) -> MessageReader:
-        """Returns a reader for the text of an answer to a conversation; one that goes on has read
-        what its client has. To be called once for each answer."""
+        """Returns a reader for the text of an answer to a conversation; after a resumption it has
+        read what the client received before. It may be called once for each answer."""
         reader = self._replayed.pop(index, None)
         if reader is not None:
             return reader
         return self.prompt_of(index).answer_format.reader(self.request_id, index)
 
     def end_at(self, deadline: float) -> None:
-        """Ends the call as timed out at a point in time of the event loop's clock, unless it is
-        closed by then."""
+        """Ends the call with TimedOut at a time of the event loop's clock, unless it is closed
+        before."""
         self._submissions.deadline = deadline
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     def stop_met(self, index: int) -> str:
-        """Returns the stop string that ended an answer, or nothing."""
+        """Returns the stop string that ended an answer; empty if none did."""
         return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
-        """Takes memory for output that is kept until the call ends; raises PoolFull if so much is
-        not left."""
-        self._place.share.grow(n_bytes)
+        """Takes memory for output that is kept until the call ends; raises PoolFull if the memory
+        budget has no room for it."""
+        self._resources.share.grow(n_bytes)
 
     async def start(self) -> None:
-        """Submits the first answers that have not ended and waits until they are in the pool.
+        """Submits the first answers that have not ended, and waits until the scheduler has accepted
+        them.
 
         Raises:
-            InvalidRequest: the scheduler refuses an answer, or a client cannot have what it says
-            that it has.
+            InvalidRequest: the scheduler refuses an answer, or the tokens of the resumption cannot
+            be what the stream had sent.
             PoolFull: there is too much at once.
-            TimedOut: the call's time is over.
+            TimedOut: the time of the call is over.
             Unavailable: an answer could not be submitted in time.
         """
         self._span.submitted(
@@ -245,19 +247,19 @@ class Generation:
             raise self._inbox.error
         missing = [index for index in range(self.n_answers) if not self._answers.has_ended(index)]
         self._running.update(map(self._answers.name, missing))
-        self._place.in_flight.end(self.n_answers - len(missing))
+        self._resources.in_flight.end(self.n_answers - len(missing))
         await self._submissions.start(missing, until=self._until)
 
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
-        """Yields the pieces of all answers as they come; empty pieces are left out. Those that come
-        while the reader waits leave through the outlet instead, if there is one that is ready.
-        Pieces with log-probabilities never do.
+        """Yields the pieces of all answers as they come; empty pieces are left out. While the
+        reader waits for the next piece, pieces leave through the outlet instead, if one is given
+        and ready. Pieces with log-probabilities are always yielded.
 
         Raises:
             Unavailable: no pipeline went on with the answers in time.
-            RequestFailed: an answer was given up.
+            RequestFailed: the scheduler gave an answer up.
             PoolFull: too much of the answers was not read.
-            TimedOut: the call's time is over.
+            TimedOut: the time of the call is over.
         """
         for piece in self._endings:
             yield piece
@@ -272,17 +274,20 @@ class Generation:
                 yield piece
 
     async def complete(self) -> list[Piece]:
-        """Returns the finished answers, each as one piece, in order; raises as `pieces` does, and
-        PoolFull if they take more memory than is left. Of `best_of` answers to a prompt, those with
-        the highest mean log-probability are returned, the best one first."""
-        answers = WholeAnswers(self.options, self._place.share, n_answers=self.n_answers)
+        """Returns the finished answers in order, each as one piece; see `WholeAnswers.best`.
+
+        Raises:
+            PoolFull: they take more memory than is left.
+            OrcinusError: whatever `pieces` raises.
+        """
+        answers = WholeAnswers(self.options, self._resources.share, n_answers=self.n_answers)
         async for piece in self.pieces():
             answers.add(piece)
         return answers.best()
 
     def put(self, event: Event, answer: Answer) -> None:
-        """Takes an event of one of the answers when it arrives, whether somebody reads or not."""
-        if isinstance(event, Tokens):
+        """Takes an event of an answer when it arrives, whether the reader waits for it or not."""
+        if isinstance(event, OutputTokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
                 self._send_at_once(event, answer, outlet)
@@ -297,15 +302,15 @@ class Generation:
                 self._give_up(self._inbox.error)
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
-        """Returns the message that submits an answer."""
+        """Returns the message by which an answer is submitted."""
         return self._answers.submission(index)
 
     def inbox(self, index: int) -> "AnswerInbox":
-        """Returns the inbox for the events of an answer that is submitted."""
+        """Returns the inbox for the events of a submitted answer."""
         return AnswerInbox(self, self._answers.begun[self._answers.name(index)])
 
     def close(self) -> None:
-        """Cancels the answers that still run; does nothing the second time."""
+        """Cancels the answers that still run. A second call has no effect."""
         if self._expiry is not None:
             self._expiry.cancel()
         self._submissions.close()
@@ -313,8 +318,8 @@ class Generation:
         self._inbox.close()
         self._span.closed(self._answers.n_tokens)
 
-    def _send_at_once(self, event: Tokens, answer: Answer, outlet: Outlet) -> None:
-        """Does what the reader, which waits, would do with new tokens."""
+    def _send_at_once(self, event: OutputTokens, answer: Answer, outlet: Outlet) -> None:
+        """Sends new tokens through the outlet, in place of the reader, which waits for them."""
         try:
             if answer.is_plain and answer.has_news and self._shows_text_only:
                 if text := answer.add_plain(event.token_ids):
@@ -325,10 +330,10 @@ class Generation:
                 self._end(event.request_id, answer, piece)
             if piece.text or self._is_shown(piece):
                 outlet.take(piece)
-        except Exception as error:  # noqa: BLE001 - the reader raises it; here, all would end with it
+        except Exception as error:  # noqa: BLE001 - raised by the reader: here, it would end the link
             self._inbox.fail(error)
-        if answer.is_finished:
-            self._inbox.put_nowait(Finished(event.request_id, FinishReason.STOP))  # it may be over
+        if answer.is_finished:  # the reader may have nothing more to wait for
+            self._inbox.put_nowait(Completed(event.request_id, FinishReason.STOP))
 
     def _expire(self) -> None:
         error = TimedOut(TIMED_OUT, may_retry=False)
@@ -340,8 +345,12 @@ class Generation:
         self._submissions.withdraw()
 
     async def _resume_all(self, resumption: Resumption) -> None:
-        """Makes the answers, as far as the client has them; raises TimedOut if that, and waiting
-        for others that do so, takes longer than the call may."""
+        """Restores all answers as far as the client has them.
+
+        Raises:
+            TimedOut: that, with the wait for other calls that do the same, takes longer than the
+            call may.
+        """
         deadline = None if self._expiry is None else self._expiry.when()
         try:
             async with asyncio.timeout_at(deadline):
@@ -351,7 +360,7 @@ class Generation:
             raise TimedOut(TIMED_OUT, may_retry=False) from None
 
     async def _resume(self, index: int, so_far: AnswerSoFar) -> None:
-        """Makes an answer, as far as the client has it."""
+        """Restores an answer as far as the client has it."""
         answer = self._answers.begin(index)
         prompt = self._answers.prompt(index)
         ending = so_far.ending(
@@ -359,7 +368,7 @@ class Generation:
         )
         reader = prompt.answer_format.reader(self.request_id, index)
         self._replayed[index] = reader
-        async with self._place.replaying:
+        async with self._resources.replaying:
             piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
         if answer.is_finished:
             self._note_end(piece.finish_reason or FinishReason.STOP, answer)
@@ -370,7 +379,7 @@ class Generation:
 
     def _apply(self, event: Event) -> Piece:
         answer = self._answers.begun[event.request_id]
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             piece = self._take_tokens(event, answer)
         else:
             piece = self._take_other(event, answer)
@@ -380,7 +389,7 @@ class Generation:
 
     def _take_other(self, event: Event, answer: Answer) -> Piece:
         match event:
-            case Finished():
+            case Completed():
                 return answer.finish(event.reason)
             case Failed():
                 raise event.error
@@ -388,7 +397,7 @@ class Generation:
                 answer.take_prompt_logprobs(event.logprobs)
         return Piece(answer.index)
 
-    def _take_tokens(self, event: Tokens, answer: Answer) -> Piece:
+    def _take_tokens(self, event: OutputTokens, answer: Answer) -> Piece:
         if not answer.has_news:
             answer.has_news = True
             self._note_first(event, answer.index)
@@ -397,12 +406,12 @@ class Generation:
         piece = answer.add(event.token_ids, event.logprobs)
         return self._cut_off(event, piece) if answer.is_finished else piece
 
-    def _cut_off(self, event: Tokens, last: Piece) -> Piece:
-        """Has the scheduler end an answer that has ended here; returns its last piece."""
+    def _cut_off(self, event: OutputTokens, last: Piece) -> Piece:
+        """Cancels an answer at the scheduler that has ended here, and returns its last piece."""
         self._submissions.cut_off(event.request_id)
         return last
 
-    def _note_first(self, event: Tokens, index: int) -> None:
+    def _note_first(self, event: OutputTokens, index: int) -> None:
         self._span.first_token()
         self._call.took_tokens(index)
         if not event.start:
@@ -430,7 +439,7 @@ class Generation:
 
 
 class AnswerInbox:
-    """The inbox for the events of one answer of a call."""
+    """Takes the events of one answer of a call."""
 
     __slots__ = ("_answer", "_generation")
 

@@ -2,13 +2,14 @@
 
     wait → check → submit → assemble → cancel
 
-A request is checked here and made into tokens (`RequestEncoder`); a `Generation` does the rest.
-However the client's call ends, whatever still runs is cancelled on the way out: `open` is the only
-way to get one.
+A request is checked here and turned into tokens (`RequestEncoder`); a `Generation` does the rest.
+`open` is the only way to get one, and cancels whatever still runs when the client's call ends,
+however it ends.
 
-While there is no pipeline, requests wait for one up to `hold_s` seconds: another scheduler takes
-the lead, or the pipeline forms again, and their clients see nothing but a pause. What is served is
-told meanwhile as it was last known, since it is the same before and after.
+While there is no pipeline, requests wait for one up to `hold_s` seconds, for example while another
+scheduler takes the lead or the pipeline forms again; to their clients that is a pause. Meanwhile,
+questions about the model are answered with the last known pipeline, since the next one serves the
+same.
 """
 
 import asyncio
@@ -24,15 +25,14 @@ from prometheus_client import CollectorRegistry
 
 from services.common import errors
 from services.frontend.api_keys import Account
+from services.frontend.generation.call_resources import CallResources
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation
-from services.frontend.generation.place import Place
 from services.frontend.generation.request_encoder import RequestEncoder
 from services.frontend.generation.served_model import ServedModel
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.link.scheduler_client import SchedulerClient
-from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
-from services.frontend.observing.metrics import Call, FrontendMetrics
+from services.frontend.observing.metrics import FrontendMetrics, MeasuredCall
 from services.frontend.observing.request_span import RequestSpan, request_span
 from services.frontend.request.answers_in_flight import AnswersInFlight
 from services.frontend.request.client_call import current_call
@@ -41,10 +41,10 @@ from services.frontend.request.generation_request import (
     GenerationRequest,
     Prompt,
 )
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import MemoryBudget
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.message_format import (
@@ -57,21 +57,21 @@ from services.frontend.text.tokenizer import Tokenizer
 Result = TypeVar("Result")
 
 DETOKENIZED_FIELD = "tokens"
-"""Name of the field with tokens of which a client wants the text."""
+"""Name of the field with the tokens whose text a client wants."""
 
 NAMED_AT_ONCE = 4096
-"""Tokens whose names are looked up in one go, which takes a millisecond."""
+"""Number of tokens whose names are looked up without a pause: a millisecond of work."""
 
 TOKEN_NAME_BYTES = 96
-"""Bytes of memory that a token's name takes, as an object and in JSON."""
+"""Bytes of memory that the name of a token takes, as an object and in JSON."""
 
 SUBMISSION_TOKEN_BYTES = 2 * array("I").itemsize
-"""Bytes that a prompt's token takes in each of the submissions that the scheduler has at a time,
-and while one is sent."""
+"""Bytes that a token of a prompt takes in each submission that the scheduler has at a time, and
+once more while the submission is sent."""
 
 
 class GenerationService:
-    """Answers requests until it is told to stop."""
+    """Answers requests until it is stopped."""
 
     def __init__(
         self,
@@ -113,53 +113,53 @@ class GenerationService:
         )
         self._anybody = Account()
         self.n_in_flight = 0
-        """Answers that are admitted and not yet over for the scheduler, without those that wait for
-        others of their call."""
+        """Number of admitted answers that the scheduler has not ended, without those that wait for
+        other answers of their call."""
         self.n_waiting = 0
-        """Answers of these that wait for a pipeline."""
+        """Number of answers that wait for a pipeline."""
         self._is_leaving = False
         self._is_stopping = False
         self._replaying = asyncio.Lock()  # the tokens of one resumption at a time
-        self._n_calls = 0  # that are not over for their clients
+        self._n_calls = 0  # whose clients have not got their ends
         self._idle = asyncio.Event()
         self._idle.set()
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether conversations can be continued."""
+        """Whether conversations can be answered."""
         return self._model.chat_template is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests should be sent here: there is a pipeline, or one is likely to come while
-        they are held."""
+        """Whether requests should be sent to this frontend: there is a pipeline, or one is likely
+        to come while they are held."""
         return not self._is_leaving and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
 
     async def wait_readiness(self, is_ready: bool) -> None:
-        """Waits until `is_ready` has that value; does not notice `leave`."""
+        """Waits until `is_ready` has the given value. It does not notice `leave`."""
         while self.is_ready is not is_ready:
             deadline = self._scheduler.pipeline.hold_deadline(self._limits.hold_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline if _now() < deadline < math.inf else None):
                     await self._scheduler.pipeline.wait_change()
 
-    def describe(self) -> Pipeline:
-        """Returns the pipeline that serves, or the last one that did; raises Unavailable before the
-        first."""
+    def describe(self) -> ServedPipeline:
+        """Returns the pipeline that serves, or else the last one that did; raises Unavailable if
+        there has been none."""
         return self._scheduler.pipeline.last
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """The names by which clients know the model, the one that answers show first; raises
-        Unavailable before the first pipeline."""
+        """Names by which clients know the model; answers show the first. Raises Unavailable if
+        there has been no pipeline."""
         return self._model_limits(self.describe()).names
 
     def check_room(self, account: Account) -> None:
-        """Refuses a new call that would find no place, or wait too long even if it is as important
-        as its account allows, before it costs anything. Calls that go on with a stream that broke
-        need not ask.
+        """Checks, before a new call costs anything, that there is room for it and that it need not
+        wait too long even with the best priority that its account allows. Calls that resume a
+        broken stream need not be checked.
 
         Raises:
             PoolFull: there is too much at once.
@@ -178,72 +178,75 @@ class GenerationService:
         model: str = "",
         options: GenerationOptions | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens that a generation with these options would start with. The call counts
-        as one with one answer.
+        """Returns the tokens with which a generation with these options would begin. It counts as a
+        call with one answer.
 
         Raises:
             InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
-            can't be written out, or an option or the call's time is wrong.
-            UnknownModel: another model is meant.
+            can't be written out, or an option or the time limit of the call is wrong.
+            UnknownModel: `model` is not the model that is served.
             PoolFull: there is too much at once.
-            TimedOut: the call's time is over.
+            TimedOut: the time of the call is over.
         """
         deadline = self._deadline()
         options = options or GenerationOptions()
         options.check()
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         request.check()
-        with self._admitted(request, account or self._anybody) as place:
+        with self._admitted(request, account or self._anybody) as resources:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
             limits.stop_token_ids(options)
             encoding = self._prompt_encoder.to_tokens(
-                prompt, limits, place.share, add_special_tokens=options.add_special_tokens
+                prompt, limits, resources.share, add_special_tokens=options.add_special_tokens
             )
             return await _until(deadline, encoding)
 
     async def detokenize(
         self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
     ) -> str:
-        """Returns the text of tokens, with special ones. The call counts as one with one answer.
+        """Returns the text of tokens, including special tokens. It counts as a call with one
+        answer.
 
         Raises:
-            InvalidRequest: there are more than the model can read, one is not in the vocabulary, or
-            the call's time is wrong.
-            UnknownModel: another model is meant.
+            InvalidRequest: there are more tokens than the model can read, one is not in the
+            vocabulary, or the time limit of the call is wrong.
+            UnknownModel: `model` is not the model that is served.
             PoolFull: there is too much at once.
-            TimedOut: the call's time is over.
+            TimedOut: the time of the call is over.
         """
         deadline = self._deadline()
         limits = self._model_limits(self.describe())
         limits.check_model(model)
         limits.check_text(DETOKENIZED_FIELD, token_ids)
-        with self._admitted(GenerationRequest(prompts=("",)), account or self._anybody) as place:
-            return await _until(deadline, self._prompt_encoder.to_text(token_ids, place.share))
+        with self._admitted(
+            GenerationRequest(prompts=("",)), account or self._anybody
+        ) as resources:
+            return await _until(deadline, self._prompt_encoder.to_text(token_ids, resources.share))
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns tokens as they are written in the vocabulary; raises PoolFull if there is no
-        memory for that."""
+        """Returns the names that tokens have in the vocabulary; raises PoolFull if the memory
+        budget has no room for them."""
         names: list[str] = []
         with self._budget.share(TOKEN_NAME_BYTES * len(token_ids)):
             for start in range(0, len(token_ids), NAMED_AT_ONCE):
                 names += self.tokenizer.names_of(token_ids[start : start + NAMED_AT_ONCE])
-                await asyncio.sleep(0)  # others come in between
+                await asyncio.sleep(0)  # lets other work run
         return names
 
     @asynccontextmanager
     async def open(
         self, request: GenerationRequest, account: Account | None = None
     ) -> AsyncIterator[Generation]:
-        """Opens a generation whose first answers are all in the pool; answers that still run at the
-        end are cancelled. It counts for the caller's account until the scheduler has ended it.
-        Name and time are those of the call that is current in this task.
+        """Opens a generation, once the scheduler has accepted its first answers; cancels the
+        answers that still run at the end. The generation counts for the account until the scheduler
+        has ended it. Its id and its time limit are those of the call that is current in this task.
 
         Raises:
             InvalidRequest: the request breaks a rule.
             PoolFull: there is too much at once.
-            TimedOut: the call's time is over; later, the generation's pieces raise it.
-            Unavailable: there is no pipeline in time, or this process is stopping.
+            TimedOut: the time of the call is over; later, the pieces of the generation raise it.
+            Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._limits.hold_s
         options = self._model.defaults.apply(request.options)
@@ -260,9 +263,9 @@ class GenerationService:
             account = account or self._anybody
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
-            with self._admitted(request, account) as place:
+            with self._admitted(request, account) as resources:
                 generation = await _until(
-                    deadline, self._generation(request, until, place, span, call)
+                    deadline, self._generation(request, until, resources, span, call)
                 )
                 try:
                     if deadline is not None:
@@ -273,19 +276,21 @@ class GenerationService:
                     generation.close()
 
     def leave(self) -> None:
-        """Becomes unready, so that requests are sent elsewhere; those that still come are taken."""
+        """Becomes unready, so that requests are sent elsewhere. Requests that still come are
+        served."""
         self._is_leaving = True
 
     def refuse_new(self) -> None:
-        """Takes no more requests; those that run, or are held, go on."""
+        """Refuses new requests; requests that run or are held go on."""
         self._is_leaving = self._is_stopping = True
 
     async def wait_idle(self) -> None:
-        """Waits until all answers have been delivered, or given up."""
+        """Waits until no call runs."""
         await self._idle.wait()
 
     def _deadline(self) -> float | None:
-        """Returns when the call of this task must have ended; None if it may take any time."""
+        """Returns the time at which the call of this task must have ended, by the event loop's
+        clock; None if there is no limit."""
         call = current_call()
         wanted = None if call is None else call.deadline()
         if not self._limits.max_request_s:
@@ -297,9 +302,9 @@ class GenerationService:
         self,
         request: GenerationRequest,
         until: float,
-        place: Place,
+        resources: CallResources,
         span: RequestSpan,
-        call: Call,
+        call: MeasuredCall,
     ) -> Generation:
         was_held = not self._scheduler.pipeline.is_open
         self.n_waiting += request.n_answers
@@ -308,8 +313,8 @@ class GenerationService:
         finally:
             self.n_waiting -= request.n_answers
         limits = self._model_limits(pipeline)
-        prompts = await self._request_encoder.encode(request, limits, place.share)
-        place.share.grow(self._n_bytes(prompts, request.options))
+        prompts = await self._request_encoder.encode(request, limits, resources.share)
+        resources.share.grow(self._n_bytes(prompts, request.options))
         client_call = current_call()
         return Generation(
             request.options,
@@ -319,7 +324,7 @@ class GenerationService:
             model=pipeline.model,
             shown_model=limits.names[0],
             until=until,
-            place=place,
+            resources=resources,
             request_id=None if client_call is None else client_call.request_id,
             was_held=was_held,
             resumption=request.resumption,
@@ -328,11 +333,11 @@ class GenerationService:
         )
 
     @contextmanager
-    def _admitted(self, request: GenerationRequest, account: Account) -> Iterator[Place]:
-        """Gives a call its place, until it is over for its client.
+    def _admitted(self, request: GenerationRequest, account: Account) -> Iterator[CallResources]:
+        """Admits a call until it has ended for its client.
 
         Raises:
-            InvalidRequest: it asks for more than there could ever be.
+            InvalidRequest: the call asks for more answers than there can ever be at once.
             PoolFull: there is too much at once.
             Unavailable: this process is stopping.
         """
@@ -364,7 +369,7 @@ class GenerationService:
                 self._idle.clear()
                 try:
                     with AnswersInFlight(n_answers, release) as in_flight:
-                        yield Place(
+                        yield CallResources(
                             in_flight=in_flight,
                             share=share,
                             budget=self._budget,
@@ -383,23 +388,24 @@ class GenerationService:
     def _check_in_flight(self, n_answers: int) -> None:
         if self.n_in_flight + n_answers > self._limits.max_in_flight:
             self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+            raise errors.PoolFull("too many requests")
 
     def _end_call(self) -> None:
         self._n_calls -= 1
         if self._n_calls == 0:
             self._idle.set()
 
-    def _last_limits(self) -> Limits | None:
-        """Returns the limits of the model that is served, or was, if it is known."""
+    def _last_limits(self) -> ModelLimits | None:
+        """Returns the limits of the model that is served, or was served last; None if there was
+        none."""
         return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
-    def _model_limits(self, pipeline: Pipeline) -> Limits:
-        return Limits(pipeline, self._model.names)
+    def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
+        return ModelLimits(pipeline, self._model.names)
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-        """Returns about how many bytes a request takes from when its prompts are tokens, besides
-        those that it came with."""
+        """Returns the approximate memory of a request, in bytes, once its prompts are tokens,
+        without the bytes that it came with."""
         n_at_once = self._limits.max_answers_at_once
         n_answers = len(prompts) * options.n_generated
         n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
@@ -411,8 +417,9 @@ class GenerationService:
         )
 
     def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
-        """Returns about how many bytes the tokens of prompts take, besides those that came as
-        tokens, and their copies for the scheduler, of which the longest may be there at once."""
+        """Returns the approximate memory, in bytes, of the tokens of `prompts`, unless they came as
+        tokens, and of their copies for the scheduler. Of these, the longest are assumed to exist at
+        once."""
         n_packed = sum(
             len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)
         )
@@ -425,7 +432,8 @@ class GenerationService:
 
 
 def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-    """Returns about how many bytes the log-probabilities of prompts take that come with answers."""
+    """Returns the approximate memory, in bytes, of log-probabilities of prompts that come with the
+    answers."""
     if options.n_prompt_logprobs is None:
         return 0
     n_numbers = (1 + options.n_prompt_logprobs) * options.n_generated
@@ -433,11 +441,11 @@ def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: Generatio
 
 
 async def _until(deadline: float | None, work: Coroutine[Any, Any, Result]) -> Result:
-    """Returns what the work does; raises TimedOut if it takes longer, or there is no time for
-    it."""
+    """Returns the result of `work`; raises TimedOut if it is not there by the deadline, or the
+    deadline is past."""
     if deadline is None:
         return await work
-    # A deadline that is past ends the work where it first waits, which it need not do.
+    # `timeout_at` with a past deadline would cancel the work only where it first waits, if it does.
     if _now() < deadline:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):

@@ -1,8 +1,8 @@
-"""The events of one call's answers, from when they arrive until they are read.
+"""The events of one call's answers, from their arrival until they are read.
 
-A client that reads keeps this almost empty. Where one does not, the tokens of each answer are
-packed, so that they take little more than their numbers, and what they take is counted in the
-memory that clients' data may have. Too much of it ends the call.
+A client that reads keeps the inbox almost empty. If it does not read, the tokens of each answer are
+packed, so that they take little more than their numbers, and count in the memory budget for
+clients' data. Too many of them end the call.
 """
 
 import asyncio
@@ -12,34 +12,32 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from services.common import errors
-from services.frontend.link.scheduler_events import Event, PromptLogprobs, Tokens
+from services.frontend.link.scheduler_events import Event, OutputTokens, PromptLogprobs
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_LOOSE = 128
-"""Events that are kept as they came, and not counted: those of a few iterations."""
+"""Number of events that are kept as they came and do not count in the budget: those of a few
+iterations."""
 
 READ_AT_ONCE = 64
-"""Tokens that are read without a pause, in which others have their turn."""
+"""Number of tokens that are read without a pause, in which other tasks run."""
 
 N_LATE = 4
-"""Events that wait for a reader who is late."""
+"""Number of waiting events from which on the tokens of an answer are read together."""
 
 EVENT_BYTES = 256
-"""Bytes that an event takes."""
+"""Bytes of memory that an event takes."""
 
 TOKEN_BYTES = array("I").itemsize
 
 NUMBER_BYTES = 2 * TOKEN_BYTES
-"""Bytes that a log-probability takes, with the token or the rank that belongs to it. Those of a
-prompt are counted before they come."""
+"""Bytes of memory that a log-probability takes, with the token or the rank that belongs to it.
+Those of a prompt are counted before they come."""
 
 MAX_UNREAD_BYTES = 2**20
-"""Bytes that the unread events of one call may take: some 80,000 tokens."""
-
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client whose call was ended may try again."""
+"""Largest memory of the unread events of one call, in bytes: some 80,000 tokens."""
 
 
 class Inbox:
@@ -60,8 +58,8 @@ class Inbox:
     def __init__(self, budget: MemoryBudget, *, refusals: Refusals) -> None:
         self._events: deque[Event] = deque()
         self._max_loose = MAX_LOOSE
-        self._n_read = 0  # tokens, without a pause
-        self._arrival: asyncio.Future[None] | None = None  # while somebody waits for it
+        self._n_read = 0  # tokens since the last pause
+        self._arrival: asyncio.Future[None] | None = None  # while the reader waits
         self.is_awaited = False
         """Whether the reader has read everything and waits for more."""
         self._error: Exception | None = None
@@ -71,11 +69,13 @@ class Inbox:
 
     @property
     def error(self) -> Exception | None:
-        """The error that `get` raises, if too much was unread or the call was ended."""
+        """The error that `get` raises: too much was unread, or the call was ended. None if there is
+        none."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
-        """Adds an event. If too much is unread then, all is dropped, and nothing more is taken."""
+        """Adds an event. If too much is unread then, all events are dropped, and nothing more is
+        taken."""
         if self._error is not None:
             return
         self._events.append(event)
@@ -84,19 +84,19 @@ class Inbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Drops what is unread, and takes nothing more: `get` raises the error."""
+        """Drops all unread events and takes no more: `get` raises the error."""
         self._error = self._error or error
         self.close()
         self._wake()
 
     async def get(self) -> Event:
-        """Returns the next event, once there is one; only one task may wait for it. A reader who is
-        late gets tokens with those of their answer that follow, and so has fewer events to deal
-        with.
+        """Waits for the next event and returns it; only one task may wait. A reader that is late
+        gets tokens together with the following tokens of the same answer, and so has fewer events
+        to deal with.
 
         Raises:
             PoolFull: too much was unread.
-            Exception: the call was ended with this error.
+            Exception: the error with which the call was ended.
         """
         if self._n_read >= READ_AT_ONCE:
             self._n_read = 0
@@ -113,7 +113,7 @@ class Inbox:
                 self._arrival = None
                 self.is_awaited = False
         event = self._events.popleft()
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             event = self._with_next(event)
             self._n_read += len(event.token_ids)
         else:
@@ -123,19 +123,20 @@ class Inbox:
         return event
 
     def close(self) -> None:
-        """Drops what is unread; does nothing the second time."""
+        """Drops all unread events. A second call has no effect."""
         self._events.clear()
         self._count(MAX_LOOSE)
 
-    def _with_next(self, tokens: Tokens) -> Tokens:
-        """Returns tokens with those behind them of the same answer, as many as are read at once."""
+    def _with_next(self, tokens: OutputTokens) -> OutputTokens:
+        """Returns tokens together with the following ones of the same answer, up to
+        READ_AT_ONCE."""
         events = self._events
         if len(events) < N_LATE:
             return tokens
         parts, n_tokens = [tokens], len(tokens.token_ids)
         while events:
             following = events[0]
-            if not isinstance(following, Tokens) or following.request_id != tokens.request_id:
+            if not isinstance(following, OutputTokens) or following.request_id != tokens.request_id:
                 break
             n_tokens += len(following.token_ids)
             if n_tokens > READ_AT_ONCE:
@@ -150,19 +151,17 @@ class Inbox:
             self._arrival.set_result(None)
 
     def _pack(self) -> None:
-        """Joins the tokens of each answer, and counts what is unread."""
+        """Joins the tokens of each answer, and counts the unread events in the budget."""
         self._events = deque(_packed(self._events))
         max_loose = max(MAX_LOOSE, 2 * len(self._events))
-        n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, Tokens))
+        n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, OutputTokens))
         if not self._count(max_loose, n_bytes):
             self._refusals[Refusal.UNREAD] += 1
-            self._error = errors.PoolFull(
-                "too much of the answers was not read", retry_after_s=RETRY_AFTER_S
-            )
+            self._error = errors.PoolFull("too much of the answers was not read")
             self.close()
 
     def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
-        """Counts so much as unread; returns whether so much may be."""
+        """Counts the unread events in the budget; returns False if there is no room for them."""
         n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + n_token_bytes
         more = n_bytes - self._share.n_bytes
         if more > 0 and (n_bytes > MAX_UNREAD_BYTES or not self._budget.has_room(more)):
@@ -175,35 +174,35 @@ class Inbox:
         return True
 
 
-def _n_bytes(tokens: Tokens) -> int:
+def _n_bytes(tokens: OutputTokens) -> int:
     n_numbers = 0 if tokens.logprobs is None else tokens.logprobs.n_numbers
     return TOKEN_BYTES * len(tokens.token_ids) + NUMBER_BYTES * n_numbers
 
 
-def _joined(parts: Sequence[Tokens]) -> Tokens:
-    """Returns tokens of one answer, which follow each other, as one event."""
+def _joined(parts: Sequence[OutputTokens]) -> OutputTokens:
+    """Returns consecutive tokens of one answer as one event."""
     first = parts[0]
     token_ids = array("I", chain.from_iterable(part.token_ids for part in parts))
     logprobs = [part.logprobs for part in parts if part.logprobs is not None]
     of_all = Logprobs.joined(logprobs) if logprobs else None
-    return Tokens(first.request_id, token_ids, first.start, of_all, first.n_cached)
+    return OutputTokens(first.request_id, token_ids, first.start, of_all, first.n_cached)
 
 
 def _packed(events: Iterable[Event]) -> Iterator[Event]:
-    """Yields the events with the tokens of each answer together, as many as are read at once.
-    Answers do not wait for each other: only the order of each one's own events matters."""
-    firsts: dict[str, Tokens] = {}
+    """Yields the events with the tokens of each answer joined, up to READ_AT_ONCE. The order of
+    events of the same answer stays; the order between answers does not matter."""
+    firsts: dict[str, OutputTokens] = {}
     tokens: dict[str, array[int]] = {}
     logprobs: dict[str, list[Logprobs]] = {}
     ends: list[Event] = []
     for event in events:
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             firsts.setdefault(event.request_id, event)
             tokens.setdefault(event.request_id, array("I")).extend(event.token_ids)
             if event.logprobs is not None:
                 logprobs.setdefault(event.request_id, []).append(event.logprobs)
         elif isinstance(event, PromptLogprobs):
-            yield event  # no token of its answer is there before it
+            yield event  # comes before all tokens of its answer
         else:
             ends.append(event)
     for request_id, token_ids in tokens.items():
@@ -213,5 +212,5 @@ def _packed(events: Iterable[Event]) -> Iterator[Event]:
             part = token_ids[start : start + READ_AT_ONCE]
             of_part = of_all and of_all.part(start, start + len(part))
             n_cached = 0 if start else first.n_cached
-            yield Tokens(request_id, part, first.start + start, of_part, n_cached)
+            yield OutputTokens(request_id, part, first.start + start, of_part, n_cached)
     yield from ends

@@ -1,7 +1,7 @@
 """The interface of an outlet, through which pieces of answers leave as soon as their tokens come.
 
 The task that reads a generation sleeps between tokens, and to wake it costs as much as to write a
-token out. So while it waits for more, pieces may go past it.
+token out. So while it waits, pieces may go past it.
 """
 
 from typing import Protocol
@@ -10,14 +10,14 @@ from services.frontend.generation.answer import Piece
 
 
 class Outlet(Protocol):
-    """A way out for pieces that needs no task."""
+    """Sends pieces to the client without a task."""
 
     @property
     def is_ready(self) -> bool:
         """Whether a piece can be taken now."""
 
     def take(self, piece: Piece) -> None:
-        """Takes a piece."""
+        """Sends a piece."""
 
     def take_text(self, index: int, text: str) -> None:
-        """Takes a piece of an answer that has nothing but text, and is not the answer's first."""
+        """Sends a piece that has nothing but text and is not the first of its answer."""

@@ -1,7 +1,9 @@
-"""The replay of an answer: the tokens that its client has are read once more.
+"""Replays an answer: the tokens that its client already has are read once more, when a broken
+stream is resumed.
 
-Nothing of their text is sent. Then the answer is as it was: with the text it held back, the stop
-strings it had begun, and its end, if it had come to it.
+Nothing of their text is sent again. Afterwards the answer is in the state in which the stream
+broke: with the text that it held back, the stop strings that had begun, and its end, if it had
+ended.
 """
 
 import asyncio
@@ -15,8 +17,8 @@ from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.message_reader import MessageReader
 
 REPLAYED_TOKENS, REPLAY_S = 64, 0.001
-"""Tokens that are read again at a time, and seconds, if stop strings make them take longer; others
-come in between."""
+"""Number of tokens that are replayed without a pause, and the seconds after which there is a pause
+in any case, since stop strings can make tokens slow."""
 
 
 async def replay(
@@ -26,12 +28,13 @@ async def replay(
     ending: FinishReason | None,
     reader: MessageReader,
 ) -> Piece:
-    """Brings an answer, and the reader of its text, to where the client has them. Returns its last
-    piece if that is next, or an empty one. `ending` says why the last token ends the answer, stop
-    strings apart, if it does.
+    """Brings an answer, and the reader of its text, to where the client has received them. Returns
+    the last piece of the answer if the client lacks only that, else an empty piece. `ending` says
+    why the answer ends with the last of these tokens, other than by a stop string; None if it goes
+    on.
 
     Raises:
-        InvalidRequest: a stop string would have ended the answer before.
+        InvalidRequest: a stop string would have ended the answer before these tokens.
     """
     pause_at = time.perf_counter() + REPLAY_S
     for number, token_id in enumerate(token_ids, start=1):

@@ -1,7 +1,7 @@
-"""A request in tokens and grammars.
+"""Turns a request into tokens and grammars.
 
-A format of the output, or the tools of a conversation, become a grammar, which is compiled once to
-see whether the model can follow it.
+The output format of a request, or the tools of a conversation, become a grammar. It is compiled
+once here, to see whether the model can follow it.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from services.common.sampling import OPTIONS
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.grammar_check import GrammarCheck
@@ -37,14 +37,14 @@ class RequestEncoder:
         self._message_format = message_format
 
     async def encode(
-        self, request: GenerationRequest, limits: Limits, share: Share
+        self, request: GenerationRequest, limits: ModelLimits, share: Share
     ) -> tuple[EncodedPrompt, ...]:
-        """Returns the prompts of a request, checked by the limits of the model.
+        """Returns the prompts of a request as tokens, checked against the limits of the model.
 
         Raises:
             InvalidRequest: a prompt is too long, tokens are not in the vocabulary, a conversation
             can't be written out, or a grammar can't be followed.
-            UnknownModel: another model is meant.
+            UnknownModel: the request is for another model.
             PoolFull: there is too much at once.
         """
         limits.check_model(request.model)
@@ -61,7 +61,7 @@ class RequestEncoder:
         encoded: list[EncodedPrompt] = []
         for prompt in request.prompts:
             if encoded:
-                await asyncio.sleep(0)  # others come in between
+                await asyncio.sleep(0)  # lets other work run
             token_ids = await self._prompts.to_tokens(
                 prompt, limits, share, add_special_tokens=options.add_special_tokens
             )
@@ -86,13 +86,15 @@ class RequestEncoder:
         conversation: Conversation,
         token_ids: Sequence[int],
         options: GenerationOptions,
-        limits: Limits,
+        limits: ModelLimits,
         share: Share,
     ) -> AnswerFormat:
-        """Returns how answers to a conversation are written; a grammar in it can be followed.
+        """Returns the format of answers to a conversation, whose grammar, if it has one, has been
+        checked.
 
         Raises:
-            InvalidRequest: it cannot; the error names the tool, if it is one's.
+            InvalidRequest: the grammar cannot be followed. The error names the tool whose schema is
+            the cause, if one is.
         """
         if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
             raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")

@@ -1,4 +1,4 @@
-"""The model as its files and the settings say that it is served."""
+"""The model as its files and the settings describe it."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,15 +10,17 @@ from services.frontend.text.message_format import ReasoningParser, ToolParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """All that is known of the model besides its tokenizer; pipelines tell its limits."""
+    """What is known of the model besides its tokenizer. Its limits come from the pipeline that
+    serves it."""
 
     names: tuple[str, ...] = ()
-    """The names by which clients know the model; without any it is the pipeline's."""
+    """Names by which clients know the model. If there are none, the name that the pipeline has for
+    it is used."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
-    """Options of requests that leave them out."""
+    """Defaults for options that a request leaves out."""
     chat_template: ChatTemplate | None = None
-    """Writes conversations down; without it they are refused."""
+    """Template that turns a conversation into a text; without one, conversations are refused."""
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     tokenizer_file: Path | None = None
-    """The file from which grammars learn the vocabulary."""
+    """File from which the vocabulary is read to check grammars; None if there is none."""

@@ -10,11 +10,11 @@ class ServiceLimits:
     """The limits of all requests together, and of each."""
 
     max_in_flight: int = 4096
-    """Answers in the making."""
+    """Largest number of answers that the scheduler has at once."""
     max_answers_at_once: int = 32
-    """Answers of one call that are with the scheduler at a time."""
+    """Largest number of answers of one call that the scheduler has at once."""
     hold_s: float = 0.0
-    """Seconds that a request waits for a pipeline."""
+    """Seconds that a request waits for a pipeline when there is none."""
     max_request_s: float = 0.0
-    """Seconds that a request may take; 0 is any time."""
+    """Seconds that a request may take; 0 sets no limit."""
     texts: TextLimits = field(default_factory=TextLimits)

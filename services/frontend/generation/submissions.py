@@ -1,7 +1,8 @@
-"""The answers of one call as far as the scheduler has to do with them.
+"""Submits the answers of one call to the scheduler.
 
-A few are submitted at a time, and as the scheduler ends one, the next. Those after the first ones
-are tried as long as those that it has had, since their client has been promised them.
+A few answers are submitted at a time; whenever the scheduler has ended one, the next follows.
+Answers after the first ones are retried for as long as accepted requests are, since the client has
+been promised them.
 """
 
 import asyncio
@@ -11,58 +12,59 @@ from typing import Protocol
 
 from orcinus.v1 import scheduler_pb2
 
-from services.frontend.generation.place import Place
+from services.frontend.generation.call_resources import CallResources
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import Event, Failed
-from services.frontend.link.submitted_request import Inbox
+from services.frontend.link.submitted_request import EventSink
 from services.frontend.observing.request_span import RequestSpan
 
 
-class Call(Protocol):
+class SubmittedCall(Protocol):
     """A call whose answers are submitted."""
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
         """Returns the message that submits an answer."""
 
-    def inbox(self, index: int) -> Inbox:
-        """Returns the inbox for the events of an answer that is submitted."""
+    def inbox(self, index: int) -> EventSink:
+        """Returns the receiver of the events of a submitted answer."""
 
 
 class Submissions:
-    """Submits the answers of a call, and cancels what is left of them at its end."""
+    """Submits the answers of a call, and cancels those that still run at its end."""
 
     def __init__(
         self,
         scheduler: SchedulerClient,
-        call: Call,
+        call: SubmittedCall,
         *,
         model: str,
-        place: Place,
+        resources: CallResources,
         was_held: bool,
         span: RequestSpan,
     ) -> None:
         self._scheduler = scheduler
-        self._call: Call | None = call  # None once it is closed
+        self._call: SubmittedCall | None = call  # None once it is closed
         self._model = model
-        self._place = place
+        self._resources = resources
         self._was_held = was_held
         self._span = span
         self.deadline: float | None = None
-        """When the scheduler may give up what waits, by the event loop's clock."""
+        """Time, by the event loop's clock, at which the scheduler may give up requests that still
+        wait there."""
         self._waiting: deque[int] = deque()
-        """Answers that are not submitted yet."""
+        """Indices of the answers that are not submitted yet."""
         self.at_scheduler: set[str] = set()
-        """Names of the answers that the scheduler has, or that are held for it."""
+        """Names of the answers that the scheduler has, or that are held until it can have them."""
         self._unaccepted: set[str] = set()
-        """Answers of these without which there is no start."""
+        """Names of the answers that must be accepted before `start` returns."""
         self._started: asyncio.Future[None] | None = None
 
     async def start(self, indices: Collection[int], *, until: float) -> None:
-        """Submits the first answers and waits until they are in the pool. They may be held until
-        `until`, a point in time of the event loop's clock.
+        """Submits the first answers and waits until the scheduler has accepted them. They may be
+        held until `until`, a time of the event loop's clock.
 
         Raises:
-            OrcinusError: why one of them is not.
+            OrcinusError: the reason why one of them was not accepted.
         """
         self._started = asyncio.get_running_loop().create_future()
         self._waiting.extend(indices)
@@ -71,10 +73,9 @@ class Submissions:
             await self._started
 
     def note_arrival(self, event: Event) -> None:
-        """Notes what an event means for the answers that are not submitted yet, and for the
-        start."""
+        """Ends `start`, or submits the next answers, according to an event of an answer."""
         if isinstance(event, Failed):
-            self._waiting.clear()  # the call will end with the error, once it is read
+            self._waiting.clear()  # the call ends when its reader gets the error
             if event.request_id in self._unaccepted:
                 self.fail_start(event.error)
         self._unaccepted.discard(event.request_id)
@@ -84,12 +85,12 @@ class Submissions:
             self._started.set_result(None)
 
     def fail_start(self, error: Exception) -> None:
-        """Makes `start` raise, if it still waits."""
+        """Makes `start` raise the error, if it still waits."""
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
 
     def cut_off(self, request_id: str) -> None:
-        """Has the scheduler end an answer, and submits the next."""
+        """Cancels an answer at the scheduler and submits the next."""
         self._scheduler.cancel(request_id)
         self._end(request_id)
 
@@ -99,26 +100,28 @@ class Submissions:
         for request_id in self.at_scheduler:
             self._scheduler.cancel(request_id)
         self.at_scheduler.clear()
-        self._place.in_flight.close()
+        self._resources.in_flight.close()
 
     def close(self) -> None:
-        """Withdraws, and lets go of the call: it has this object, and would be kept by it until
-        garbage is collected."""
+        """Withdraws all answers and lets go of the call, which refers to this object: its memory
+        would wait for the garbage collector."""
         self.withdraw()
         self._call = None
 
     def _end(self, request_id: str) -> None:
         if request_id in self.at_scheduler:
             self.at_scheduler.remove(request_id)
-            self._place.in_flight.end(1)
+            self._resources.in_flight.end(1)
             self._submit_next(until=None)
 
     def _submit_next(self, *, until: float | None) -> None:
-        """Submits as many answers as the scheduler may have; the first ones, which there is no
-        start without, with a time until which they are tried."""
+        """Submits as many answers as the scheduler may have at a time. `until` is given for the
+        first answers, which `start` waits for."""
         call = self._call
         while (
-            call is not None and self._waiting and len(self.at_scheduler) < self._place.max_at_once
+            call is not None
+            and self._waiting
+            and len(self.at_scheduler) < self._resources.max_at_once
         ):
             index = self._waiting.popleft()
             submission = call.submission(index)

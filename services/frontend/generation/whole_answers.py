@@ -1,4 +1,5 @@
-"""The answers of a call that are made whole before anybody sees them."""
+"""The answers of a call that is not streamed: they are completed before the client gets
+anything."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,14 +10,14 @@ from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import Share
 
 MAX_PIECES = 64
-"""Pieces of an answer that are kept apart."""
+"""Number of pieces of an answer after which they are joined to one."""
 
 OUTPUT_TOKEN_BYTES = 40
-"""Bytes of memory that a token of an answer takes, if clients want to see it."""
+"""Bytes of memory that a token of an answer takes, if clients want to see tokens."""
 
 
 class WholeAnswers:
-    """Joins the pieces of answers. The call's share of the memory grows with them."""
+    """Joins the pieces of answers. The call's share of the memory budget grows with them."""
 
     def __init__(self, options: GenerationOptions, share: Share, *, n_answers: int) -> None:
         self._options = options
@@ -24,7 +25,8 @@ class WholeAnswers:
         self._answers: list[list[Piece]] = [[] for _ in range(n_answers)]
 
     def add(self, piece: Piece) -> None:
-        """Takes the next piece of an answer; raises PoolFull if there is no memory for it."""
+        """Takes the next piece of an answer; raises PoolFull if the memory budget has no room for
+        it."""
         pieces = self._answers[piece.index]
         pieces.append(piece)
         if len(pieces) == MAX_PIECES:
@@ -33,8 +35,9 @@ class WholeAnswers:
             self._share.grow(_n_bytes(pieces[0]) - n_before)
 
     def best(self) -> list[Piece]:
-        """Returns the answers, each as one piece, in order. Of `best_of` answers to a prompt, those
-        with the highest mean log-probability are returned, the best one first."""
+        """Returns the answers in order, each as one piece. If a prompt has more answers (`best_of`)
+        than the client wants (`n`), the `n` answers with the highest mean log-probability are
+        returned, best first."""
         answers = [self._joined(pieces) for pieces in self._answers]
         n, n_generated = self._options.n, self._options.n_generated
         if n == n_generated:
@@ -48,19 +51,21 @@ class WholeAnswers:
         return best
 
     def _joined(self, pieces: Sequence[Piece]) -> Piece:
-        """Returns all pieces of an answer as one, without tokens that nobody wants to see."""
+        """Returns the pieces of an answer as one piece, without its tokens if the client does not
+        want to see them."""
         joined = Piece.joined(pieces)
         return joined if self._options.shows_tokens else replace(joined, token_ids=())
 
 
 def _n_bytes(piece: Piece) -> int:
-    """Returns about how many bytes of memory a piece takes."""
+    """Returns the approximate memory of a piece, in bytes."""
     n_bytes = len(piece.text) + OUTPUT_TOKEN_BYTES * len(piece.token_ids)
     return n_bytes if piece.logprobs is None else n_bytes + LOGPROB_BYTES * piece.logprobs.n_numbers
 
 
 def _mean_logprob(piece: Piece) -> float:
-    """Returns the mean log-probability of an answer's tokens."""
+    """Returns the mean log-probability of the tokens of an answer; 0.0 for an answer without
+    any."""
     if piece.logprobs is None or not len(piece.logprobs):
         return 0.0
     return sum(piece.logprobs.values) / len(piece.logprobs)

@@ -1,7 +1,7 @@
-"""The answers of one call as messages of `inference.proto`: whole, and piece by piece.
+"""The answers of one call as messages of `inference.proto`: whole, or piece by piece in a stream.
 
-Text that continues a conversation is read as the assistant's message, by the reader that the other
-shapes of conversations use.
+The text of an answer to a conversation is read as an assistant's message, by the same reader as
+over HTTP.
 """
 
 from collections.abc import Sequence
@@ -23,32 +23,33 @@ _FINISH_REASONS = {
 }
 
 
-class Answers:
-    """The answers of a call, from where its client has them."""
+class AnswerMessages:
+    """The messages for the answers of one call. After a resumption they begin where the client has
+    stopped receiving."""
 
     def __init__(
         self,
         generation: Generation,
         message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
     ) -> None:
-        """`message` is the call's request."""
+        """`message` is the request of the call."""
         self._generation = generation
         self._has_several_prompts = bool(message.prompts)
         self._shows_tokens = generation.options.return_token_ids
         self._is_conversation = isinstance(generation.prompts[0].prompt, Conversation)
         self._readers: dict[int, MessageReader] = {}
         self._unechoed: set[int] = set()
-        """Answers whose prompt is still to be shown."""
+        """Indices of the answers that will begin with the text of their prompt (`echo`)."""
         if message.options.echo:
             self._unechoed.update(filter(generation.is_new, range(generation.n_answers)))
         self._first: dict[str, Any] = {}
-        """Fields that only the first message of a stream has."""
+        """Fields that only the first message of a stream carries."""
         if not generation.is_resumed:
             seed = generation.options.sampling.seed
             self._first = {"seed": seed, **self._prompt_tokens()}
 
     def whole(self, pieces: Sequence[Piece]) -> inference_pb2.GenerateResponse:
-        """Returns the complete answers, made of whole pieces."""
+        """Returns one message with all answers; each of `pieces` is a whole answer."""
         return inference_pb2.GenerateResponse(
             request_id=self._generation.request_id,
             model=self._generation.model,
@@ -58,7 +59,8 @@ class Answers:
         )
 
     def streamed(self, piece: Piece) -> inference_pb2.GenerateStreamResponse | None:
-        """Returns the message for a new piece of an answer; None if the piece says nothing yet."""
+        """Returns the stream message for a new piece of an answer; None if the piece shows the
+        client nothing yet."""
         choice = self._choice(piece)
         if not (choice.text or choice.token_ids or choice.finish_reason) and not (
             choice.reasoning_content or choice.tool_calls or choice.logprobs
@@ -73,7 +75,7 @@ class Answers:
         )
 
     def end(self) -> inference_pb2.GenerateStreamResponse:
-        """Returns the last message of a stream."""
+        """Returns the last message of a stream, which carries the usage."""
         return inference_pb2.GenerateStreamResponse(
             request_id=self._generation.request_id,
             model=self._generation.model,
@@ -111,15 +113,16 @@ class Answers:
             )
 
     def _reader(self, index: int) -> MessageReader:
-        """Returns the reader of an answer, which has read what the client has."""
+        """Returns the message reader of an answer. After a resumption it has already read what the
+        client received before."""
         reader = self._readers.get(index)
         if reader is None:
             reader = self._readers[index] = self._generation.message_reader(index)
         return reader
 
     def _end(self, reader: MessageReader, choice: inference_pb2.Choice) -> None:
-        """Gives an answer that ends with calls the reason that it has over HTTP: a call of the tool
-        that the client has named just stops."""
+        """Sets the finish reason of an answer that ends with tool calls, as over HTTP: a call of
+        the tool that the client has named counts as an ordinary stop."""
         prompt = self._generation.prompt_of(choice.index).prompt
         is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
         if (
@@ -141,7 +144,8 @@ class Answers:
 
 
 def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> None:
-    """Puts what a piece adds to the assistant's message into a choice, instead of its text."""
+    """Replaces a choice's text by what a piece adds to the assistant's message: content, reasoning
+    and tool calls."""
     delta = reader.feed(piece.text)
     if piece.finish_reason is not None:
         delta += reader.flush()

@@ -1,9 +1,10 @@
-"""The number of fields in a protobuf message, counted before it is parsed.
+"""The number of fields in a protobuf message, counted before the message is parsed.
 
-A byte of a message can become a hundred of memory: two bytes are a message in a repeated field, and
-three an unknown field. Nothing that a client sends has many, since numbers of a repeated field are
-packed into one. Only bytes that a parser would take are walked through correctly; others are
-counted as far as they go, and refused by the parser.
+Parsing can turn one byte of a message into a hundred bytes of memory: an empty message in a
+repeated field takes two bytes on the wire, an unknown field three. Requests that clients send in
+earnest have few fields, since the numbers of a repeated field are packed into one. The count is
+exact for bytes that a parser accepts; of others it counts as far as they make sense, and the parser
+refuses them.
 """
 
 from functools import cache
@@ -12,13 +13,13 @@ from typing import Any
 from google.protobuf.message import Message
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
-"""Kinds of fields on the wire; the beginning and the end of a group have no content of their
+"""Wire types of fields. The two others, which begin and end a group, have no content of their
 own."""
 
 
 def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bool:
-    """Returns whether a message of that type, with the messages in it, has more fields than the
-    limit; takes no longer than `limit` fields do."""
+    """Returns whether a serialised message of that class, with the messages nested in it, has more
+    than `limit` fields. It looks at no more than `limit` fields."""
     n_fields = 0
     pending: list[tuple[int, int, Any]] = [(0, len(data), message_class.DESCRIPTOR)]
     while pending:
@@ -47,12 +48,14 @@ def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bo
 
 @cache
 def _messages_in(kind: Any) -> dict[int, Any]:
-    """Returns the descriptors of a descriptor's fields that are messages, by number."""
+    """Returns the message types of a descriptor's fields, by field number; fields that are no
+    messages are left out."""
     return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """Returns a number and the position after it; one that is cut off ends where the data does."""
+    """Returns the varint at `position` and the position after it. A varint that is cut off ends at
+    `end`."""
     value = shift = 0
     while position < end:
         byte = data[position]

@@ -1,7 +1,7 @@
-"""The gRPC API: `InferenceService`, its health and its reflection.
+"""The gRPC API: `InferenceService`, its health service and its reflection service.
 
-`requests.py` reads the messages of clients, `answers.py` writes those for them. Errors leave as
-exceptions of the error tree; `rpc_handlers.py` makes statuses of them.
+`requests.py` reads the messages of clients, and `answers.py` writes the messages for them. Methods
+raise exceptions of the error tree, which `rpc_handlers.py` turns into statuses.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from services.common.health import Health
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import DETOKENIZED_FIELD, GenerationService
 from services.frontend.grpc import reflection
-from services.frontend.grpc.answers import Answers
+from services.frontend.grpc.answers import AnswerMessages
 from services.frontend.grpc.requests import check_stream, to_prompt, to_request, to_resumed
 from services.frontend.grpc.transfers import Transfers
 from services.frontend.request.generation_request import GenerationRequest
@@ -48,13 +48,13 @@ class InferenceServicer:
     async def Generate(
         self, message: inference_pb2.GenerateRequest, context: Context
     ) -> inference_pb2.GenerateResponse:
-        """Answers when everything is there."""
+        """Sends one message when all answers are complete."""
         account = self._api_keys.account_of(_authorization(context))
         self._service.check_room(account)
         request = self._to_request(message)
         async with self._service.open(request, account) as generation:
             pieces = await generation.complete()
-            answers = Answers(generation, message)
+            answers = AnswerMessages(generation, message)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
                 return await asyncio.to_thread(answers.whole, pieces)
             return answers.whole(pieces)
@@ -62,7 +62,7 @@ class InferenceServicer:
     async def GenerateStream(
         self, message: inference_pb2.GenerateStreamRequest, context: Context
     ) -> AsyncIterator[inference_pb2.GenerateStreamResponse]:
-        """Answers piece by piece."""
+        """Sends a message for each piece of an answer, then one with the usage."""
         account = self._api_keys.account_of(_authorization(context))
         if not message.HasField("resumption"):
             self._service.check_room(account)
@@ -71,7 +71,7 @@ class InferenceServicer:
         if message.HasField("resumption"):
             request = to_resumed(request, message)
         async with self._service.open(request, account) as generation:
-            answers = Answers(generation, message)
+            answers = AnswerMessages(generation, message)
             async for piece in generation.pieces():
                 if (response := answers.streamed(piece)) is not None:
                     yield response
@@ -80,7 +80,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Answers with the tokens that a generation would start with."""
+        """Sends the tokens with which a generation for this prompt would begin."""
         self._check_size(message)
         self._check_n_tokens("prompt", message.prompt.token_ids.ids)
         account = self._api_keys.account_of(_authorization(context))
@@ -90,7 +90,7 @@ class InferenceServicer:
     async def Detokenize(
         self, message: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeResponse:
-        """Answers with the text of tokens."""
+        """Sends the text of tokens."""
         self._check_size(message)
         self._check_n_tokens(DETOKENIZED_FIELD, message.tokens)
         account = self._api_keys.account_of(_authorization(context))
@@ -100,7 +100,7 @@ class InferenceServicer:
     async def DescribeModel(
         self, _: inference_pb2.DescribeModelRequest, context: Context
     ) -> inference_pb2.DescribeModelResponse:
-        """Answers with the model and how it is served."""
+        """Sends the name of the model and how it is served."""
         pipeline = self._service.describe()
         return inference_pb2.DescribeModelResponse(
             model=self._service.model_names[0],
@@ -113,12 +113,12 @@ class InferenceServicer:
         )
 
     def admit(self, context: Context) -> None:
-        """Counts a call against the caller's key, before the call's message is received."""
+        """Counts a call against its API key, before the call's message is received."""
         self._api_keys.admit(_authorization(context))
 
     def uploading(self, context: Context) -> AbstractContextManager[object]:
-        """Returns a context in which a call that is being received counts as an answer of its
-        caller; raises PoolFull if he has too many."""
+        """Returns a context in which a call whose message is being received counts as one answer of
+        its key; entering raises PoolFull if the key has too many."""
         return self._api_keys.account_of(_authorization(context)).receiving()
 
     def _to_request(
@@ -130,8 +130,8 @@ class InferenceServicer:
         return to_request(message)
 
     def _check_n_tokens(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises TooLarge if there are more tokens than there may be, before they become
-        objects."""
+        """Raises TooLarge if `token_ids` are more than the model can take. It is called before they
+        become Python objects."""
         n_tokens = len(token_ids)
         with suppress(errors.Unavailable):  # nothing is known of the model yet
             max_tokens = self._service.describe().max_model_len
@@ -158,7 +158,7 @@ def add_services(
     *,
     observe: rpc_handlers.Observe | None = None,
 ) -> None:
-    """Puts the API on a server; the messages of all its calls go through `transfers`."""
+    """Adds the three services to a server; the messages of all calls go through `transfers`."""
     services = (SERVICE, health_servicer.SERVICE, reflection.SERVICE)
     reflecting = reflection.ReflectionServicer(
         tuple(service.full_name for service in services), transfers.exchange

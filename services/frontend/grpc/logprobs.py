@@ -11,7 +11,8 @@ from services.frontend.text.token_texts import TokenTexts
 def token_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs | None, *, n_top: int
 ) -> Iterator[inference_pb2.TokenLogprob]:
-    """Yields a message for each token; none if there are no log-probabilities."""
+    """Yields a message with the log-probability of each token and of its `n_top` most likely
+    alternatives; yields nothing if `logprobs` is None."""
     if logprobs is None:
         return
     for place, token_id in enumerate(token_ids):

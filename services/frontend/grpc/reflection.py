@@ -1,6 +1,7 @@
-"""gRPC's reflection, by which tools learn the API, within limits.
+"""gRPC's reflection service, from which tools learn the API, within limits.
 
-The library's own servicer reads and answers for as long as a client likes.
+The library's own servicer sets no limit to the number of streams, to their questions or to their
+time.
 """
 
 from collections.abc import AsyncIterator
@@ -16,10 +17,10 @@ SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 RAW_METHODS = frozenset({"ServerReflectionInfo"})
 
 MAX_STREAMS = 4
-"""Streams at once; a tool has one, for a moment."""
+"""Largest number of streams at once. A tool has one, for a moment."""
 
 MAX_QUESTION_BYTES = 4096
-"""Largest question: a name, which the answer repeats."""
+"""Largest question in bytes. A question is a name, which the answer repeats."""
 
 RETRY_AFTER_S = 5.0
 
@@ -40,16 +41,16 @@ class ReflectionServicer:
         """Answers each question of a stream.
 
         Raises:
-            InvalidRequest: a question is none.
+            InvalidRequest: a message is not a question.
             PoolFull: there are too many streams.
-            TimedOut: the client is silent, or does not read.
+            TimedOut: the client neither asks nor reads in time.
         """
         if self._n_streams >= MAX_STREAMS:
             raise errors.PoolFull(
                 "too many clients ask for reflection; try again", retry_after_s=RETRY_AFTER_S
             )
         self._n_streams += 1
-        # Not when this method ends: a stream that nobody reads is there until its client goes.
+        # A stream whose answers are not read outlives this method: it lasts until its client goes.
         context.add_done_callback(self._forget_stream)
         exchange = self._make_exchange(context)
         context.add_done_callback(exchange.close)

@@ -1,6 +1,6 @@
-"""Messages of `inference.proto` as the requests that both protocols share.
+"""Turns messages of `inference.proto` into the requests that both protocols share.
 
-Only the syntax is checked here. Fields are named as in the HTTP API (`top_p`, not
+Only the syntax is checked here. Errors name fields as the HTTP API does (`top_p`, not
 `options.sampling.top_p`), so that a client sees the same error in both.
 """
 
@@ -19,6 +19,7 @@ from services.frontend.request import output_format
 from services.frontend.request.conversation import (
     MAX_TEMPLATE_KWARGS,
     MAX_TOOLS,
+    MAX_TURNS,
     ChatMessage,
     Conversation,
     Tool,
@@ -33,18 +34,15 @@ from services.frontend.request.generation_request import (
 )
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 
-MAX_TURNS = 2048
-"""Turns of a conversation at most, as over HTTP."""
-
 MAX_SCHEMA_CHARACTERS = 2**18
-"""Characters of the JSON schemas of a conversation's tools together at most: JSON of nothing but
-brackets takes 0.04 s to read."""
+"""Largest number of characters in the JSON schemas of a conversation's tools together. Reading so
+much JSON takes 0.04 s if it consists of brackets alone."""
 
 _APART = ("format", "sampling", "stop")
-"""Options that are read apart."""
+"""Fields of `GenerationOptions` in the message that are translated one by one."""
 
 _OWN_NAMES = {"logprobs": "n_logprobs", "prompt_logprobs": "n_prompt_logprobs"}
-"""Names in a request of options that have others in messages."""
+"""Names that options have in `GenerationOptions` here, where they differ from the message."""
 
 _MODES: dict[int, ToolChoice] = {
     inference_pb2.ToolChoice.MODE_UNSPECIFIED: ToolChoice(),
@@ -57,7 +55,7 @@ _MODES: dict[int, ToolChoice] = {
 def to_request(
     message: inference_pb2.GenerateRequest | inference_pb2.GenerateStreamRequest,
 ) -> GenerationRequest:
-    """Returns the request, from its start.
+    """Returns the request that a message describes, without its resumption.
 
     Raises:
         InvalidRequest: a field is missing, unknown, or contradicts another.
@@ -73,10 +71,10 @@ def to_request(
 def to_resumed(
     request: GenerationRequest, message: inference_pb2.GenerateStreamRequest
 ) -> GenerationRequest:
-    """Returns the request as it goes on where its stream broke.
+    """Returns the request as it continues where its stream broke.
 
     Raises:
-        InvalidRequest: the message says that the stream had another seed than the request.
+        InvalidRequest: the resumption names another seed than the request.
     """
     so_far, sampling = message.resumption, message.options.sampling
     resumption = Resumption(
@@ -92,7 +90,7 @@ def to_resumed(
 
 
 def check_stream(options: GenerationOptions) -> None:
-    """Raises InvalidRequest for options that only whole answers can have."""
+    """Raises InvalidRequest for options that a stream cannot have."""
     if options.n_prompt_logprobs is not None:
         raise errors.InvalidRequest("prompt_logprobs", "not in a stream")
     if options.n_generated > options.n:
@@ -100,7 +98,8 @@ def check_stream(options: GenerationOptions) -> None:
 
 
 def to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
-    """Returns a text, tokens or a conversation; raises InvalidRequest if there is none."""
+    """Returns the prompt as a text, tokens or a conversation; raises InvalidRequest if the message
+    has none."""
     match prompt.WhichOneof("prompt"):
         case "text":
             return prompt.text
@@ -262,8 +261,8 @@ def _grammar_of(message: inference_pb2.OutputFormat) -> str:
 
 
 def _check_known(field: str, message: Message) -> None:
-    """Raises InvalidRequest for fields that this server does not know: they would choose other
-    tokens, so they must not be ignored."""
+    """Raises InvalidRequest if a message has fields that this server does not know. Such fields
+    would change the tokens of the answer, so they must not be ignored."""
     unknown = UnknownFieldSet(message)
     if len(unknown):
         numbers = sorted({unknown[i].field_number for i in range(len(unknown))})

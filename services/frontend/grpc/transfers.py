@@ -1,13 +1,13 @@
-"""The messages of all gRPC calls of this process, as they come and go, in bounded memory.
+"""Receives and sends the messages of all gRPC calls of this process in bounded memory.
 
-gRPC hands over whole messages, and says nothing of one before it is complete; while somebody reads,
-it takes in as much as a message may have. So the number of calls that receive at a time is bounded.
-All others wait, the newest first in line: their messages, if small, have come meanwhile and need no
-time. A call that has received for a second gives its place to one that waits; a slow client with a
-large message is served as long as there is nobody else.
+gRPC hands over whole messages and tells nothing of one before it is complete. While a call is being
+read, gRPC takes in up to the largest message. So only a few calls receive at a time (`turns.py`),
+and the others wait, the newest first in line: their messages, if small, have come meanwhile and
+need no time. A call that has received for a second gives its turn to a waiting one; so a slow
+client with a large message is served as long as no other call waits.
 
-An answer that nobody reads cannot be taken back from gRPC. Its bytes are counted until its client
-goes, and a connection that has several such answers gets no more.
+An answer that its client does not read cannot be taken back from gRPC. Its bytes stay counted until
+the client goes, and a connection with several such answers gets no further calls.
 """
 
 import asyncio
@@ -28,33 +28,35 @@ from services.frontend.grpc.field_count import has_more_fields
 from services.frontend.grpc.turns import Turns
 from services.frontend.loop_share import LoopShare
 from services.frontend.request.client_call import ID_HEADER, begin_call
-from services.frontend.request.memory_budget import RETRY_AFTER_S, MemoryBudget
+from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_MESSAGE_BYTES = 4 * 2**20
-"""Largest message, if `max_body_bytes` is not smaller. It is gRPC's own default, and a million
-tokens fit. Such a message of nothing but numbers takes 0.04 s to parse."""
+"""Largest message in bytes, if `max_body_bytes` is not smaller. It is the default of gRPC, and a
+million tokens fit. A message of that size that consists of numbers takes 0.04 s to parse."""
 
 MAX_FIELDS = 2**14
-"""Fields of a message, those of messages in it included; all turns of the longest conversation
-fit, with a call each."""
+"""Largest number of fields in a message, including the fields of nested messages. The longest
+conversation fits, with a tool call in each turn."""
 
 UNREAD_CALL_BYTES = 12 * 2**10
-"""Memory of a call that has ended here and not in gRPC, without its message."""
+"""Bytes of memory of a call that has ended here and not yet in gRPC, without its message."""
 
 MAX_UNREAD_CALLS = 8
-"""Such calls on one connection, which gets no more until it has fewer."""
+"""Largest number of calls of one connection whose answers are not read; the connection gets no
+further call until it has fewer."""
 
 
 WRITES_AT_ONCE, WRITE_S = 4, 5e-4
-"""Messages of streams that are written in one pass of the event loop, and the seconds of the last
-pass for each, where these are more. gRPC begins one call, and reads one message of the scheduler's,
-in two or three passes: neither may wait until every stream has been dealt with. A stream that waits
-for its turn joins its tokens meanwhile."""
+"""Number of stream messages that are written in one pass of the event loop; or one for each
+`WRITE_S` seconds that the last pass took, where these are more. gRPC needs two or three passes to
+begin a call, and to read a message of the scheduler: neither may wait until every stream has been
+written to. A stream that waits for its turn joins its tokens meanwhile."""
 
 
 class Transfers:
-    """The messages of all calls, and what they may take together."""
+    """What the messages of all calls share: memory, limits of time, turns to receive and to
+    write."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Transfers:
         self.receive_limit_s = receive_limit_s
         self.send_limit_s = send_limit_s
         self.n_unread: Counter[str] = Counter()
-        """Calls that nobody reads, by the address of their client's connection."""
+        """Number of calls whose answers are not read, by the address of their connection."""
         self.turns = Turns(max(2, budget.max_bytes // max_message_bytes), refusals)
         self.writes = LoopShare(
             asyncio.get_running_loop(), clock, at_once=WRITES_AT_ONCE, turn_s=WRITE_S
@@ -84,9 +86,10 @@ class Transfers:
         *,
         uploading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> "LimitedExchange":
-        """Returns the messages of a call, which begins with it; `uploading` is entered while its
-        request comes. The call's name goes out before its answers and with its status."""
-        # gRPC makes texts of it each time, and takes a call with several megabytes of it.
+        """Begins a call and returns the exchange of its messages. The context of `uploading` is
+        entered while its request is being received. The id of the call is sent before its answers
+        and with its status."""
+        # Asked for once: gRPC decodes all metadata each time, of which a call may have megabytes.
         received = context.invocation_metadata() or ()
         self.watch.note_call(context.peer(), received)
         metadata = dict(received)
@@ -97,7 +100,7 @@ class Transfers:
 
 
 class LimitedExchange(TimedExchange):
-    """The messages of one call, within what all may take together."""
+    """The messages of one call, within the limits that all calls share."""
 
     def __init__(
         self,
@@ -119,16 +122,16 @@ class LimitedExchange(TimedExchange):
         self._unread_peer: str | None = None
 
     async def receive(self, request_class: type[Message]) -> Any:
-        """Returns the bytes of the call's next request, or gRPC's EOF. A request that has no fields
-        is no upload: it needs no place beside its caller's answers.
+        """Returns the bytes of the call's next request, or gRPC's EOF. A request of a type without
+        fields does not count as an upload of its key.
 
         Raises:
-            InvalidRequest: it has too many fields.
-            PoolFull: there is too much at once; its client leaves answers unread.
-            TimedOut: it did not come in time.
+            InvalidRequest: the request has too many fields.
+            PoolFull: too much is being received, or the client leaves answers unread.
+            TimedOut: the request did not arrive within `receive_limit_s`.
         """
         transfers = self._transfers
-        self._share.close()  # the request before is gone
+        self._share.close()  # the request before this one is no longer held
         if transfers.n_unread and self._context.peer() in transfers.n_unread:
             self._check_unread()
         try:
@@ -147,27 +150,28 @@ class LimitedExchange(TimedExchange):
         return data
 
     async def write(self, message: Any) -> None:
-        """Sends an answer when its turn has come; returns when gRPC has sent it, or has room.
+        """Sends an answer when its turn has come; returns when gRPC has sent the answer, or has
+        room for the next.
 
         Raises:
-            TimedOut: the client did not read in time.
+            TimedOut: the client did not read within `send_limit_s`.
         """
         await self._transfers.writes.turn()
         await super().write(message)
 
     def hand_over(self, message: Any) -> None:
-        """Counts the one answer of a call, which gRPC sends when the call's method has ended.
+        """Counts the only answer of a call, which gRPC sends when the method of the call has ended.
 
         Raises:
-            PoolFull: there is no memory for it.
+            PoolFull: there is no memory for the answer.
         """
-        self._share.close()  # the request is gone
+        self._share.close()  # the request is no longer held
         self._share.grow(_n_bytes(message))
         self._timer = LoopTimer(self._send_limit_s, partial(self.note_unread, message))
 
     def close(self, _: object = None) -> None:
-        """Gives back what the messages hold; comes when gRPC has told the client of the end, or
-        knows that it is gone."""
+        """Gives back the memory that the messages hold. It is called when gRPC has told the client
+        the end of the call, or knows that the client is gone."""
         super().close()
         self._share.close()
         if self._unread_peer is not None:
@@ -180,18 +184,16 @@ class LimitedExchange(TimedExchange):
         transfers = self._transfers
         if transfers.n_unread[self._context.peer()] >= MAX_UNREAD_CALLS:
             transfers.refusals[Refusal.UNREAD] += 1
-            raise errors.PoolFull(
-                "this connection has too many calls whose answers are not read",
-                retry_after_s=RETRY_AFTER_S,
-            )
+            raise errors.PoolFull("this connection has too many calls whose answers are not read")
 
     def note_unread(self, message: Any) -> None:
-        """Counts an answer that was not read in time, and stays with gRPC until its client goes."""
+        """Counts an answer that was not read within the limit and stays with gRPC until its client
+        goes."""
         transfers = self._transfers
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()
         transfers.n_unread[self._unread_peer] += 1
-        self._share.close()  # what it had is gone
+        self._share.close()  # what was counted before
         with suppress(errors.PoolFull):  # the answer cannot be taken back
             self._share.grow(_n_bytes(message) + UNREAD_CALL_BYTES)
 

@@ -1,30 +1,30 @@
-"""Turns of calls to receive, of which there are few, since each may take a whole message's memory.
+"""Turns to receive a message: there are few, since each call that receives may take the memory of a
+whole message.
 
-When all are taken, a call waits, the newest first in line. One that has had its turn for a second
-loses it to one that waits.
+When all turns are taken, a further call waits, the newest first in line. A call that has had its
+turn for `HOLD_S` loses it to one that waits.
 """
 
 import asyncio
 from types import TracebackType
 
 from services.common import errors
-from services.frontend.request.memory_budget import RETRY_AFTER_S
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_WAITING = 1024
-"""Calls that wait, with up to 64 KiB each in gRPC; beyond that the one that has waited longest is
-refused, of the same client if it has many."""
+"""Largest number of calls that wait, with up to 64 KiB each in gRPC. Beyond that, the call that has
+waited longest is refused; if the client of the new call has many waiting, the oldest of its own."""
 
 MANY_PART = 16
-"""Divides the calls that may wait: so many of one client are many, and it is refused before
-others."""
+"""A client has many calls waiting if they are more than one part in `MANY_PART` of all that may
+wait."""
 
 HOLD_S = 1.0
 """Seconds for which a call keeps its turn while others wait."""
 
 
 class Turns:
-    """A number of turns, and the calls that have or want one."""
+    """The turns of a server, and the calls that have one or wait for one."""
 
     def __init__(
         self,
@@ -42,18 +42,19 @@ class Turns:
         self._held: dict[Turn, None] = {}
         self._waiting: dict[Turn, None] = {}
         self._of_peers: dict[str, dict[Turn, None]] = {}
-        """Those that wait, by client."""
+        """Waiting calls by the address of their client, oldest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, peer: str) -> "Turn":
-        """Returns a turn of this task for a client, which waits on entering until it has come."""
+        """Returns a turn for the call that runs in this task, of the client `peer`. Entering it
+        waits until the turn has come."""
         return Turn(self, peer)
 
     async def begin(self, turn: "Turn") -> None:
-        """Waits until it is the turn's time.
+        """Waits until the turn has come.
 
         Raises:
-            PoolFull: too many wait.
+            PoolFull: too many calls wait.
         """
         if len(self._held) < self._n_turns:
             turn.begin()
@@ -71,7 +72,7 @@ class Turns:
             raise
 
     def end(self, turn: "Turn") -> None:
-        """Gives a turn, or the wish for one, to whoever waits."""
+        """Ends a turn, or the wait for it, and gives free turns to waiting calls."""
         self._leave(turn)
         self._held.pop(turn, None)
         while self._waiting and len(self._held) < self._n_turns:
@@ -86,13 +87,11 @@ class Turns:
     def refuse(self) -> errors.PoolFull:
         """Counts a refusal and returns its error."""
         self._refusals[Refusal.MEMORY] += 1
-        return errors.PoolFull(
-            "too many requests are being received; try again", retry_after_s=RETRY_AFTER_S
-        )
+        return errors.PoolFull("too many requests are being received; try again")
 
     def _refuse_oldest(self, peer: str) -> None:
-        """Refuses the call that has waited longest: of those of a client that has many, else of
-        all."""
+        """Refuses the call that has waited longest: among the client's own if `peer` has many, else
+        among all."""
         of_peer = self._of_peers.get(peer, {})
         oldest = next(iter(of_peer if len(of_peer) >= self._many else self._waiting))
         self._leave(oldest)
@@ -100,7 +99,7 @@ class Turns:
             oldest.has_come.set_exception(self.refuse())
 
     def _leave(self, turn: "Turn") -> None:
-        """Takes a call out of those that wait, if it does."""
+        """Removes a call from the waiting ones, if it is among them."""
         if turn in self._waiting:
             del self._waiting[turn]
             of_peer = self._of_peers[turn.peer]
@@ -109,7 +108,8 @@ class Turns:
                 del self._of_peers[turn.peer]
 
     def _press(self) -> None:
-        """Takes turns that have lasted away, as many as calls wait; comes back for the next."""
+        """Ends the turns that have lasted for `hold_s`, as many as calls wait, and sets a timer for
+        the next."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -129,7 +129,7 @@ class Turns:
 
 
 class Turn:
-    """One call's turn, while the `with` block runs."""
+    """The turn of one call, held while the `with` block runs."""
 
     def __init__(self, turns: Turns, peer: str) -> None:
         loop = asyncio.get_running_loop()
@@ -146,7 +146,7 @@ class Turn:
         self.has_come.set_result(None)
 
     def lose(self) -> None:
-        """Ends the block: another takes its place."""
+        """Cancels the block: another call gets the turn."""
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()
@@ -162,7 +162,7 @@ class Turn:
     ) -> None:
         self._turns.end(self)
         if not self.is_lost or self._task is None or self._task.uncancel() > 0:
-            return  # whatever else has cancelled the task goes on
+            return  # the task was cancelled for another reason
         if kind is None:
-            return  # it was done already
+            return  # the message had been received already
         raise self._turns.refuse() from None

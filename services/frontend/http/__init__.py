@@ -1,7 +1,9 @@
 """The HTTP API: bodies, answers, server-sent events and errors as clients know them.
 
-openai_*, completion_*, chat_*    completions and chats
-responses_*, messages_*           protocols of agents, upon conversation_*
-openapi, *_schemas, operations    the OpenAPI document
-connection, acceptor, exchange    what goes over a connection, within its limits
+openai, responses, anthropic    a folder for each protocol
+operations                      the server's own paths
+docs                            the OpenAPI document
+protocol                        what the protocols share: bodies of conversations, replies
+bodies                          a body of JSON becomes a model
+transport                       what goes over a connection, within its limits
 """

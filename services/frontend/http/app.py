@@ -1,29 +1,62 @@
-"""The ASGI app: finds the endpoint of a request, and answers with what that returns or raises.
+"""The ASGI app: finds the route of a request, and answers with what the route's handler returns or
+raises.
 
-It does in one step what Starlette's own app does in ten layers. A stream's task goes through all of
-them whenever it goes on, and so does each of its messages.
+The app does in one step what Starlette's own app does in ten layers: a stream's task would pass
+through all of them whenever it goes on, and so would each of its messages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
+from starlette import routing
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from services.common import errors
-from services.frontend.http import anthropic_errors, openai_errors, unknown_fields
-from services.frontend.http.unknown_fields import Endpoint
+from services.frontend.http.bodies import unknown_fields
+from services.frontend.http.docs import openapi, page
+from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.operations.page_files import page_files
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.protocol.errors import Dialect, answer
+from services.frontend.http.protocol.json_text import to_json
+from services.frontend.http.protocol.route import Route
+from services.frontend.http.routes import ALL_ROUTES, ROUTES
+from services.frontend.http.transport.media_types import EVENTS
+from services.frontend.request.client_call import current_call
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def create_app(api: Api) -> "App":
+    """Returns the app that serves the API, and the page if the scheduler may be watched.
+
+    Raises:
+        OSError: a file of the page cannot be read.
+        ValueError: a file of the page is missing, or of a kind that is not known.
+    """
+    routes: Sequence[Route] = ROUTES
+    if api.feed is not None:
+        page_files()  # fails now rather than at the first request
+        routes = ALL_ROUTES
+    document = openapi.document(
+        routes, needs_key=api.api_keys.are_needed, refuses_unknown=api.unknown.are_refused
+    )
+    docs_page = page.render(document)
+    return App(replace(api, document=to_json(document), docs_page=docs_page), routes)
 
 
 class App:
-    """Routes to endpoints. What these raise before their answer has begun becomes the answer, in
-    the shape of the API that the path belongs to."""
+    """Routes requests to handlers. An error that a handler raises before its answer has begun
+    becomes the answer, in the dialect of the route."""
 
-    def __init__(self, routes: Sequence[Route]) -> None:
-        """Takes the routes in the order in which a request's endpoint is looked for."""
-        self.routes = routes
+    def __init__(self, api: Api, routes: Sequence[Route]) -> None:
+        """Takes the routes in the order in which the route of a request is looked for."""
+        self.routes = [_entry(api, route) for route in routes]
+        self._dialects = {route.path: route.dialect for route in routes}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request. Raises whatever is a bug, so that the server logs it and closes the
@@ -34,15 +67,19 @@ class App:
         async def send_on(message: Message) -> None:
             nonlocal has_begun
             has_begun = True
+            if message["type"] == "http.response.start":
+                _name_request(message, self._dialect(scope))
             await send(message)
 
         try:
             response = unknown_fields.mark(request, await self._endpoint(scope)(request))
             await response(scope, receive, send_on)
         except Exception as error:  # of a bug, the client hears 500, and the server all: see below
+            is_foreseen = not has_begun and isinstance(error, _ANSWERS)
             if not has_begun:
-                await _explained(request, error)(scope, receive, send)
-            if has_begun or not isinstance(error, _ANSWERS):
+                refusal = unknown_fields.mark(request, answer(request, error, self._dialect(scope)))
+                await refusal(scope, receive, send_on)
+            if not is_foreseen:
                 raise
 
     def _endpoint(self, scope: Scope) -> Endpoint:
@@ -51,26 +88,43 @@ class App:
         Raises:
             HTTPException: there is none for its path, or for its method.
         """
-        others: list[Route] = []
+        others: list[routing.Route] = []
         for route in self.routes:
             match, found = route.matches(scope)
-            if match is Match.FULL:
+            if match is routing.Match.FULL:
                 scope["route"] = route
                 scope.update(found)
                 endpoint: Endpoint = route.endpoint
                 return endpoint
-            if match is Match.PARTIAL:
+            if match is routing.Match.PARTIAL:
                 others.append(route)
         if not others:
             raise HTTPException(404)
         scope["route"] = others[0]
         raise HTTPException(405, headers={"Allow": ", ".join(others[0].methods or ())})
 
+    def _dialect(self, scope: Scope) -> Dialect:
+        """Returns the dialect of a request's errors; paths that are not served have OpenAI's."""
+        path = getattr(scope.get("route"), "path", "")
+        return self._dialects.get(path) or openai_errors.DIALECT
+
 
 _ANSWERS = (errors.OrcinusError, HTTPException, ClientDisconnect)
-"""What endpoints may raise to answer a request."""
+"""What handlers may raise to answer a request."""
 
 
-def _explained(request: Request, error: Exception) -> Response:
-    response = unknown_fields.mark(request, openai_errors.answer(request, error))
-    return anthropic_errors.translated(request, response)
+def _entry(api: Api, route: Route) -> routing.Route:
+    entry = routing.Route(route.path, partial(route.handler, api))
+    # No HEAD for a stream, which Starlette adds where there is a GET.
+    has_head = route.method == "GET" and route.media_type != EVENTS
+    entry.methods = {route.method, "HEAD"} if has_head else {route.method}
+    return entry
+
+
+def _name_request(start: Message, dialect: Dialect) -> None:
+    """Adds the name of a request to the start of its answer, where the dialect has a header of its
+    own for that."""
+    call = current_call()
+    if dialect.id_header and call is not None:
+        name = (dialect.id_header.encode(), call.shown_id.encode())
+        start["headers"] = [*start["headers"], name]

@@ -1,44 +1,29 @@
-"""Web pages of other origins: which of them a browser lets use the API (CORS).
+"""Web pages of other origins: which of them a browser lets use the API (CORS)."""
 
-A browser sends a page's texts and forms anywhere without asking, and only hides the answers. So
-pages that may not use the API must send JSON, of which a browser asks first.
-"""
-
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.common import errors
-from services.frontend.http import anthropic_errors, media_types, openai_errors
+from services.frontend.http.anthropic import errors as anthropic_errors
+from services.frontend.http.bodies import unknown_fields
+from services.frontend.http.protocol.errors import RETRY_HEADER
 from services.frontend.request.client_call import ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST")
 
 RESPONSE_HEADERS = (
     "retry-after",
-    "x-orcinus-ignored-fields",
-    openai_errors.RETRY_HEADER,
+    unknown_fields.HEADER,
+    RETRY_HEADER,
     ID_HEADER,
     anthropic_errors.ID_HEADER,
 )
 
 
-def check_page(headers: Mapping[str, str], origins: Collection[str]) -> None:
-    """Raises InvalidRequest for a body that a browser may have sent for a page of none of these
-    origins without asking first."""
-    origin = headers.get("origin")
-    if origin is None or origin in origins or "*" in origins:
-        return
-    if headers.get("content-type", "").partition(";")[0].strip().lower() != media_types.JSON:
-        raise errors.InvalidRequest(
-            "content-type",
-            f"must be {media_types.JSON} where the request has an origin that is not let in",
-        )
-
-
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Returns the app for pages of these origins, `*` for all; as it is if there are none.
+    """Returns the app for pages of these origins, where `*` stands for all origins. Without origins
+    it returns `app` itself.
 
     A browser's question before a request needs no key. Requests may have any headers, since clients
     for browsers send a dozen of their own; nothing here depends on a browser's cookies.

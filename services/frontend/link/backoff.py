@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses between attempts to connect; they grow, and they differ between frontends."""
+    """Pauses that grow with each failure. They are random, so that frontends do not all connect at
+    once."""
 
     first_s: float = 0.05
     max_s: float = 1.0
 
     def pause_s(self, n_failures: int) -> float:
-        """Returns the pause, in seconds, after so many failures in a row, at least one."""
+        """Returns the pause, in seconds, after `n_failures` failures in a row, at least one."""
         longest = min(self.max_s, self.first_s * 2.0 ** min(n_failures - 1, 16))
         return random.uniform(longest / 2, longest)

@@ -1,11 +1,13 @@
-"""A gate that refuses new calls that the scheduler would refuse, before they cost anything.
+"""Refuses new calls that the scheduler would refuse, before they cost anything.
 
-The scheduler says with each message how many places are free; of these the gate takes away the
-submissions that are not answered. A word is believed for a second: a frontend without requests gets
-no other. Where the last place goes to another call meanwhile, the scheduler refuses.
+With each message the scheduler says how many places its pool has; the gate subtracts the
+submissions that have not been answered yet. A number is believed for a second, since a frontend
+without requests gets no newer one. Where another frontend's request takes the last place meanwhile,
+the scheduler refuses.
 
-It may also say that a request would have its first token too late, and for how long that holds for
-all requests of the same account that are no more important. This is believed for a second, too.
+The scheduler may also say that a request would have its first token too late, and for how long that
+holds for all requests of the same account with the same priority or a lower one. This is believed
+for a second, too.
 """
 
 from typing import NamedTuple
@@ -13,42 +15,42 @@ from typing import NamedTuple
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
-from services.frontend.link.scheduler_events import DEFAULT_RETRY_AFTER_S
 from services.frontend.request.refusals import Refusal, Refusals
 
 BELIEVED_S = 1.0
-"""Seconds for which the scheduler's last word is believed."""
+"""Seconds for which the scheduler's last number is believed."""
 
 TOO_LATE = "the first token would come too late"
 
 
 class Lateness(NamedTuple):
-    """The scheduler's last refusal of an account whose requests would be too late, in times of one
-    clock."""
+    """The scheduler's last refusal of an account whose requests would be too late. Times are those
+    of one clock, in seconds."""
 
     priority: int
-    """The most important priority for which it is known."""
+    """Highest priority that was refused as too late; requests of this priority and below are
+    refused. A lower number is a higher priority."""
     believed_until: float
     lasts_until: float
 
 
 class PoolGate:
-    """The places of the pool, as far as one frontend knows."""
+    """What one frontend knows of the free places of the pool."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
-        self._n_free: int | None = None  # as the scheduler has said last
+        self._n_free: int | None = None  # as the scheduler said last
         self._n_unanswered = 0
         self._told_at = 0.0
         self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
-        """Forgets the scheduler: there is another one, or the same on a new stream."""
+        """Forgets what the scheduler said, since there is another scheduler or a new stream."""
         self._n_free, self._n_unanswered = None, 0
         self._late.clear()
 
     def update(self, response: scheduler_pb2.ConnectResponse, *, now: float) -> None:
-        """Notes what a message of the scheduler says; times are those of one clock."""
+        """Notes what a message of the scheduler says about its pool."""
         self._n_unanswered -= len(response.accepted) + len(response.rejected)
         if response.HasField("n_free"):
             self._n_free, self._told_at = response.n_free, now
@@ -58,20 +60,20 @@ class PoolGate:
         self._n_unanswered += 1
 
     def check(self, *, now: float) -> None:
-        """Returns if there seems to be a place.
+        """Returns if the pool seems to have a free place.
 
         Raises:
-            PoolFull: there is none.
+            PoolFull: the pool has none.
         """
         if self._n_free is None or now >= self._told_at + BELIEVED_S:
             return
         if self._n_free <= self._n_unanswered:
             self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.PoolFull("too many requests", retry_after_s=DEFAULT_RETRY_AFTER_S)
+            raise errors.PoolFull("too many requests")
 
     def note_late(self, account: str, priority: int, for_s: float, *, now: float) -> None:
-        """Notes that requests of an account, of a priority and less important ones, would be too
-        late for so long."""
+        """Notes that requests of an account, of this priority and lower ones, would be too late for
+        the next `for_s` seconds."""
         known = self._late.get(account)
         if known is None or known.priority >= priority or now >= known.believed_until:
             believed_until = now + min(for_s, BELIEVED_S)
@@ -81,7 +83,7 @@ class PoolGate:
         """Returns if a request of an account may have its first token in time.
 
         Raises:
-            PoolFull: it would not.
+            PoolFull: its first token would be too late.
         """
         late = self._late.get(account)
         if late is not None and priority >= late.priority and now < late.believed_until:

@@ -1,12 +1,13 @@
 """The frontend's one stream to the scheduler that leads.
 
-Requests and cancellations go up; what an iteration brings comes down in one message and is handed
-to the inboxes of the requests it concerns. The scheduler says when it has a pipeline and when it
-has none; while there is none, new requests are held here. Whoever is lost, a request is submitted
-to the next scheduler with the tokens it has (`submitted_request`) and goes on after them, its
-client none the wiser, until its time is up.
+Requests and cancellations are sent over it; what an iteration brings comes back in one message and
+is handed to the receivers of the requests concerned. The scheduler says when it has a pipeline and
+when it has none; while it has none, new requests are held here. When a pipeline or a scheduler is
+lost, a request is submitted to the next one with the tokens that it has (`submitted_request`) and
+goes on after them; its client notices only a pause, until its time is up.
 
-When the stream ends, the client begins another (`scheduler_stream`) to whoever leads then.
+When the stream ends, the client begins another (`scheduler_stream`) to the scheduler that leads
+then.
 """
 
 import asyncio
@@ -24,18 +25,18 @@ from services.frontend.link.scheduler_events import (
     Accepted,
     Event,
     Failed,
+    OutputTokens,
     PromptLogprobs,
     Suspended,
-    Tokens,
     columns_of,
     ends_of,
     news_of,
     tokens_of,
 )
 from services.frontend.link.scheduler_stream import SchedulerStream
-from services.frontend.link.submitted_request import Inbox, SubmittedRequest
+from services.frontend.link.submitted_request import EventSink, SubmittedRequest
 from services.frontend.observing.request_span import UNRECORDED, RequestSpan
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ ATTEMPT_PAUSE_S = 0.1
 class SchedulerClient:
     """Submits requests, now or as soon as possible, and delivers their events.
 
-    Points in time are those of the event loop's clock.
+    Times are those of the event loop's clock.
     """
 
     def __init__(
@@ -60,18 +61,18 @@ class SchedulerClient:
         on_tokens: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
     ) -> None:
-        """`on_tokens` is called when requests have got tokens, or have ended; `refusals` counts
-        those that are over a limit of the scheduler's."""
+        """`on_tokens` is called when requests have got tokens or have ended. `refusals` counts
+        requests that the scheduler refuses for a limit."""
         self._address = address
         self._resume_s = resume_s
-        self._expiry: asyncio.TimerHandle | None = None  # only while there is no pipeline
+        self._expiry: asyncio.TimerHandle | None = None  # set while there is no pipeline
         self._connect = connect
         self._backoff = backoff or Backoff()
         self._on_tokens = on_tokens
         self._refusals = Refusals() if refusals is None else refusals
         self._gate = PoolGate(self._refusals)
         self._requests: dict[str, SubmittedRequest] = {}
-        self._numbered: dict[int, SubmittedRequest] = {}  # the same
+        self._numbered: dict[int, SubmittedRequest] = {}  # the same requests, by number
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self.pipeline = KnownPipeline()
@@ -91,20 +92,21 @@ class SchedulerClient:
         return sum(request.is_held for request in list(self._requests.values()))
 
     def check_room(self) -> None:
-        """Returns if a new call may find a place; without a pipeline it may be held.
+        """Returns if there may be room for a new call. Without a pipeline there is, since the call
+        may be held.
 
         Raises:
-            PoolFull: the scheduler has no place.
+            PoolFull: the scheduler has no free place.
         """
         if self.pipeline.is_open:
             self._gate.check(now=_now())
 
     def check_time(self, account: str, priority: int) -> None:
-        """Returns if a request of an account may have its first token in time; without a pipeline
-        it may be held.
+        """Returns if a request of an account may have its first token in time. Without a pipeline
+        it may, since the request may be held.
 
         Raises:
-            PoolFull: it would have it too late.
+            PoolFull: its first token would be too late.
         """
         if self.pipeline.is_open:
             self._gate.check_time(account, priority, now=_now())
@@ -112,7 +114,7 @@ class SchedulerClient:
     def submit(
         self,
         submission: scheduler_pb2.Submission,
-        inbox: Inbox,
+        inbox: EventSink,
         *,
         model: str,
         until: float | None,
@@ -120,15 +122,16 @@ class SchedulerClient:
         was_held: bool = False,
         span: RequestSpan = UNRECORDED,
     ) -> None:
-        """Sends a request for a model; its events go to the inbox until it ends or is cancelled.
+        """Sends a request for a model; the inbox gets its events until the request ends or is
+        cancelled.
 
-        Until the time `until`, or for `resume_s` seconds if it is None, the request is held while
-        it can't be sent, and sent again when it fails as unavailable. Once a scheduler has taken
+        Until the time `until`, or for `resume_s` seconds if that is None, the request is held while
+        it can't be sent, and sent again when it fails as unavailable. Once a scheduler has accepted
         it, it has `resume_s` seconds from each loss. So it may be accepted more than once;
-        `generated_token_ids` of the submission are the tokens it has, and events bring those after
-        them. A request that was held, here or before it came here, is also sent again when the
-        pool is full, since all that were held come at once. `span` is told of each of these. The
-        scheduler gives a request up that still waits there at its `deadline`.
+        `generated_token_ids` of the submission are the tokens that it has, and events bring the
+        tokens after them. A request that was held, here or before, is also sent again when the pool
+        is full, since all held requests come at once. `span` records each of these events. The
+        scheduler gives up a request that still waits there at its `deadline`.
         """
         request = SubmittedRequest(
             submission=submission,
@@ -157,7 +160,7 @@ class SchedulerClient:
         self._stream.send(scheduler_pb2.ConnectRequest(cancellation=cancellation))
 
     def close(self) -> None:
-        """Ends all requests as unavailable and takes no more."""
+        """Ends all requests as unavailable and refuses new ones."""
         self.pipeline.is_stopping = True
         self._shut()
         for request in list(self._requests.values()):
@@ -172,7 +175,7 @@ class SchedulerClient:
             reason = await self._stream.converse(opened=self._note_leader, received=self._apply)
             n_failures = 1 if self._has_leader else n_failures + 1
             if n_failures == 1:
-                # At first there is nothing wrong: the schedulers have yet to start.
+                # Before the first leader nothing is wrong: the schedulers have yet to start.
                 level = logging.WARNING if self._has_leader else logging.INFO
                 log.log(level, "no scheduler at %s: %s", self._address, reason)
             self._lose()
@@ -189,12 +192,12 @@ class SchedulerClient:
         for rejected in response.rejected:
             if rejected.HasField("account_time"):
                 self._note_late(rejected)
-        # One message may have failures and the pipeline that came after them: what is to be sent
-        # again must meet the state that holds now.
+        # One message may have failures and the pipeline that came after them: requests that are
+        # sent again must meet the newer state.
         if response.is_closed:
             self._shut()
         elif response.HasField("pipeline") and not self.pipeline.is_stopping:
-            self._open(Pipeline.from_proto(response.pipeline))
+            self._open(ServedPipeline.from_proto(response.pipeline))
         for event in news_of(response):
             self._deliver(event)
         self._deliver_columns(response)
@@ -208,7 +211,7 @@ class SchedulerClient:
             for_s = rejected.account_time.ToNanoseconds() / 1e9
             self._gate.note_late(submission.account.name, submission.priority, for_s, now=_now())
 
-    def _open(self, pipeline: Pipeline) -> None:
+    def _open(self, pipeline: ServedPipeline) -> None:
         if not self.pipeline.was(pipeline):
             log.info("scheduler at %s serves %s", self._address, pipeline)
         if self._expiry is not None:
@@ -225,7 +228,7 @@ class SchedulerClient:
         self.pipeline.shut()
 
     def _expire(self) -> None:
-        """Gives up the requests that have waited for the next pipeline for too long."""
+        """Fails the requests that have waited for the next pipeline for too long."""
         for request in list(self._requests.values()):
             if request.is_stalled and not request.is_held:
                 self.cancel(request.request_id)
@@ -235,16 +238,16 @@ class SchedulerClient:
         self._has_leader = False
         self._shut()
         for request in list(self._requests.values()):
-            # The end of one may have cancelled others of its call.
+            # The end of a request may have cancelled others of the same call.
             if request.request_id in self._requests and not request.is_held:
                 self._hold(request, errors.Unavailable("the scheduler was lost; try again"))
 
     def _deliver(self, event: Event) -> None:
         request = self._requests.get(event.request_id)
         if request is None or request.next_attempt is not None:
-            return  # cancelled a moment ago, or it has failed already and is held
+            return  # it was cancelled a moment ago, or has failed and is held
         match event:
-            case Tokens() | PromptLogprobs():
+            case OutputTokens() | PromptLogprobs():
                 self._deliver_news(request, event)
                 return
             case Accepted():
@@ -265,7 +268,8 @@ class SchedulerClient:
         request.inbox.put_nowait(event)
 
     def _deliver_columns(self, response: scheduler_pb2.ConnectResponse) -> None:
-        """Delivers what nearly all tokens come in, by the shortest way."""
+        """Delivers the tokens in the columns of a message, in which nearly all tokens come, without
+        an event in between."""
         numbered = self._numbered
         for number, start, token_ids in columns_of(response):
             request = numbered.get(number)
@@ -280,11 +284,13 @@ class SchedulerClient:
                 continue
             request.inbox.put_nowait(news)
 
-    def _deliver_news(self, request: SubmittedRequest, event: Tokens | PromptLogprobs) -> None:
-        """Delivers what an event brings that is new, if anything is; ends the request if the event
-        does not fit it."""
+    def _deliver_news(
+        self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
+    ) -> None:
+        """Delivers the part of an event that is new, if any; ends the request if the event does not
+        fit it."""
         try:
-            if isinstance(event, Tokens):
+            if isinstance(event, OutputTokens):
                 news: Event | None = request.new_tokens(event)
             else:
                 news = request.new_prompt_logprobs(event)
@@ -295,7 +301,7 @@ class SchedulerClient:
             request.inbox.put_nowait(news)
 
     def _end_wrong(self, request: SubmittedRequest, error: errors.RequestFailed) -> None:
-        """Ends a request that got what does not fit it."""
+        """Ends a request for which the scheduler has sent something wrong."""
         log.error("bug in the scheduler: request %s: %s", request.request_id, error)
         self.cancel(request.request_id)
         self._end(request, error)
@@ -330,7 +336,7 @@ class SchedulerClient:
         *,
         pause_s: float = ATTEMPT_PAUSE_S,
     ) -> None:
-        """Keeps a request that failed for another attempt, or fails it if there can be none."""
+        """Holds a failed request for another attempt, or fails it if its time is over."""
         loop = asyncio.get_running_loop()
         now = _now()
         request.lose(until=now + self._resume_s)

@@ -1,8 +1,7 @@
-"""The scheduler's messages as events, in the frontend's words.
+"""Turns the scheduler's messages into events of single requests.
 
-One message of the stream carries everything of one iteration; here it is taken apart into events,
-each of which concerns one request. Reasons become either a way to finish or an error of the error
-tree.
+One message of the stream carries everything of an iteration. The reasons of ends become either a
+finish reason or an error of the error tree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,10 +16,6 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.refusals import Refusal
 
-DEFAULT_RETRY_AFTER_S = 1.0
-"""Seconds that a client should wait for a full pool that doesn't say how long: about a few short
-answers."""
-
 TIMED_OUT = "the request took longer than it may"
 
 _LIMITS = {
@@ -33,34 +28,37 @@ _LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """Event: the request is in the pool."""
+    """Event: the scheduler has put the request into its pool."""
 
     request_id: str
     is_last: ClassVar[bool] = False
 
 
-class Tokens(NamedTuple):
-    """Event: the request has new tokens; `start` is the first one's place in the output, from 0."""
+class OutputTokens(NamedTuple):
+    """Event: the request has new tokens. `start` is the index of the first of them in the output,
+    from 0."""
 
     request_id: str
     token_ids: Sequence[int]
     start: int
     logprobs: Logprobs | None = None
     n_cached: int = 0
-    """Tokens of the prompt that were not computed; comes with the first token."""
+    """Number of tokens of the prompt that were found in the cache; it comes with the first
+    token."""
 
     @property
     def is_last(self) -> bool:
         return False
 
 
-tokens_of = maker(Tokens)
-"""Makes an event of new tokens of its fields."""
+tokens_of = maker(OutputTokens)
+"""Makes a `Tokens` of a tuple of its fields, faster than its constructor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Event: log-probabilities of tokens of the prompt; `position` is the first one's."""
+    """Event: log-probabilities of tokens of the prompt. `position` is the index of the first of
+    them in the prompt."""
 
     request_id: str
     position: int
@@ -70,7 +68,7 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """Event: the request waits for another pipeline, after so many losses in a row."""
+    """Event: the request waits for another pipeline, after `n_losses` losses in a row."""
 
     request_id: str
     n_losses: int
@@ -78,7 +76,7 @@ class Suspended:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class Completed:
     """Event: the request has all its tokens."""
 
     request_id: str
@@ -93,16 +91,17 @@ class Failed:
     request_id: str
     error: errors.OrcinusError
     refusal: Refusal | None = None
-    """The limit that it is over, if that is why."""
+    """The limit that the request exceeds, if that is the reason."""
     is_last: ClassVar[bool] = True
 
 
-Event = Accepted | PromptLogprobs | Tokens | Suspended | Finished | Failed
+Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Completed | Failed
 
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the events of one message, in the order in which they happened, up to its columns."""
-    for suspension in response.suspended:  # a loss begins a message of its own
+    """Yields the events of one message in the order in which they happened, except those of its
+    columns and the ends of requests."""
+    for suspension in response.suspended:  # a message with a loss begins with it
         yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
         yield Accepted(accepted.request_id)
@@ -119,43 +118,44 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
         of_tokens = Logprobs.parse(update.logprobs) if update.logprobs else None
         start = update.start
         n_cached = 0 if start else update.n_cached_tokens
-        yield Tokens(update.request_id, token_ids, start, of_tokens, n_cached)
+        yield OutputTokens(update.request_id, token_ids, start, of_tokens, n_cached)
 
 
 def columns_of(
     response: scheduler_pb2.ConnectResponse,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yields the new tokens in the columns of one message: the number of their request, the first
-    one's place in its output, and themselves."""
+    """Yields the new tokens in the columns of one message, by request: its number, the index of the
+    first token in its output, and the tokens."""
     if not response.HasField("columns"):
         return
     columns = response.columns
     token_ids, at = tuple(columns.token_ids), 0
     places = zip(columns.numbers, columns.starts, columns.n_tokens, strict=False)
-    for number, start, n_tokens in places:  # tokens that are missing are noticed by `start`
+    for number, start, n_tokens in places:  # `start` shows if tokens are missing
         end = at + n_tokens
         yield number, start, token_ids[at:end]
         at = end
 
 
 def ends_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the ends of requests in one message, which come after its columns."""
+    """Yields the ends of requests in one message, which happened after the tokens in its
+    columns."""
     for completed in response.completed:
         yield _end(completed)
 
 
-def _end(completed: scheduler_pb2.Completion) -> Finished | Failed:
+def _end(completed: scheduler_pb2.Completion) -> Completed | Failed:
     match completed.reason:
         case scheduler_pb2.COMPLETION_REASON_STOP:
-            return Finished(completed.request_id, FinishReason.STOP)
+            return Completed(completed.request_id, FinishReason.STOP)
         case scheduler_pb2.COMPLETION_REASON_LENGTH:
-            return Finished(completed.request_id, FinishReason.LENGTH)
+            return Completed(completed.request_id, FinishReason.LENGTH)
         case scheduler_pb2.COMPLETION_REASON_FAILED:
             error = errors.RequestFailed(completed.message or "the request could not be served")
             return Failed(completed.request_id, error)
         case scheduler_pb2.COMPLETION_REASON_TIMED_OUT:
             return Failed(completed.request_id, errors.TimedOut(TIMED_OUT, may_retry=False))
-    # The frontend forgets what it cancels, so this one was cancelled by the scheduler.
+    # The frontend forgets requests that it cancels, so the scheduler has cancelled this one.
     return Failed(completed.request_id, _unavailable(completed.message or "the pipeline was lost"))
 
 
@@ -178,11 +178,11 @@ def _rejection_error(rejected: scheduler_pb2.Rejection) -> errors.OrcinusError:
 
 
 def _unavailable(message: str) -> errors.Unavailable:
-    """Returns the error for clients, with what they may do."""
+    """Returns the error for clients, with the advice to try again."""
     return errors.Unavailable(f"{message}; try again")
 
 
 def _retry_after_s(rejected: scheduler_pb2.Rejection) -> float:
     if not rejected.HasField("retry_after"):
-        return DEFAULT_RETRY_AFTER_S
+        return errors.RETRY_AFTER_S
     return rejected.retry_after.ToNanoseconds() / 1e9

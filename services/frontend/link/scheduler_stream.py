@@ -1,4 +1,4 @@
-"""One stream to the scheduler that leads: how that one is found, and how messages move.
+"""One stream to the scheduler that leads: how the leader is found, and how messages are sent.
 
 Several schedulers may stand behind one name. gRPC asks each of them for its health and makes calls
 only to the one that leads. Each stream has a channel of its own, which looks the name up and reads
@@ -19,12 +19,12 @@ from services.common import rpc
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
 MAX_UNSENT, MAX_UNSENT_BYTES = 4096, 16 * 2**20
-"""Messages, and their bytes, that wait to be sent when another request comes: a scheduler that
-doesn't read must not fill this process's memory."""
+"""Number and bytes of unsent messages from which on requests are held instead of sent: a scheduler
+that does not read must not fill the memory of this process."""
 
 FIND_LEADER_S = 5.0
-"""Seconds that one channel looks for a leader. The next one looks the name up again: a scheduler
-may have come that this channel has not heard of."""
+"""Seconds that one channel looks for a leader. The next channel looks the name up again, since a
+scheduler may have come that this channel does not know."""
 
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     *rpc.RECONNECT_OPTIONS,
@@ -43,14 +43,14 @@ CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.http2.ping_timeout_ms", rpc.KEEPALIVE_TIMEOUT_S * 1000),
 ]
 """gRPC options of the channel. Calls go only to peers whose health says that they serve. A peer
-that vanished without a word is noticed in less than ten seconds, while requests are still held."""
+that has vanished silently is noticed in less than ten seconds, while requests are still held."""
 
 
 AHEAD_BYTES = 4 * 2**10
-"""Bytes that a scheduler may send ahead of what is read: some fifteen iterations of 32 requests.
-What it cannot send it joins into the next message. gRPC's own limit grows to megabytes: where this
-process has no time to spare, tokens and refusals would be seconds old before it has read those that
-came before them."""
+"""Bytes that a scheduler may send before they are read: some fifteen iterations of 32 requests.
+What it cannot send it joins into its next message. The default limit of gRPC grows to megabytes:
+in a busy process, tokens and refusals would then wait for seconds behind those that came before
+them."""
 
 STREAM_OPTIONS = [
     *CHANNEL_OPTIONS,
@@ -60,7 +60,7 @@ STREAM_OPTIONS = [
 
 
 class SchedulerStream:
-    """One stream to whichever scheduler leads; it is used once, until it breaks."""
+    """One stream to the scheduler that leads. It is used once, until it breaks."""
 
     def __init__(self, address: str, connect: rpc.Connect) -> None:
         self._address = address
@@ -70,7 +70,7 @@ class SchedulerStream:
 
     @property
     def is_congested(self) -> bool:
-        """Whether the scheduler does not keep up: too much waits to be sent."""
+        """Whether the scheduler does not keep up, so that too much waits to be sent."""
         return self._outbox.qsize() >= MAX_UNSENT or self._n_unsent_bytes >= MAX_UNSENT_BYTES
 
     def send(self, message: scheduler_pb2.ConnectRequest) -> None:
@@ -85,9 +85,9 @@ class SchedulerStream:
         opened: Callable[[], None],
         received: Callable[[scheduler_pb2.ConnectResponse], None],
     ) -> str:
-        """Sends and receives until the stream breaks, and returns why it did.
+        """Sends and receives messages until the stream breaks, and returns the reason why it did.
 
-        Calls `opened` once a scheduler that leads has been found, then `received` for each message.
+        Calls `opened` once a leading scheduler has been found, then `received` for each message.
         """
         async with self._connect(self._address, STREAM_OPTIONS) as channel:
             await wait_leader(channel)
@@ -106,7 +106,7 @@ class SchedulerStream:
                 call.cancel()
 
     async def _write(self, call: Any) -> None:
-        """Sends what is queued until the stream breaks; `_read` finds out why it did."""
+        """Sends the queued messages until the stream breaks; `_read` finds the reason."""
         try:
             while True:
                 data = await self._outbox.get()
@@ -117,7 +117,8 @@ class SchedulerStream:
 
 
 async def wait_leader(channel: grpc.aio.Channel) -> None:
-    """Waits for a scheduler that leads, but not for ever: a call made then says what is wrong."""
+    """Waits for a leading scheduler, for FIND_LEADER_S at most: after that, a call fails with the
+    reason."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(FIND_LEADER_S):
             await channel.channel_ready()
@@ -128,7 +129,7 @@ async def _read(
     opened: Callable[[], None],
     received: Callable[[scheduler_pb2.ConnectResponse], None],
 ) -> str:
-    """Receives until the stream breaks; returns why it did."""
+    """Receives messages until the stream breaks; returns the reason why it did."""
     try:
         await call.wait_for_connection()
         opened()

@@ -1,7 +1,7 @@
-"""A request of the stream to the scheduler, with the tokens that have come.
+"""A request that was submitted to the scheduler, with the tokens that have come.
 
-Every token that came is kept, so that the request can be submitted again with what it has. Each
-update says where its tokens belong, so that none comes twice and none is missing.
+All its tokens are kept, so that the request can be submitted again with them. Each update says
+where in the output its tokens belong, so that no token comes twice and none is missing.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from typing import Protocol
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors
-from services.frontend.link.scheduler_events import Event, PromptLogprobs, Tokens
+from services.frontend.link.scheduler_events import Event, OutputTokens, PromptLogprobs
 from services.frontend.observing.request_span import RequestSpan
 
 MAX_EXTENSIONS = 5
-"""Losses in a row, without a token in between, from each of which a request has time anew: one that
-ends its schedulers must not do so for ever."""
+"""Number of losses in a row, without a token in between, that each extend the time of a request. A
+request that crashes its schedulers must not do so for ever."""
 
 
-class Inbox(Protocol):
-    """A place for the events of a request, or of several that belong together."""
+class EventSink(Protocol):
+    """Receives the events of a request, or of several that belong together."""
 
     def put_nowait(self, event: Event, /) -> None: ...
 
@@ -31,24 +31,24 @@ class SubmittedRequest:
     """A request from its submission to its end."""
 
     submission: scheduler_pb2.Submission
-    inbox: Inbox
+    inbox: EventSink
     model: str
     until: float
     deadline: float | None = None
     span: RequestSpan
     was_held: bool = False
     was_sent: bool = False
-    is_accepted: bool = False  # by the scheduler that leads
-    n_extensions: int = 0  # of `until`, since it last had a token
-    n_at_loss: int = 0  # tokens when its pipeline was last lost
-    is_stalled: bool = False  # no token since the pipeline was lost
-    was_lost: bool = False  # and has not recovered from all that was noted then
-    next_prompt_position: int = 1  # of the prompt's log-probabilities that come next
-    failure: str = ""  # of the last attempt
-    next_attempt: asyncio.TimerHandle | None = None  # only while it is held
+    is_accepted: bool = False  # by the scheduler that leads now
+    n_extensions: int = 0  # of `until`, since the last token
+    n_at_loss: int = 0  # number of tokens when the pipeline was last lost
+    is_stalled: bool = False  # whether no token has come since the pipeline was lost
+    was_lost: bool = False  # whether a loss is not recovered from yet, see `_recover`
+    next_prompt_position: int = 1  # of the next log-probabilities of the prompt
+    failure: str = ""  # message of the last failed attempt
+    next_attempt: asyncio.TimerHandle | None = None  # only while the request is held
     request_id: str = field(init=False)
     wants_logprobs: bool = field(init=False)
-    token_ids: "array[int]" = field(init=False)  # of its output, as far as it is there
+    token_ids: "array[int]" = field(init=False)  # of the output so far
 
     def __post_init__(self) -> None:
         submission = self.submission
@@ -60,26 +60,27 @@ class SubmittedRequest:
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits to be sent."""
+        """Whether the request waits to be sent."""
         return self.next_attempt is not None
 
     def message(self) -> scheduler_pb2.ConnectRequest:
-        """Returns the message that submits it, with the tokens that it has."""
+        """Returns the message that submits the request, with the tokens that it has."""
         submission = self.submission
         submission.generated_token_ids.extend(self.token_ids[len(submission.generated_token_ids) :])
         return scheduler_pb2.ConnectRequest(submission=submission)
 
     def suspend(self, n_losses: int) -> None:
-        """Notes that its pipeline was lost, `n_losses` times in a row by now; the scheduler goes on
-        with it at the next one."""
+        """Notes that the pipeline was lost, for the `n_losses`th time in a row. The scheduler keeps
+        the request for the next pipeline."""
         self.is_stalled = self.was_lost = True
         self.n_at_loss = len(self.token_ids)
         self.submission.n_losses = n_losses
         self.span.suspended(self.request_id, n_losses)
 
     def lose(self, *, until: float) -> None:
-        """Notes that the scheduler does not have it, or no longer. If it did, it may be held until
-        `until`, for up to MAX_EXTENSIONS losses in a row."""
+        """Notes that the scheduler does not have the request, or no longer has it. If it had
+        accepted the request, this may be held until `until`, for up to MAX_EXTENSIONS losses in a
+        row."""
         if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
             self.was_lost = True
             self.n_extensions += 1
@@ -93,12 +94,12 @@ class SubmittedRequest:
             self.next_attempt.cancel()
             self.next_attempt = None
 
-    def new_tokens(self, event: Tokens) -> Tokens:
-        """Keeps the tokens, and returns the event with those that are new.
+    def new_tokens(self, event: OutputTokens) -> OutputTokens:
+        """Keeps the tokens of an event, and returns the event with only the new ones.
 
         Raises:
-            RequestFailed: tokens are missing, or other ones were there before, or log-probabilities
-            are missing.
+            RequestFailed: tokens are missing, contradict those that came before, or lack their
+            log-probabilities.
         """
         kept = self.token_ids
         n_kept = len(kept)
@@ -111,14 +112,15 @@ class SubmittedRequest:
                     f"tokens from {event.start} on do not continue the {n_kept} that are there"
                 )
             logprobs = event.logprobs and event.logprobs.part(n_known, len(event.token_ids))
-            event = Tokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
+            event = OutputTokens(event.request_id, event.token_ids[n_known:], n_kept, logprobs)
         kept.extend(event.token_ids)
         if self.was_lost:
             self._recover()
         return event
 
     def _recover(self) -> None:
-        """Notes that there are tokens since it was lost; with two, the loss no longer counts."""
+        """Notes that a token has come since the loss. With a second one, the loss no longer
+        counts."""
         if not self.submission.n_losses or len(self.token_ids) - self.n_at_loss > 1:
             self.submission.n_losses = 0
             self.was_lost = False
@@ -126,10 +128,11 @@ class SubmittedRequest:
         self.is_stalled = False
 
     def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """Notes log-probabilities, and returns the event with those that are new, if any are.
+        """Notes log-probabilities of the prompt, and returns the event with only the new ones; None
+        if there are none.
 
         Raises:
-            RequestFailed: some are missing.
+            RequestFailed: log-probabilities before these are missing.
         """
         n_known = self.next_prompt_position - event.position
         if n_known < 0:
@@ -144,8 +147,8 @@ class SubmittedRequest:
         self.next_prompt_position += len(new)
         return event
 
-    def _check_logprobs(self, event: Tokens, *, has_tokens: bool) -> None:
-        """Raises RequestFailed if log-probabilities that are wanted do not come with tokens: their
+    def _check_logprobs(self, event: OutputTokens, *, has_tokens: bool) -> None:
+        """Raises RequestFailed if tokens come without the log-probabilities that are wanted: the
         scheduler is of another version."""
         submission = self.submission
         n_logprobs = 0 if event.logprobs is None else len(event.logprobs)

@@ -1,8 +1,8 @@
 """The metrics of a frontend: client calls as clients see them, and its answers.
 
-The histograms are those of OpenTelemetry's conventions for generative AI, with their buckets; a
-recorded call leaves its trace there as an exemplar. Tokens are the usage that clients are told:
-those of calls whose answers are all complete.
+The histograms are those of OpenTelemetry's conventions for generative AI, with their buckets. A
+recorded call leaves the id of its trace there as an exemplar. Tokens are counted as usage is
+reported to clients: for calls whose answers are all complete.
 """
 
 import asyncio
@@ -39,16 +39,16 @@ CLIENT_CLOSED_REQUEST = 499
 OTHER_ROUTE = "other"
 
 
-class Call:
-    """One client call while it runs, as its metrics need it."""
+class MeasuredCall:
+    """The measurements of one client call while it runs."""
 
     def __init__(self, n_answers: int) -> None:
         self._n_answers = n_answers
         self._started_at = perf_counter()
         self._first_token_at: dict[int, float] = {}
         self.answers: list[tuple[FinishReason, float, int, int]] = []
-        """For each complete answer: how it ended, the seconds after its first token of this call,
-        its tokens, and those of them that came in this call."""
+        """For each complete answer: its finish reason, the seconds since its first token of this
+        call, its number of tokens, and the number of those that came in this call."""
         self.n_prompt_tokens = 0
 
     @property
@@ -62,19 +62,19 @@ class Call:
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """Seconds from the call's start to the first token of its first answer; None before."""
+        """Seconds from the start of the call to the first token of any answer; None before that."""
         first = min(self._first_token_at.values(), default=None)
         return None if first is None else first - self._started_at
 
     def took_tokens(self, index: int) -> None:
-        """Notes that an answer has grown."""
+        """Notes that an answer has got tokens."""
         if index not in self._first_token_at:
             self._first_token_at[index] = perf_counter()
 
     def finished(
         self, index: int, reason: FinishReason, *, n_tokens: int, n_resumed: int = 0
     ) -> None:
-        """Notes that an answer is complete; its first `n_resumed` tokens came in an earlier
+        """Notes that an answer is complete. Its first `n_resumed` tokens came in an earlier
         call."""
         now = perf_counter()
         elapsed_s = now - self._first_token_at.get(index, now)
@@ -130,9 +130,9 @@ class FrontendMetrics:
         )
 
     @contextmanager
-    def call(self, request: GenerationRequest, *, model: str) -> Iterator[Call]:
+    def call(self, request: GenerationRequest, *, model: str) -> Iterator[MeasuredCall]:
         """Measures the call that runs inside the `with` block."""
-        call = Call(request.n_answers)
+        call = MeasuredCall(request.n_answers)
         if request.resumption is not None:
             self._resumed.inc(len(request.resumption.answers))
         error_type = OTHER_ERROR
@@ -151,7 +151,8 @@ class FrontendMetrics:
             self._note(call, (operation, semconv.PROVIDER, model), error_type)
 
     def counted(self, observe: rpc_handlers.Observe | None) -> rpc_handlers.Observe:
-        """Returns an observer of gRPC calls that counts each of them, around another observer."""
+        """Returns an observer of gRPC calls that counts each call and lets another observer see
+        it."""
 
         @contextmanager
         def around(method: str, context: Any) -> Iterator[None]:
@@ -172,7 +173,7 @@ class FrontendMetrics:
         """Counts an HTTP request that has ended."""
         self._http.labels(route, str(status)).inc()
 
-    def _note(self, call: Call, labels: tuple[str, ...], error_type: str) -> None:
+    def _note(self, call: MeasuredCall, labels: tuple[str, ...], error_type: str) -> None:
         trace = exemplar()
         self._duration.labels(*labels, error_type).observe(call.elapsed_s, trace)
         first_token_s = call.time_to_first_token_s
@@ -189,13 +190,13 @@ class FrontendMetrics:
 
 
 class Serving(Protocol):
-    """The watch over whether requests get tokens."""
+    """Tells whether requests get tokens."""
 
     def reason_against(self) -> str: ...
 
 
-class Answers(Protocol):
-    """The answers in flight, as their gauges read them."""
+class AnswerCounts(Protocol):
+    """The number of answers in flight, for their gauges."""
 
     @property
     def n_in_flight(self) -> int: ...
@@ -204,39 +205,39 @@ class Answers(Protocol):
     def n_waiting(self) -> int: ...
 
 
-class KnownPipeline(Protocol):
-    """A pipeline that may be there or not, as its gauge reads it."""
+class PipelineState(Protocol):
+    """The state of the pipeline, for its gauge."""
 
     @property
     def is_open(self) -> bool: ...
 
 
-class Connection(Protocol):
-    """The link to the scheduler, as its metrics read it."""
+class SchedulerLink(Protocol):
+    """The link to the scheduler, for its metrics."""
 
     n_resubmitted: int
 
     @property
-    def pipeline(self) -> KnownPipeline: ...
+    def pipeline(self) -> PipelineState: ...
 
     @property
     def n_held(self) -> int: ...
 
 
 class Views(Protocol):
-    """The feed of those who watch the scheduler: how many there are."""
+    """The feed of the viewers, for their gauge."""
 
     @property
     def n_viewers(self) -> int: ...
 
 
 class FrontendState(Collector):
-    """A collector of the present state, which is read when Prometheus asks."""
+    """A collector of the present state, which is read whenever Prometheus asks."""
 
     def __init__(
         self,
-        answers: Answers,
-        connection: Connection,
+        answers: AnswerCounts,
+        connection: SchedulerLink,
         refusals: Mapping[Refusal, int],
         *,
         serving: Serving,
@@ -249,7 +250,7 @@ class FrontendState(Collector):
         self._refusals = refusals
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the gauges; called from the thread that answers Prometheus."""
+        """Yields the gauges. It runs in the thread that answers Prometheus."""
         answers, connection = self._answers, self._connection
         yield GaugeMetricFamily(
             semconv.SERVING,
@@ -293,7 +294,7 @@ class CountedApp:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        status = CLIENT_CLOSED_REQUEST  # unless it gets an answer
+        status = CLIENT_CLOSED_REQUEST  # if the client goes before the answer begins
 
         async def send_on(message: Message) -> None:
             nonlocal status
@@ -304,6 +305,6 @@ class CountedApp:
         try:
             await self._app(scope, receive, send_on)
         finally:
-            # Clients may make up any path: all without a route count as one.
+            # Clients may invent paths: all that have no route count as one.
             route = getattr(scope.get("route"), "path", OTHER_ROUTE)
             self._metrics.count_http(route, status)

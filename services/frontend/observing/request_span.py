@@ -1,6 +1,5 @@
-"""The span of one client call, whichever protocol it came by, with the attributes of
-OpenTelemetry's conventions for generative AI. Prompts and answers are not in it.
-"""
+"""The span of one client call, of either protocol, with the attributes of OpenTelemetry's
+conventions for generative AI. It contains no prompts and no answers."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationRequest
 
 _OURS = (errors.Unavailable, errors.RequestFailed, errors.StaleEpoch)
-"""Errors of the server; all others are the client's, or what it has asked for."""
+"""Errors of the server. All others are errors of the client, or ends that it has asked for."""
 
 
 class RequestSpan:
@@ -37,12 +36,13 @@ class RequestSpan:
         return tracing.to_message(self._span) if self._is_recorded else None
 
     def checked(self, request: GenerationRequest) -> None:
-        """Notes that the request keeps the rules, so that its numbers are numbers."""
+        """Records the options of a request that has been checked, so that they are valid."""
         if self._is_recorded:
             self._span.set_attributes(_attributes(request))
 
     def submitted(self, request_id: str, *, model: str, n_prompt_tokens: int) -> None:
-        """Notes that the answers are about to be submitted, under ids that begin with this one."""
+        """Notes that the answers are about to be submitted, under ids that begin with
+        `request_id`."""
         if self._is_recorded:
             self._span.set_attributes(
                 {
@@ -57,11 +57,11 @@ class RequestSpan:
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """Notes that an answer which a scheduler had is sent again."""
+        """Notes that an answer is sent again that a scheduler had accepted."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 
     def suspended(self, request_id: str, n_losses: int) -> None:
-        """Notes that an answer waits for another pipeline, after so many losses in a row."""
+        """Notes that an answer waits for another pipeline, after `n_losses` losses in a row."""
         if self._is_recorded:
             attributes: dict[str, AttributeValue] = {
                 semconv.REQUEST_ID: request_id,
@@ -70,7 +70,7 @@ class RequestSpan:
             self._span.add_event(semconv.SUSPENDED, attributes)
 
     def first_token(self) -> None:
-        """Notes the time of the first token; called whenever tokens come."""
+        """Notes the time of the first token. It is called whenever tokens come."""
         if self._is_recorded and not self._has_tokens:
             self._has_tokens = True
             seconds = time.monotonic() - self._started
@@ -82,8 +82,8 @@ class RequestSpan:
             self._reasons[index] = reason.value
 
     def closed(self, n_generated: int) -> None:
-        """Notes how the call ended, when all answers are over or nobody wants them; may be called
-        again."""
+        """Notes how the call ended, when all its answers have ended or it is cancelled. It may be
+        called again."""
         if self._is_recorded:
             self._is_recorded = False
             self._span.set_attribute(semconv.OUTPUT_TOKENS, n_generated)
@@ -103,10 +103,11 @@ UNRECORDED = RequestSpan()
 def request_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
 ) -> AbstractContextManager[RequestSpan]:
-    """Returns a context manager of the span of a call that runs inside its block. It is recorded if
-    the call of its protocol is.
+    """Returns a context manager that records the span of the call that runs inside its block, if
+    the span around it, that of the protocol, is recorded.
 
-    `model` is what is served, or nothing: clients would make names up.
+    `model` is the name of the model that is served, or empty. The name that the client asks for is
+    not used, since clients could invent names.
     """
     if not trace.get_current_span().is_recording():
         return nullcontext(UNRECORDED)

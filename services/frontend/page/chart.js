@@ -3,15 +3,15 @@ import { html, render } from "/page/vendor/lit-html.js";
 import { Timeline } from "./timeline.js";
 
 /** @import {MovingWindow} from "./moving_window.js" */
-/** @import {Run} from "./run.js" */
+/** @import {View} from "./view.js" */
 /** @import {IterationEvent} from "./events.js" */
 
 const WHEEL_ZOOM = 1.0015;
 const KEYS = "Left and right move in time, plus and minus change the scale, comma and full stop choose an iteration, and space pauses.";
 
 /**
- * A timeline that can be pointed at, dragged, zoomed and walked through by keys. Its owner says which run
- * it shows, and draws it.
+ * A timeline that can be pointed at, dragged, zoomed and walked through by keys. Its owner says which
+ * view it shows, and draws it.
  */
 export class Chart {
   /** @type {{x: number, y: number} | null} */
@@ -40,20 +40,20 @@ export class Chart {
     parent.classList.add("chart");
     parent.replaceChildren(this.canvas, this.tip, this.news);
     this.timeline = new Timeline(this.canvas, shape);
-    /** @type {Run | null} */
-    this.run = null;
+    /** @type {View | null} */
+    this.view = null;
     this.#listen();
   }
 
   /**
-   * Draws a run.
+   * Draws a view.
    *
-   * @param {Run} run
+   * @param {View} view
    * @param {number} zero the time that the axis calls 0, or NaN for times of the day
    */
-  draw(run, zero = NaN) {
-    this.run = run;
-    this.timeline.draw(run, this.window.span, zero);
+  draw(view, zero = NaN) {
+    this.view = view;
+    this.timeline.draw(view, this.window.span, zero);
     this.#showTip();
   }
 
@@ -110,7 +110,7 @@ export class Chart {
 
   /** @param {-1 | 1} step */
   #choose(step) {
-    const iterations = this.run?.iterations ?? [];
+    const iterations = this.view?.iterations ?? [];
     if (iterations.length === 0) return;
     this.window.isHeld = true;
     const { from, to } = this.window.span;
@@ -123,16 +123,16 @@ export class Chart {
     if (chosen.sent < from || chosen.sent + chosen.round_trip_s > to) {
       this.window.to = chosen.sent + this.window.length / 2;
     }
-    render(iterationDetails(chosen, /** @type {Run} */ (this.run)), this.news);
+    render(iterationDetails(chosen, /** @type {View} */ (this.view)), this.news);
   }
 
   #showTip() {
     const box = this.#pointer && Number.isNaN(this.#dragFrom) ? this.timeline.at(this.#pointer.x, this.#pointer.y) : null;
     const chosen = this.timeline.chosen;
     this.tip.hidden = box === null && chosen === null;
-    if (this.tip.hidden || !this.run) return;
+    if (this.tip.hidden || !this.view) return;
     const iteration = /** @type {IterationEvent} */ (box?.iteration ?? chosen);
-    render(html`${iterationDetails(iteration, this.run, box?.span ?? -1)}`, this.tip);
+    render(html`${iterationDetails(iteration, this.view, box?.span ?? -1)}`, this.tip);
     const x = box ? /** @type {{x: number}} */ (this.#pointer).x : this.canvas.clientWidth / 2;
     const room = this.canvas.clientWidth - this.tip.offsetWidth - 8;
     this.tip.style.left = `${Math.max(4, Math.min(x + 14, room))}px`;

@@ -1,12 +1,13 @@
 import { Chart, legend } from "./chart.js";
 import { MovingWindow } from "./moving_window.js";
-import { parse, runOf } from "./recording.js";
+import { parse, viewOf } from "./recording.js";
+import { sinceOf } from "./view.js";
 import { html, render } from "/page/vendor/lit-html.js";
 import { duration, plural, quantile } from "./words.js";
 
-/** @import {Run} from "./run.js" */
+/** @import {View} from "./view.js" */
 
-/** Real runs of the same arrivals, made by `python -m benchmarks.recordings`. */
+/** Real runs of the same arrivals, made by `python -m benchmarks.serving.recordings`. */
 const RECORDINGS = [
   { file: "request_level.jsonl", name: "Request by request (the paper's challenge C1)",
     text: "A batch is fixed when it begins. Who is done early waits for the longest, and who comes late for the next batch." },
@@ -20,24 +21,24 @@ const RECORDINGS = [
  * Returns figures of a run by which two can be compared. A request-level batch gives its answers away
  * when it ends, so a first token may come with the last.
  *
- * @param {Run} run
+ * @param {View} view
  */
-function figuresOf(run) {
-  const requests = [...run.requests.values()].filter((r) => r.turn === "ended");
+function figuresOf(view) {
+  const requests = [...view.requests.values()].filter((r) => r.turn === "ended");
   const begin = Math.min(...requests.map((r) => r.turns[0].t));
-  const end = Math.max(...requests.map((r) => r.since));
-  const latencies = requests.map((r) => r.since - r.turns[0].t);
+  const end = Math.max(...requests.map((r) => sinceOf(r)));
+  const latencies = requests.map((r) => sinceOf(r) - r.turns[0].t);
   return {
     begin, end, total: end - begin, nRequests: requests.length,
     mean: latencies.reduce((a, b) => a + b, 0) / Math.max(1, latencies.length),
-    first: quantile(requests.map((r) => (r.firstTokenAt || r.since) - r.turns[0].t), 0.5),
-    nIterations: run.iterations.length,
+    first: quantile(requests.map((r) => r.first_token_s ?? sinceOf(r) - r.turns[0].t), 0.5),
+    nIterations: view.iterations.length,
   };
 }
 
 /** Two runs and more above each other, on one scale of time. */
 export class CompareView {
-  /** @type {{name: string, text: string, run: Run, chart: Chart | null}[]} */
+  /** @type {{name: string, text: string, view: View, chart: Chart | null}[]} */
   #runs = [];
   #window = new MovingWindow(1);
   #hasBegun = false;
@@ -58,7 +59,7 @@ export class CompareView {
       for (const { file, name, text } of RECORDINGS) {
         const response = await fetch(`/page/recordings/${file}`);
         if (!response.ok) throw new Error(`${file}: ${response.status} ${response.statusText}`);
-        this.#runs.push({ name, text, run: runOf(parse(await response.text())), chart: null });
+        this.#runs.push({ name, text, view: viewOf(parse(await response.text())), chart: null });
       }
       this.#layOut();
     } catch (error) {
@@ -69,7 +70,7 @@ export class CompareView {
   }
 
   #layOut() {
-    const figures = this.#runs.map(({ run }) => figuresOf(run));
+    const figures = this.#runs.map(({ view }) => figuresOf(view));
     const [slow, fast] = figures;
     const longest = Math.max(...figures.map((f) => f.total));
     this.#window.isHeld = true;
@@ -102,10 +103,10 @@ export class CompareView {
   #draw() {
     if (this.element.hidden) return;
     const shared = this.#window.to;
-    for (const { run, chart } of this.#runs) {
-      const { begin } = figuresOf(run);
+    for (const { view, chart } of this.#runs) {
+      const { begin } = figuresOf(view);
       this.#window.to = begin + shared;
-      chart?.draw(run, begin);
+      chart?.draw(view, begin);
     }
     this.#window.to = shared;
   }

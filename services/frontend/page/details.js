@@ -2,7 +2,7 @@ import { colourOf } from "./colours.js";
 import { html } from "/page/vendor/lit-html.js";
 import { KIND_WORDS, TURN_WORDS, count, duration, plural } from "./words.js";
 
-/** @import {Run, Request} from "./run.js" */
+/** @import {View, Request} from "./view.js" */
 /** @import {IterationEvent} from "./events.js" */
 
 /**
@@ -18,12 +18,12 @@ export function tag(number) {
  * Returns what an iteration held and how long it took, for a tip or a panel.
  *
  * @param {IterationEvent} iteration
- * @param {Run} run
+ * @param {View} view
  * @param {number} span the place of a span that is pointed at, or -1
  */
-export function iterationDetails(iteration, run, span = -1) {
+export function iterationDetails(iteration, view, span = -1) {
   const nTokens = iteration.n_tokens.reduce((sum, n) => sum + n, 0);
-  const request = span < 0 ? undefined : run.requests.get(iteration.numbers[span]);
+  const request = span < 0 ? undefined : view.requests.get(iteration.numbers[span]);
   return html`
     <strong>Iteration ${count(iteration.iteration)}</strong>
     <span class="quiet">of epoch ${iteration.epoch}, ${duration(iteration.round_trip_s)} in all</span>
@@ -59,9 +59,9 @@ export function spanWords(iteration, i) {
 
 /** @param {Request} request */
 function requestWords(request) {
-  const cached = request.nCached ? `, ${count(request.nCached)} of them cached` : "";
-  return html`<div class="quiet">${request.id ? html`<span class="mono">${request.id}</span>, ` : ""}
+  const cached = request.n_cached_tokens ? `, ${count(request.n_cached_tokens)} of them cached` : "";
+  return html`<div class="quiet">${request.request_id ? html`<span class="mono">${request.request_id}</span>, ` : ""}
     ${TURN_WORDS[request.turn]}${request.reason ? ` (${request.reason})` : ""}:
-    ${plural(request.nPrompt, "prompt token")}${cached}, ${count(request.nGenerated)} of at most
-    ${count(request.maxNew)} generated</div>`;
+    ${plural(request.n_prompt_tokens, "prompt token")}${cached}, ${count(request.n_generated_tokens)} of at most
+    ${count(request.max_new_tokens)} generated</div>`;
 }

@@ -1,8 +1,8 @@
 /**
- * What the scheduler tells those who watch it, as `services/common/watch_json.py` writes it. Times are
- * seconds since 1970.
+ * The changes of the view that a frontend tells its viewers, as `services/common/watch_view.py` makes
+ * them. Times are seconds since 1970.
  *
- * @typedef {{t: number, type: "epoch", epoch: number, model: string, n_stages: number, tp_size: number,
+ * @typedef {{t: number, type: "epoch", epoch: number, term: number, text: string, model: string, n_stages: number, tp_size: number,
  *   n_slots: number, block_size: number, max_batch_size: number, max_batch_tokens: number,
  *   pipeline_depth: number, policy: string, order: string, admission: string,
  *   max_requests: number}} EpochEvent
@@ -16,21 +16,29 @@
  * @typedef {{t: number, type: "iteration", epoch: number, iteration: number, sent: number,
  *   round_trip_s: number, numbers: number[], start_positions: number[], n_tokens: number[],
  *   kinds: string, n_new_tokens: number[], ended: number[], n_in_flight: number, n_waiting: number,
- *   n_running: number, n_reserved_slots: number, n_allocated_slots: number, n_shared_slots: number,
- *   n_cached_slots: number, stages: [number, number, number, number][]}} IterationEvent
+ *   n_running: number, stages: [number, number, number, number][], n_generated: number[],
+ *   first_tokens: [number, number][], memory: Memory}} IterationEvent
+ *
+ * @typedef {{used: number, shared: number, reserved: number, cached: number, free: number}} Memory
  *
  * @typedef {{account: string, weight: number, counter: number, n_waiting: number,
  *   n_running: number}} Account
  *
  * @typedef {{t: number, type: "pool", waiting: number[], n_waiting: number, running: number[],
- *   n_generated_tokens: number[], accounts: Account[]}} PoolEvent
+ *   n_generated: number[], accounts: Account[]}} PoolEvent
  *
  * @typedef {{t: number, type: "mark", kind: string, epoch?: number, text?: string,
  *   numbers?: number[]}} MarkEvent
  *
- * @typedef {EpochEvent | RequestEvent | IterationEvent | PoolEvent | MarkEvent} WatchEvent
+ * @typedef {{tokens_per_s: number, iterations_per_s: number, batch_size: number,
+ *   first_token_s: number | null, first_token_p90_s: number | null, token_gap_s: number | null,
+ *   token_gap_p90_s: number | null, n_allocated_slots: number}} Figures
  *
- * What the frontend adds: events were left out, and the state follows anew; the scheduler is away, or
+ * @typedef {{t: number, type: "figures", minute: Figures, recent: Figures}} FiguresEvent
+ *
+ * @typedef {EpochEvent | RequestEvent | IterationEvent | PoolEvent | MarkEvent | FiguresEvent} WatchEvent
+ *
+ * Changes of the stream itself: some were left out, and the view follows anew; the scheduler is away, or
  * here again. A recording begins with a header and may have an end and decisions.
  *
  * @typedef {{type: "gap"} | {type: "away", text?: string} | {type: "here"}} FeedEvent
@@ -39,10 +47,10 @@
  *   | {type: "end", text?: string} | {type: "decision"}} AnyEvent
  */
 
-const SHOWN = new Set(["epoch", "request", "iteration", "pool", "mark"]);
+const SHOWN = new Set(["epoch", "request", "iteration", "pool", "mark", "figures"]);
 
 /**
- * Tells whether an event is one of the scheduler's that a page shows.
+ * Tells whether an event is a change of the view that a page shows.
  *
  * @param {AnyEvent} event
  * @returns {event is WatchEvent}

@@ -4,7 +4,7 @@ import { Feed } from "./feed.js";
 import { LONGEST_S, MovingWindow, SHORTEST_S } from "./moving_window.js";
 import { panels } from "./panels.js";
 import { Player, Tape, parse } from "./recording.js";
-import { Run } from "./run.js";
+import { View } from "./view.js";
 import { html, render } from "/page/vendor/lit-html.js";
 
 /** @import {AnyEvent} from "./events.js" */
@@ -21,7 +21,7 @@ const SPEEDS = [0.05, 0.1, 0.25, 0.5, 1, 2];
 
 /** The view of the pipeline: live, held, or a recording that is played. */
 export class PipelineView {
-  #run = new Run();
+  #view = new View();
   #tape = new Tape();
   #window = new MovingWindow(FIRST_WINDOW_S);
   /** @type {Player | null} */
@@ -66,27 +66,27 @@ export class PipelineView {
   connect() {
     this.#feed?.close();
     this.#feed = new Feed(this.state.key, (event) => this.#heard(event), (status, text) => {
-      if (status === "away" && this.state.status === "live") this.#run.mark(this.#run.latest, "away", text);
+      if (status === "away" && this.state.status === "live") this.#view.mark(this.#view.latest, "away", text);
       this.state.setStatus(status, text);
     });
   }
 
-  /** @returns {Run} the run that is shown */
-  get run() {
-    return this.#player ? this.#player.run : this.#run;
+  /** @returns {View} the view that is shown */
+  get view() {
+    return this.#player ? this.#player.view : this.#view;
   }
 
   /** @param {AnyEvent} event */
   #heard(event) {
-    if (event.type === "gap") this.#run = new Run(); // all that is known follows
+    if (event.type === "gap") this.#view = new View(); // all that is known follows
     else if (event.type === "away") {
-      this.#run.mark(this.#run.latest, "away", event.text ?? "no scheduler leads");
+      this.#view.mark(this.#view.latest, "away", event.text ?? "no scheduler leads");
       this.state.setStatus("away", event.text ?? "");
     } else if (event.type === "here") {
-      this.#run.forgetRequests();
+      this.#view.forgetRequests();
       this.state.setStatus("live", "");
     } else if (isShown(event)) {
-      this.#run.apply(event);
+      this.#view.apply(event);
       this.#tape.add(event);
       this.#window.heard(event.t);
       if (event.type === "epoch") this.state.setEpoch(event);
@@ -114,7 +114,7 @@ export class PipelineView {
 
   /** Makes the window so long that it shows a good number of iterations. */
   #suit() {
-    const latest = this.#run.iterations.slice(-ITERATIONS_SHOWN);
+    const latest = this.#view.iterations.slice(-ITERATIONS_SHOWN);
     if (latest.length < ITERATIONS_SHOWN) return;
     const length = latest[latest.length - 1].sent - latest[0].sent;
     const wanted = Math.min(LONGEST_CHOICE_S, Math.max(SHORTEST_CHOICE_S, length));
@@ -122,10 +122,10 @@ export class PipelineView {
   }
 
   #draw(now = performance.now()) {
-    this.chart.draw(this.run, this.#player ? this.#player.begin : NaN);
+    this.chart.draw(this.view, this.#player ? this.#player.begin : NaN);
     if (now - this.#panelsAt < PANELS_MS && this.#isPlaying === (this.#player !== null)) return;
     this.#panelsAt = now;
-    this.#run.prune();
+    this.#view.prune();
     this.redraw();
   }
 
@@ -133,7 +133,7 @@ export class PipelineView {
   redraw() {
     if (this.element.hidden) return;
     render(this.#player ? this.#playerBar(this.#player) : this.#liveBar(), this.bar);
-    render(panels(this.run, this.#player ? this.#player.at : Math.max(this.#window.now, this.#run.latest)), this.under);
+    render(panels(this.view, this.#player ? this.#player.at : Math.max(this.#window.now, this.#view.latest)), this.under);
   }
 
   #liveBar() {
@@ -236,7 +236,7 @@ export class PipelineView {
     this.#window.isHeld = true;
     this.#window.zoom(Math.min(LONGEST_S, Math.max(0.5, this.#player.end - this.#player.begin) * 1.05));
     this.#seek(this.#player.end);
-    this.state.showRecording(name, this.#player.run.epoch);
+    this.state.showRecording(name, this.#player.view.epoch);
     this.#draw(Infinity);
   }
 
@@ -244,7 +244,7 @@ export class PipelineView {
     this.#player = null;
     this.#isPlaying = false;
     this.#window.isHeld = this.#window.isChosen = false;
-    this.state.showRecording("", this.#run.epoch);
+    this.state.showRecording("", this.#view.epoch);
   }
 }
 

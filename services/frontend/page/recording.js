@@ -1,10 +1,10 @@
 import { isShown } from "./events.js";
-import { Run } from "./run.js";
+import { View } from "./view.js";
 
 /** @import {AnyEvent, WatchEvent} from "./events.js" */
 
 /** A line that stands at the head of each recording. */
-const VERSION = 1;
+const VERSION = 2;
 
 /**
  * Reads a recording: an event per line.
@@ -33,19 +33,15 @@ export function parse(text) {
 }
 
 /**
- * Returns a run of all events of a recording.
+ * Returns the view at the end of a recording.
  *
  * @param {WatchEvent[]} events
- * @param {number} until
- * @returns {Run}
+ * @returns {View}
  */
-export function runOf(events, until = Infinity) {
-  const run = new Run(Infinity);
-  for (const event of events) {
-    if (event.t > until) break;
-    run.apply(event);
-  }
-  return run;
+export function viewOf(events) {
+  const view = new View(Infinity);
+  for (const event of events) view.apply(event);
+  return view;
 }
 
 /** The events that a page has seen, for a file; the oldest go when there are too many. */
@@ -78,7 +74,7 @@ export class Tape {
   }
 }
 
-/** A recording that is played: a run that has heard all events up to a time. */
+/** A recording that is played: the view that has been told all events up to a time. */
 export class Player {
   #next = 0;
 
@@ -88,7 +84,7 @@ export class Player {
     this.begin = events[0].t;
     this.end = events[events.length - 1].t;
     this.at = this.begin;
-    this.run = new Run(Infinity);
+    this.view = new View(Infinity);
   }
 
   /**
@@ -99,11 +95,11 @@ export class Player {
   seek(t) {
     const to = Math.min(this.end, Math.max(this.begin, t));
     if (to < this.at) {
-      this.run = new Run(Infinity);
+      this.view = new View(Infinity);
       this.#next = 0;
     }
     while (this.#next < this.events.length && this.events[this.#next].t <= to) {
-      this.run.apply(this.events[this.#next]);
+      this.view.apply(this.events[this.#next]);
       this.#next += 1;
     }
     this.at = to;

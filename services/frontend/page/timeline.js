@@ -1,6 +1,7 @@
 import { colourOf, themeOf } from "./colours.js";
+import { sinceOf } from "./view.js";
 
-/** @import {Run, Request} from "./run.js" */
+/** @import {View, Request} from "./view.js" */
 /** @import {IterationEvent} from "./events.js" */
 
 const GUTTER = 74;
@@ -19,7 +20,7 @@ const MAX_ROWS = 40;
  */
 
 /**
- * A drawing of a run over time: a lane for each stage with a block for each iteration, and under them a
+ * A drawing of a view over time: a lane for each stage with a block for each iteration, and under them a
  * row for each request. One scale of time holds for both.
  */
 export class Timeline {
@@ -46,13 +47,13 @@ export class Timeline {
   /**
    * Draws what happened in a span of time.
    *
-   * @param {Run} run
+   * @param {View} view
    * @param {Span} window
    * @param {number} zero the time that the axis calls 0, or NaN for times of the day
    */
-  draw(run, window, zero) {
-    const nStages = this.shape.hasStages ? Math.max(run.epoch?.n_stages ?? 1, 1) : 0;
-    const requests = rowsOf(run, window);
+  draw(view, window, zero) {
+    const nStages = this.shape.hasStages ? Math.max(view.epoch?.n_stages ?? 1, 1) : 0;
+    const requests = rowsOf(view, window);
     const nRows = this.shape.rows ?? Math.min(Math.max(requests.length, 6), MAX_ROWS);
     const rowHeight = Math.max(MIN_ROW, Math.min(MAX_ROW, 320 / nRows));
     const lanes = nStages * (LANE + LANE_GAP);
@@ -68,12 +69,12 @@ export class Timeline {
     c.beginPath();
     c.rect(GUTTER, 0, width - GUTTER, height);
     c.clip();
-    const iterations = visible(run.iterations, window);
+    const iterations = visible(view.iterations, window);
     for (let stage = 0; stage < nStages; stage++) this.#lane(iterations, stage, AXIS + stage * (LANE + LANE_GAP), x, width);
     const top = AXIS + lanes + (nStages ? 10 : 0);
     const shown = requests.slice(Math.max(0, requests.length - nRows));
     this.#rows(shown, iterations, window, top, rowHeight, x);
-    this.#marks(run, window, x, height);
+    this.#marks(view, window, x, height);
     c.restore();
     this.#labels(nStages, shown, requests.length, top, rowHeight);
   }
@@ -260,19 +261,19 @@ export class Timeline {
     const isDone = ["stop", "length", ""].includes(request.reason);
     c.fillStyle = isDone ? this.#theme.ink : this.#theme.bad;
     c.beginPath();
-    c.arc(x(request.since) + 3, y, Math.min(h / 3, 3.4), 0, 7);
+    c.arc(x(sinceOf(request)) + 3, y, Math.min(h / 3, 3.4), 0, 7);
     c.fill();
   }
 
   /**
-   * @param {Run} run
+   * @param {View} view
    * @param {Span} window
    * @param {(t: number) => number} x
    * @param {number} height
    */
-  #marks(run, window, x, height) {
+  #marks(view, window, x, height) {
     const c = this.context;
-    for (const mark of run.marks) {
+    for (const mark of view.marks) {
       if (mark.t < window.from || mark.t > window.to) continue;
       c.strokeStyle = c.fillStyle = { lost: this.#theme.bad, away: this.#theme.bad, epoch: this.#theme.good }[mark.kind] ?? this.#theme.warn;
       c.lineWidth = 1.5;
@@ -319,13 +320,13 @@ export class Timeline {
 /**
  * Returns the requests that were there in a span of time, by arrival.
  *
- * @param {Run} run
+ * @param {View} view
  * @param {Span} window
  * @returns {Request[]}
  */
-function rowsOf(run, window) {
-  return [...run.requests.values()]
-    .filter((r) => r.turns[0].t <= window.to && !(r.turn === "ended" && r.since < window.from))
+function rowsOf(view, window) {
+  return [...view.requests.values()]
+    .filter((r) => r.turns[0].t <= window.to && !(r.turn === "ended" && sinceOf(r) < window.from))
     .sort((a, b) => a.turns[0].t - b.turns[0].t || a.number - b.number);
 }
 

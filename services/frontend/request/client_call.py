@@ -1,7 +1,7 @@
-"""A call of a client, as its protocol knows it: its name, and how long it may take.
+"""A call of a client as its protocol knows it: its id, and how long it may take.
 
-Like the trace that it belongs to, it is current in the task that answers the call, for good: a
-protocol begins it once, and whoever answers, records or logs looks it up.
+A protocol begins the call once, in the task that answers it. From then on the call is the current
+one of that task, and code that answers, records or logs looks it up.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from services.common import errors
 from services.frontend.request.request_id import new_request_id
 
 ID_HEADER = "x-request-id"
-"""Header, or gRPC metadata, with a name that a client has for its request."""
+"""Header, or gRPC metadata, with the id that a client gives its request."""
 
 TIMEOUT_HEADER = "x-request-timeout"
 """Header with the seconds that a request may take."""
@@ -21,7 +21,7 @@ TIMEOUT_HEADER = "x-request-timeout"
 MAX_TIMEOUT_S = 86_400
 
 SECONDS = r"^[0-9]{1,5}(\.[0-9]{1,6})?$"
-"""A pattern of numbers of seconds, for `fullmatch`."""
+"""Pattern of a number of seconds, for `fullmatch`."""
 
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -31,26 +31,27 @@ class ClientCall:
     """A call of a client."""
 
     request_id: str
-    """The name that it has here."""
+    """Id that the call has in this process."""
     client_id: str | None = None
-    """The name that its client has given it, if that can be written anywhere."""
+    """Id that the client has given the call, if it is of a form that is safe to show."""
     timeout: str | None = None
-    """The seconds that it may take, as its client wrote them."""
+    """Seconds that the call may take, as the client wrote them."""
     time_left_s: float | None = None
-    """The seconds that it may take, where its protocol has a deadline."""
+    """Seconds that the call may take, if its protocol has a deadline."""
     began_at: float = 0.0
-    """When it began, by the event loop's clock."""
+    """Time at which the call began, by the event loop's clock."""
 
     @property
     def shown_id(self) -> str:
-        """The name that its client is told: its own, if it has one."""
+        """Id that the client is shown: its own, if there is one."""
         return self.client_id or self.request_id
 
     def deadline(self) -> float | None:
-        """Returns when it must have ended, by the event loop's clock; None if it may take any time.
+        """Returns the time at which the call must have ended, by the event loop's clock; None if
+        there is no limit.
 
         Raises:
-            InvalidRequest: what the client wrote is not a number of seconds, or too large.
+            InvalidRequest: the client's timeout is not a number of seconds, or too large.
         """
         if self.time_left_s is not None:
             return self.began_at + self.time_left_s
@@ -71,8 +72,8 @@ _current: ContextVar[ClientCall | None] = ContextVar("current", default=None)
 def begin_call(
     client_id: str | None, *, timeout: str | None = None, time_left_s: float | None = None
 ) -> ClientCall:
-    """Makes a call current in this task, and returns it. A client's name of a form that could harm
-    logs is left out."""
+    """Makes a call the current one of this task, and returns it. A client's id is left out if its
+    form could harm logs."""
     if client_id is not None and _CLIENT_ID.fullmatch(client_id) is None:
         client_id = None
     call = ClientCall(
@@ -87,11 +88,12 @@ def begin_call(
 
 
 def current_call() -> ClientCall | None:
-    """Returns the call that this task answers, if any."""
+    """Returns the call that this task answers, if there is one."""
     return _current.get()
 
 
 def current_id() -> str | None:
-    """Returns the name, as its client knows it, of the call that this task answers, if any."""
+    """Returns the id that the client is shown of the call that this task answers, if there is
+    one."""
     call = _current.get()
     return None if call is None else call.shown_id

@@ -1,6 +1,6 @@
-"""A conversation that a model continues, whichever protocol it came by.
+"""A conversation that a model continues, independent of the protocol that it came by.
 
-Turns and tools are OpenAI's in meaning; other protocols are translated into them.
+Turns and tools have the meaning that OpenAI gives them; other protocols are translated into them.
 """
 
 from collections.abc import Mapping
@@ -13,22 +13,25 @@ import pydantic_core
 from services.common import errors
 
 TURN_BYTES = 256
-"""Bytes that a turn of a conversation, a call or a tool takes besides its texts."""
+"""Bytes of memory that a turn of a conversation, a call or a tool takes besides its texts."""
 
 JSON_BYTES = 32
-"""Bytes that a character of JSON takes at most where it is read, as lists in each other."""
+"""Most bytes of memory that a character of JSON takes when it is parsed; nested lists take most."""
+
+MAX_TURNS = 2048
+"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
 
 MAX_TOOLS = 128
-"""Tools at most, as in the OpenAI API."""
+"""Largest number of tools, as in the OpenAI API."""
 
 MAX_TOOL_NAME = 256
-"""Characters of a tool's name at most."""
+"""Largest number of characters in a tool's name."""
 
 MAX_TEMPLATE_KWARGS = 16 * 2**10
-"""Bytes of a client's variables for the template at most, as JSON."""
+"""Largest size of a client's variables for the chat template, in bytes of JSON."""
 
 RESERVED_KWARGS = {"messages", "tools", "add_generation_prompt"}
-"""Variables of the template that have fields of their own."""
+"""Variables of the chat template that clients set by other fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,12 @@ class ToolCall:
 
     @property
     def n_characters(self) -> int:
-        """The number of characters that came from the client, and one more."""
+        """Number of characters that came from the client, and one more."""
         return 1 + len(self.id) + len(self.name) + len(self.arguments)
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of memory the call takes."""
+        """Approximate memory of the call, in bytes."""
         return TURN_BYTES + getsizeof(self.id) + getsizeof(self.name) + getsizeof(self.arguments)
 
 
@@ -60,21 +63,21 @@ class ChatMessage:
     name: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    """The call that a tool's message answers."""
+    """Id of the call that a tool's message answers."""
     reasoning_content: str | None = None
-    """What the assistant thought before it spoke."""
+    """The reasoning of the assistant before its content."""
 
     @property
     def n_characters(self) -> int:
-        """The number of characters that came from the client, and one more, since many turns
-        without any are work too."""
+        """Number of characters that came from the client, and one more, since many turns without
+        any are work too."""
         texts = (self.role, self.content, self.name, self.tool_call_id, self.reasoning_content)
         of_calls = sum(call.n_characters for call in self.tool_calls)
         return 1 + sum(len(text or "") for text in texts) + of_calls
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of memory the turn takes."""
+        """Approximate memory of the turn, in bytes."""
         texts = (self.role, self.content, self.name, self.tool_call_id, self.reasoning_content)
         of_calls = sum(call.n_bytes for call in self.tool_calls)
         return TURN_BYTES + sum(map(getsizeof, texts)) + of_calls
@@ -87,18 +90,19 @@ class Tool:
     name: str
     description: str = ""
     parameters: str = ""
-    """JSON schema of its arguments, as JSON text; empty for any object."""
+    """JSON schema of the arguments, as JSON text; empty if any object is allowed."""
     is_strict: bool = False
-    """Whether arguments must keep the schema even where the model chooses to call."""
+    """Whether arguments must keep the schema even where the model is free to call the tool or
+    not."""
 
     @property
     def n_characters(self) -> int:
-        """The number of characters that came from the client, and one more."""
+        """Number of characters that came from the client, and one more."""
         return 1 + len(self.name) + len(self.description) + len(self.parameters)
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of memory the tool takes."""
+        """Approximate memory of the tool, in bytes."""
         texts = (self.name, self.description, self.parameters)
         return TURN_BYTES + sum(map(getsizeof, texts))
 
@@ -109,7 +113,7 @@ class ToolChoice:
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
-    """The tool to call, with mode `named`."""
+    """Name of the tool to call, with mode `named`."""
     allows_parallel: bool = True
 
 
@@ -121,34 +125,35 @@ class Conversation:
     tools: tuple[Tool, ...] = ()
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Variables that the client sets for the chat template, such as `enable_thinking`; JSON."""
+    """Variables that the client sets for the chat template, such as `enable_thinking`, as JSON
+    values."""
     adds_generation_prompt: bool = True
-    """Whether the assistant's turn is begun after the last one."""
+    """Whether a new turn of the assistant is begun after the last turn."""
     continues_last: bool = False
     """Whether the answer continues the last turn instead."""
 
     @property
     def n_characters(self) -> int:
-        """The number of characters that came from the client, and one more for each part."""
+        """Number of characters that came from the client, and one more for each part."""
         n_characters = sum(turn.n_characters for turn in self.messages)
         n_characters += sum(tool.n_characters for tool in self.tools)
         return n_characters + self._n_kwargs
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of memory the conversation takes."""
+        """Approximate memory of the conversation, in bytes."""
         n_bytes = sum(turn.n_bytes for turn in self.messages)
         return n_bytes + sum(tool.n_bytes for tool in self.tools) + JSON_BYTES * self._n_kwargs
 
     @property
     def n_parts(self) -> int:
-        """The number of turns, calls and tools."""
+        """Number of turns, tool calls and tools."""
         n_calls = sum(len(turn.tool_calls) for turn in self.messages)
         return len(self.messages) + n_calls + len(self.tools)
 
     @property
     def n_json_characters(self) -> int:
-        """The number of characters of JSON that the template reads as objects."""
+        """Number of characters of JSON that are parsed for the chat template."""
         n_characters = sum(len(tool.parameters) for tool in self.tools) + self._n_kwargs
         calls = (call for turn in self.messages for call in turn.tool_calls)
         return n_characters + sum(len(call.arguments) for call in calls)
@@ -161,7 +166,7 @@ class Conversation:
         """Checks everything that doesn't depend on the model.
 
         Raises:
-            InvalidRequest: the error names the field, as clients spell it.
+            InvalidRequest: a rule is broken; the error names the field, as clients spell it.
         """
         if len(self.tools) > MAX_TOOLS:
             raise errors.InvalidRequest(

@@ -1,9 +1,9 @@
 """The checkpoint's own defaults, from its `generation_config.json`: how its authors want tokens to
-be sampled where a client does not say.
+be sampled if a client does not say.
 
-They apply to requests of both protocols before anything is checked, so a stream that goes on after
-it broke goes on with the same options. Tokens that end an answer are in the file too; the workers
-read them.
+They are applied to requests of both protocols before anything is checked, so that a resumed stream
+goes on with the same options. The file also names the tokens that end an answer; the workers read
+these.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from services.frontend.request.generation_request import MAX_TOKENS, GenerationO
 FILE = "generation_config.json"
 
 MAX_FILE_BYTES = 4 << 20
-"""Bytes of the file at most; most have some hundred."""
+"""Largest size of the file in bytes; most have some hundred."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Options that have a default in the file, under the same names."""
@@ -33,11 +33,11 @@ class GenerationDefaults:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
-        """Reads the file of a checkpoint; without one there are no defaults.
+        """Reads the file in a checkpoint's directory; if there is none, there are no defaults.
 
         Raises:
-            OSError: it cannot be read.
-            ValueError: it is broken, or a value is outside its range; the message says which.
+            OSError: the file cannot be read.
+            ValueError: the file is broken, or a value is outside its range; the message says which.
         """
         path = directory / FILE
         if not path.is_file():
@@ -70,7 +70,7 @@ class GenerationDefaults:
         return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
     def apply(self, options: GenerationOptions) -> GenerationOptions:
-        """Returns the options with the defaults of those that the client left out."""
+        """Returns the options, with defaults for those that the client left out."""
         used = {name: v for name, v in self.sampling.items() if name in options.defaulted}
         if not used and self.max_tokens is None:
             return options

@@ -1,8 +1,8 @@
-"""A client's request, whichever protocol it came by, and the rules that it must keep.
+"""A client's request, independent of its protocol, and the rules that it must keep.
 
-The protocols check only what their own syntax needs. How tokens are chosen is defined, and checked,
-in `services.common.sampling`; the rules of the rest are here. What needs the model's limits is
-checked by `Limits`. Fields are named as clients spell them.
+The protocols check only what their own syntax needs. `services.common.sampling` defines and checks
+how tokens are chosen; the other rules are here, except those that need the limits of the model,
+which `ModelLimits` checks. Fields are named as clients spell them.
 """
 
 import dataclasses
@@ -21,25 +21,25 @@ DEFAULT_MAX_TOKENS = 16
 """Default of `max_tokens` for text and token prompts, as in the OpenAI API."""
 
 MAX_N = 128
-"""Answers to one prompt at most, as in the OpenAI API."""
+"""Largest number of answers to one prompt, as in the OpenAI API."""
 
 MAX_ANSWERS = 1024
-"""Answers to one request at most, over all its prompts."""
+"""Largest number of answers to one request, over all its prompts."""
 
 MAX_STOPS = 16
-"""Stop strings at most: each is looked for in every character."""
+"""Largest number of stop strings: each is searched for at every character."""
 
 MAX_SALT_LENGTH = 256
-"""Characters in `cache_salt` at most."""
+"""Largest number of characters in `cache_salt`."""
 
 MAX_STOP_LENGTH = 1024
-"""Characters in a stop string at most: as much text may have to be held back."""
+"""Largest number of characters in a stop string: as much text may have to be held back."""
 
 TOKEN_BYTES = 40
-"""Bytes that a token takes in memory: a number, and its place in a tuple."""
+"""Bytes of memory that a token takes: a number, and its place in a tuple."""
 
 ANSWER_BYTES = 256
-"""Bytes that an answer to go on with takes besides its tokens."""
+"""Bytes of memory that a resumed answer takes besides its tokens."""
 
 MAX_TOKENS = WholeNumbers(1, INT32_MAX)
 _MAX_TOKENS_ECHOED = WholeNumbers(0, INT32_MAX)
@@ -53,58 +53,61 @@ Prompt = str | tuple[int, ...] | Conversation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How to continue; meanings and defaults are those of `inference.proto`."""
+    """How to continue a prompt. Meanings and defaults are those of `inference.proto`."""
 
     max_tokens: int | None = None
-    max_tokens_field: str = "max_tokens"  # as this client spells it
+    max_tokens_field: str = "max_tokens"  # as the client spells it
     default_max_tokens: int | None = None
-    """The checkpoint's limit of an answer, where the client has none and that of its kind of prompt
-    is not lower."""
-    lowers_max_tokens: bool = False  # to what fits, where clients cannot leave it out
+    """The checkpoint's default of `max_tokens`. It applies if the client sets none, unless the
+    default for this kind of prompt is lower."""
+    lowers_max_tokens: bool = False  # to what fits, for protocols in which clients must set it
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     defaulted: Set[str] = dataclasses.field(default=frozenset(), compare=False)
-    """Names of the options of `sampling` that the client leaves to the checkpoint's defaults."""
-    format_field: str = "format"  # the field that asks for the grammar, as this client spells it
+    """Names of the options of `sampling` that the client left out, so that the checkpoint's
+    defaults apply."""
+    format_field: str = "format"  # the field that asks for the grammar, as the client spells it
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = 1
     add_special_tokens: bool | None = None
-    """Whether a prompt gets the tokens that the checkpoint puts around a text; by default texts get
-    them, and conversations do not, since their template writes them."""
+    """Whether a prompt gets the special tokens that the checkpoint puts around a text. By default
+    texts get them, and conversations do not, since their template writes them."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    """Whether an answer's text has the stop string that ended it, or the text of the token."""
+    """Whether the text of an answer ends with the stop string, or the text of the stop token, that
+    ended it."""
     cache_salt: str = ""
     cache_prompt: bool = True
-    """Whether the request shares keys and values of equal beginnings with others."""
-    best_of: int | None = None  # answers to generate for each prompt, of which the n best count
-    echo: bool = False  # the prompt comes with the answer; then the answer may have no tokens
-    n_logprobs: int | None = None  # alternatives that come with each token; None wants nothing
-    n_prompt_logprobs: int | None = None  # likewise, with each token of the prompt but the first
-    logprobs_field: str = "logprobs"  # as this client spells `n_logprobs`
-    priority: int = DEFAULT_PRIORITY  # lower ones are begun earlier
+    """Whether the request may share keys and values of equal beginnings with others."""
+    best_of: int | None = None  # answers to generate for each prompt; the n best are returned
+    echo: bool = False  # returns the prompt before the answer, which may then have no tokens
+    n_logprobs: int | None = None  # alternatives of each token; None for no log-probabilities
+    n_prompt_logprobs: int | None = None  # likewise for the tokens of the prompt after the first
+    logprobs_field: str = "logprobs"  # as the client spells `n_logprobs`
+    priority: int = DEFAULT_PRIORITY  # requests with a lower number begin earlier
 
     @property
     def n_generated(self) -> int:
-        """Answers that are generated for each prompt."""
+        """Number of answers that are generated for each prompt."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def shows_tokens(self) -> bool:
-        """Whether clients see the tokens of answers, and not their text only."""
+        """Whether the client sees the tokens of answers, and not only their text."""
         return self.return_token_ids or self.n_logprobs is not None
 
     @property
     def n_ranked(self) -> int | None:
-        """Alternatives that tokens have, also if only the best answers are to be found by them."""
+        """Number of alternatives of each token that the scheduler is asked for. It is 0 instead of
+        None if log-probabilities are needed only to find the best answers."""
         if self.n_logprobs is None and self.n_generated > self.n:
             return 0
         return self.n_logprobs
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of memory they take as they are, and for each answer."""
+        """Approximate memory of the options, in bytes, once and again for each answer."""
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
@@ -115,7 +118,7 @@ class GenerationOptions:
         """Checks everything that doesn't depend on the model.
 
         Raises:
-            InvalidRequest: a value is out of its range, or two contradict each other.
+            InvalidRequest: a value is out of its range, or two options contradict each other.
         """
         if self.sampling.grammar:
             OPTIONS["grammar"].allowed.check(self.format_field, self.sampling.grammar)
@@ -144,8 +147,8 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One client call: prompts, each to be answered `options.n` times, from the start or, with a
-    resumption, from where a stream broke."""
+    """One client call: prompts, of which each is to be answered `options.n` times, from the start
+    or, with a resumption, from where a stream broke."""
 
     prompts: tuple[Prompt, ...]
     options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
@@ -154,12 +157,12 @@ class GenerationRequest:
 
     @property
     def n_answers(self) -> int:
-        """The number of answers over all prompts."""
+        """Number of answers to all prompts together."""
         return len(self.prompts) * self.options.n_generated
 
     @property
     def n_bytes(self) -> int:
-        """About how many bytes of memory the request takes as it is."""
+        """Approximate memory of the request, in bytes."""
         n_bytes = getsizeof(self.model) + sum(map(getsizeof, self.options.stop))
         n_bytes += self.options.n_bytes
         for prompt in self.prompts:
@@ -176,11 +179,12 @@ class GenerationRequest:
         return n_bytes
 
     def resumed(self, resumption: Resumption, *, own_seed: int | None) -> Self:
-        """Returns the request as it goes on. `own_seed` is the seed that the client gives for
-        itself, if any.
+        """Returns the request with a resumption. `own_seed` is the seed that the request itself
+        gives, if any.
 
         Raises:
-            InvalidRequest: that is another seed than the stream's, or the latter is none.
+            InvalidRequest: `own_seed` differs from the seed of the stream, or the latter is out of
+            its range.
         """
         OPTIONS["seed"].allowed.check(SEED_FIELD, resumption.seed)
         if own_seed is not None and own_seed != resumption.seed:
@@ -215,8 +219,8 @@ class GenerationRequest:
 
 
 def n_characters(prompt: Prompt) -> int:
-    """Returns the characters of a prompt, of all turns together if it is a conversation; 0 if it
-    is tokens."""
+    """Returns the number of characters of a prompt, which for a conversation are those of all
+    parts; 0 for tokens."""
     match prompt:
         case str():
             return len(prompt)
@@ -226,7 +230,7 @@ def n_characters(prompt: Prompt) -> int:
 
 
 def prompt_field(prompt: Prompt) -> str:
-    """Returns the name of the field that the prompt came in, as clients spell it."""
+    """Returns the name of the field that has the prompt, as clients spell it."""
     return "messages" if isinstance(prompt, Conversation) else "prompt"
 
 

@@ -1,4 +1,4 @@
-"""The limits of the model, applied to a client's request."""
+"""Checks requests against the limits of the model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,37 +6,39 @@ from dataclasses import dataclass
 from services.common import errors
 from services.common.sampling import MAX_PROMPT_LOGPROBS
 from services.frontend.request.generation_request import DEFAULT_MAX_TOKENS, GenerationOptions
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ModelLimits:
     """The limits of the model that a pipeline serves, applied to requests."""
 
-    pipeline: Pipeline
+    pipeline: ServedPipeline
     served_names: tuple[str, ...] = ()
-    """Names by which clients know the model; if there are none, its own is."""
+    """Names by which clients know the model; if there are none, the pipeline's name for it is the
+    only one."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names by which clients know the model; the first one is shown in answers."""
+        """Names by which clients know the model; answers show the first."""
         return self.served_names or (self.pipeline.model,)
 
     def check_model(self, model: str) -> None:
-        """Raises UnknownModel if the client wants another model; it need not name one."""
+        """Raises UnknownModel if the client names another model; an empty name is allowed."""
         if model and model not in self.names:
             raise errors.UnknownModel(model, served=self.names[0])
 
     def check_prompt(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest if the model can't read the tokens, or not one more after them."""
+        """Raises InvalidRequest if a prompt is empty, leaves no room for an answer, or has a token
+        that is not in the vocabulary."""
         if not token_ids:
             raise errors.InvalidRequest(field, "must have at least one token")
         self.check_length(field, len(token_ids))
         self.check_tokens(field, token_ids)
 
     def check_text(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest if there are more tokens than the model can read, or one is not in
-        the vocabulary."""
+        """Raises InvalidRequest if there are more tokens than the model can read, or a token is not
+        in the vocabulary."""
         if len(token_ids) > self.pipeline.max_model_len:
             raise errors.InvalidRequest(
                 field, f"has {len(token_ids)} tokens, {self.pipeline.max_model_len} at most"
@@ -44,12 +46,12 @@ class Limits:
         self.check_tokens(field, token_ids)
 
     def is_too_long(self, n_tokens: int) -> bool:
-        """Returns whether a prompt of so many tokens leaves no room for an answer."""
+        """Returns whether a prompt of `n_tokens` tokens leaves no room for an answer."""
         return n_tokens >= self.pipeline.max_model_len
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
-        """Raises InvalidRequest if so many tokens, or `is_least` as many, leave no room for an
-        answer."""
+        """Raises InvalidRequest if a prompt of `n_tokens` tokens leaves no room for an answer. With
+        `is_least`, the prompt may have more, which the message says."""
         if self.is_too_long(n_tokens):
             number = f"at least {n_tokens}" if is_least else str(n_tokens)
             raise errors.InvalidRequest(
@@ -59,10 +61,11 @@ class Limits:
             )
 
     def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
-        """Returns the number of tokens that an answer may have.
+        """Returns the largest number of tokens that an answer may have.
 
         Raises:
-            InvalidRequest: the client asks for more than fit, or for a minimum above them.
+            InvalidRequest: the client asks for more tokens than fit, or for a minimum that is
+            larger.
         """
         room = self.pipeline.max_model_len - n_prompt
         default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
@@ -85,7 +88,8 @@ class Limits:
         return max_tokens
 
     def check_prompt_logprobs(self, options: GenerationOptions, *, n_prompt: int) -> None:
-        """Raises InvalidRequest if log-probabilities of so many prompt tokens are too many."""
+        """Raises InvalidRequest if the wanted log-probabilities of `n_prompt` prompt tokens are too
+        many."""
         if options.n_prompt_logprobs is None:
             return
         n_numbers = n_prompt * (1 + options.n_prompt_logprobs)
@@ -97,10 +101,12 @@ class Limits:
             )
 
     def stop_token_ids(self, options: GenerationOptions) -> tuple[int, ...]:
-        """Returns the tokens that end an answer: the model's own, unless ignored, and the client's.
+        """Returns the tokens that end an answer: the model's own, unless they are ignored, and the
+        client's.
 
         Raises:
-            InvalidRequest: an option names a token that is not in the vocabulary, or leaves none.
+            InvalidRequest: an option names a token that is not in the vocabulary, or bans all
+            tokens.
         """
         options.sampling.check_vocabulary(self.pipeline.vocab_size)
         clients = options.sampling.stop_token_ids
@@ -108,7 +114,7 @@ class Limits:
         return tuple(dict.fromkeys((*own, *clients)))
 
     def check_tokens(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises InvalidRequest if one is not in the vocabulary."""
+        """Raises InvalidRequest if a token is not in the vocabulary."""
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self.pipeline.vocab_size:
             raise errors.InvalidRequest(
                 field, f"tokens must be from 0 to {self.pipeline.vocab_size - 1}"

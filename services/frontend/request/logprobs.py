@@ -9,28 +9,30 @@ from typing import Self
 from orcinus.v1 import logprobs_pb2
 
 LOGPROB_BYTES = 100
-"""Bytes of memory that a log-probability takes, most of them when it is written down."""
+"""Bytes of memory that a log-probability takes, most of them when it is written as text."""
 
 
 MANY_LOGPROBS = 4096
-"""Log-probabilities that take some milliseconds to write down; more are written in a thread."""
+"""Number of log-probabilities that take some milliseconds to write as text; more are written in a
+thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities of `len` tokens, and for each the `n_top` most likely ones in its place."""
+    """Log-probabilities of `len` tokens, and of the `n_top` most likely tokens at the same
+    positions."""
 
     values: "array[float]"  # [n_tokens]
-    ranks: "array[int]"  # [n_tokens], place of each token in the vocabulary, from 1
-    top_token_ids: "array[int]"  # [n_tokens * n_top], those of a token together, most likely first
+    ranks: "array[int]"  # [n_tokens], rank of each token by likelihood, from 1
+    top_token_ids: "array[int]"  # [n_tokens * n_top], by position, most likely first
     top_values: "array[float]"  # [n_tokens * n_top]
 
     @classmethod
     def parse(cls, data: bytes) -> Self:
-        """Reads a serialised message `Logprobs`.
+        """Parses a serialised message `Logprobs`.
 
         Raises:
-            ValueError: it is none, or its columns do not fit together.
+            ValueError: the bytes are no such message, or its columns do not fit together.
         """
         message = logprobs_pb2.Logprobs.FromString(data)
         logprobs = cls(
@@ -47,7 +49,7 @@ class Logprobs:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Returns the log-probabilities of parts, one after the other."""
+        """Returns the log-probabilities of the parts, one after the other."""
         if len(parts) == 1:
             return parts[0]
         return cls(
@@ -62,16 +64,16 @@ class Logprobs:
 
     @property
     def n_top(self) -> int:
-        """Alternatives of each token."""
+        """Number of alternatives of each token."""
         return len(self.top_token_ids) // len(self.values) if self.values else 0
 
     @property
     def n_numbers(self) -> int:
-        """The number of log-probabilities, alternatives included."""
+        """Number of log-probabilities, including alternatives."""
         return len(self.values) + len(self.top_values)
 
     def part(self, start: int, stop: int) -> Self:
-        """Returns those of the tokens from `start` to `stop`."""
+        """Returns the log-probabilities of the tokens from `start` to before `stop`."""
         if (start, stop) == (0, len(self.values)):
             return self
         n_top = self.n_top
@@ -84,8 +86,8 @@ class Logprobs:
         )
 
     def alternatives(self, place: int, n_top: int) -> list[tuple[int, float]]:
-        """Returns up to `n_top` of the most likely tokens in the place of one, most likely first,
-        each with its log-probability."""
+        """Returns up to `n_top` of the most likely tokens at a position, most likely first, each
+        with its log-probability."""
         start = place * self.n_top
         tops = slice(start, start + min(n_top, self.n_top))
         return list(zip(self.top_token_ids[tops], self.top_values[tops], strict=True))

@@ -1,12 +1,12 @@
-"""Formats that a client may ask an output to have, as grammars.
+"""The formats that a client may ask of an output, as grammars.
 
-    JSON of a schema, with the white space that Python's `json.dumps` writes and no other, so that
-        no output fills up with it; any object is a schema, too
-    a text that matches a regular expression, of Rust's syntax
-    one of some texts
+    JSON that keeps a schema, with white space as Python's `json.dumps` writes it and no other, so
+        that no output fills up with white space; the schema may allow any object
+    a text that matches a regular expression, in the syntax of Rust
+    one of several texts
     a text of a grammar, in llguidance's dialect of Lark or in GBNF
 
-Whether a grammar can be followed, only its compilation tells (`services.grammar.grammars`).
+Only compiling a grammar shows whether a model can follow it (`services.grammar.grammars`).
 """
 
 import json
@@ -22,19 +22,21 @@ from services.common import errors
 from services.common.sampling import MAX_GRAMMAR_LENGTH
 
 MAX_CHOICES = 1024
-"""Texts of which an output may be one."""
+"""Largest number of texts in a choice."""
 
 MAX_MESSAGE_LENGTH = 500
-"""Characters of an explanation that a client gets."""
+"""Largest number of characters of an explanation for clients."""
 
 MAX_GBNF_LENGTH = 2**14
-"""Characters of a grammar in GBNF at most, of which a thousand take up to ten milliseconds."""
+"""Largest number of characters of a grammar in GBNF. To translate a thousand takes up to ten
+milliseconds."""
 
 MAX_GBNF_RULES = 256
-"""Rules of a grammar in GBNF at most: the translator looks at all of them once for each."""
+"""Largest number of rules of a grammar in GBNF: the translator looks at all rules once for each
+rule."""
 
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
-"""What is in a grammar in Lark, and not in one in GBNF."""
+"""Pattern of a line that grammars in Lark have and grammars in GBNF have not."""
 
 _SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -45,10 +47,10 @@ def json_object() -> str:
 
 
 def json_schema(schema: Mapping[str, Any] | str, *, field: str = "json_schema") -> str:
-    """Returns the grammar of JSON that keeps a schema, or the JSON text of one.
+    """Returns the grammar of JSON that keeps a schema, which is given as an object or as JSON text.
 
     Raises:
-        InvalidRequest: the text of `field` is no JSON object, or the schema is too long.
+        InvalidRequest: the text in `field` is not a JSON object, or the schema is too long.
     """
     if isinstance(schema, str):
         schema = _read(schema, field)
@@ -56,12 +58,12 @@ def json_schema(schema: Mapping[str, Any] | str, *, field: str = "json_schema") 
         _check_size(field, schema)
     try:
         return LLMatcher.grammar_from_json_schema(dict(schema), overrides=_SPACING)
-    except ValueError as error:  # of a whole number of more than 64 bits
+    except ValueError as error:  # the schema has a whole number of more than 64 bits
         raise errors.InvalidRequest(field, str(error)[:MAX_MESSAGE_LENGTH]) from None
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Returns JSON that keeps a schema, as a part of a grammar in Lark."""
+    """Returns the part of a grammar in Lark that stands for JSON that keeps a schema."""
     return f"%json {json.dumps({**schema, 'x-guidance': _SPACING}, ensure_ascii=False)}"
 
 
@@ -69,17 +71,17 @@ def regex(pattern: str, *, field: str = "regex") -> str:
     """Returns the grammar of texts that match a regular expression as a whole.
 
     Raises:
-        InvalidRequest: it is too long.
+        InvalidRequest: the expression is too long.
     """
     check_length(field, len(pattern))
     return LLMatcher.grammar_from_regex(pattern)
 
 
 def choice(texts: Sequence[str], *, field: str = "choice") -> str:
-    """Returns the grammar of a few texts.
+    """Returns the grammar whose only texts are `texts`.
 
     Raises:
-        InvalidRequest: there are none, too many, or an empty one.
+        InvalidRequest: there are no texts, too many, or an empty one.
     """
     if not 1 <= len(texts) <= MAX_CHOICES or not all(texts):
         raise errors.InvalidRequest(field, f"must be 1 to {MAX_CHOICES} texts, none of them empty")
@@ -88,15 +90,17 @@ def choice(texts: Sequence[str], *, field: str = "choice") -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a text as a grammar in Lark has it, where no control character may stand."""
+    """Returns a text as a literal of a grammar in Lark, in which control characters are not
+    allowed."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def grammar(text: str, *, field: str = "grammar") -> str:
-    """Returns a grammar that a client wrote itself.
+    """Returns a grammar that the client has written, translated to Lark if it is GBNF.
 
     Raises:
-        InvalidRequest: it is empty or too long, or GBNF that is wrong or too long to be translated.
+        InvalidRequest: the grammar is empty or too long, or is GBNF that is wrong or too long to be
+        translated.
     """
     if not text:
         raise errors.InvalidRequest(field, "must not be empty")
@@ -113,13 +117,13 @@ def grammar(text: str, *, field: str = "grammar") -> str:
         return gbnf_to_lark(text)
     except RecursionError:  # the translator calls itself for each bracket
         raise errors.InvalidRequest(field, "is nested too deeply") from None
-    except Exception as error:  # which it raises as it is, where a rule is missing
+    except Exception as error:  # the translator raises a bare Exception if a rule is missing
         raise errors.InvalidRequest(field, str(error)[:MAX_MESSAGE_LENGTH]) from error
 
 
 def parts(grammar: str) -> list[dict[str, Any]]:
-    """Returns a grammar that can be followed as parts of a larger one, which refers to the first
-    of them as `@` and its name."""
+    """Returns the parts of a grammar that can be followed, as parts of a larger grammar. The larger
+    one refers to the first part as `@` and its name."""
     found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
     if grammar.lstrip().startswith("{"):
         found = json.loads(grammar)["grammars"]
@@ -128,7 +132,8 @@ def parts(grammar: str) -> list[dict[str, Any]]:
 
 
 def check_length(field: str, n_characters: int) -> None:
-    """Raises InvalidRequest for what is longer than any grammar may be, before it is read."""
+    """Raises InvalidRequest if a text is longer than any grammar may be; to be called before it is
+    parsed."""
     if n_characters > MAX_GRAMMAR_LENGTH:
         raise errors.InvalidRequest(
             field, f"has {n_characters} characters, {MAX_GRAMMAR_LENGTH} at most"
@@ -136,8 +141,8 @@ def check_length(field: str, n_characters: int) -> None:
 
 
 def _check_size(field: str, schema: Mapping[str, Any]) -> None:
-    """Raises InvalidRequest for a schema that would be longer than any grammar may be. Each value
-    counts as a character, which is the least that it takes, and each text as long as it is."""
+    """Raises InvalidRequest if a schema is longer than any grammar may be. Each value counts as one
+    character, the least that it can take, and each text as its length."""
     n_left = MAX_GRAMMAR_LENGTH
     unseen: list[Any] = [schema]
     while unseen and n_left >= 0:

@@ -1,4 +1,4 @@
-"""The pipeline that is served, as far as a frontend must know it."""
+"""What a frontend knows of the pipeline that serves."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ from orcinus.v1 import scheduler_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
-    """The pipeline that is served: its model, the model's limits and its own shape."""
+class ServedPipeline:
+    """A pipeline: its model, the limits of the model, and its shape."""
 
     model: str
     vocab_size: int
@@ -18,8 +18,8 @@ class Pipeline:
     can_follow_grammars: bool = False
 
     @classmethod
-    def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "Pipeline":
-        """Returns the pipeline that the scheduler describes."""
+    def from_proto(cls, message: scheduler_pb2.PipelineDescription) -> "ServedPipeline":
+        """Returns the pipeline that a message of the scheduler describes."""
         return cls(
             model=message.model,
             vocab_size=message.vocab_size,

@@ -1,6 +1,6 @@
-"""Names of requests: 32 hexadecimal digits, of which the first eight are the time of birth.
+"""Ids of requests: 32 hexadecimal digits, of which the first eight are the time of creation.
 
-So a request that goes on at another frontend is as old there as it was here.
+So the creation time of a request stays the same when another frontend resumes it.
 """
 
 import re
@@ -11,15 +11,15 @@ _REQUEST_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def new_request_id() -> str:
-    """Returns a name that no other request has."""
+    """Returns an id that no other request has."""
     return f"{int(time.time()):08x}{secrets.token_hex(12)}"
 
 
 def is_request_id(text: str) -> bool:
-    """Returns whether the text has the form of a request's name."""
+    """Returns whether a text has the form of a request id."""
     return _REQUEST_ID.fullmatch(text) is not None
 
 
 def created_at(request_id: str) -> int:
-    """Returns when the request was made, in seconds since 1970."""
+    """Returns the time at which a request was created, in seconds since 1970."""
     return int(request_id[:8], 16)

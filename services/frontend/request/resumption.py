@@ -1,7 +1,8 @@
-"""A stream that broke, as far as its client has it. Any frontend goes on from there.
+"""The resumption of a broken stream: what its client has received. Any frontend can go on from
+there.
 
-The tokens say all: how an answer goes on, and whether it has ended, follows from them, the seed and
-the rest of the request. So nothing is kept for a client that may come back.
+The tokens are enough: how an answer goes on, and whether it has ended, follows from them, the seed
+and the rest of the request. So nothing is kept for a client that may come back.
 """
 
 from collections.abc import Collection
@@ -18,7 +19,8 @@ TOKENS_FIELD = "resumption.token_ids"
 
 @dataclass(frozen=True, slots=True)
 class AnswerSoFar:
-    """The part of an answer that a client has: its tokens, and whether it has its last piece."""
+    """The part of an answer that a client has: its tokens, and whether it has received the last
+    piece."""
 
     token_ids: tuple[int, ...]
     is_finished: bool = False
@@ -26,11 +28,11 @@ class AnswerSoFar:
     def ending(
         self, *, max_new_tokens: int, stop_token_ids: Collection[int]
     ) -> FinishReason | None:
-        """Returns why the answer ends with the last of these tokens, stop strings apart; None if it
-        goes on.
+        """Returns the reason why the answer ends with the last of these tokens, apart from stop
+        strings; None if it goes on.
 
         Raises:
-            InvalidRequest: it would have ended before.
+            InvalidRequest: the answer would have ended before the last of them.
         """
         n_tokens = len(self.token_ids)
         if n_tokens > max_new_tokens:
@@ -41,14 +43,14 @@ class AnswerSoFar:
             raise errors.InvalidRequest(TOKENS_FIELD, "has tokens after one that ends the answer")
         if self.token_ids and self.token_ids[-1] in stop_token_ids:
             return FinishReason.STOP
-        if not max_new_tokens:  # an answer without tokens begins anew unless it is there whole
+        if not max_new_tokens:  # an answer of no tokens begins anew unless the client has all of it
             return FinishReason.LENGTH if self.is_finished else None
         return FinishReason.LENGTH if n_tokens == max_new_tokens else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """The part of a stream that a client has, its answers by their index."""
+    """The part of a stream that a client has, with its answers by their index."""
 
     request_id: str
     seed: int
@@ -56,14 +58,14 @@ class Resumption:
 
     @property
     def n_tokens(self) -> int:
-        """The number of tokens that the client has, over all answers."""
+        """Number of tokens of all answers that the client has."""
         return sum(len(answer.token_ids) for answer in self.answers)
 
     def check(self, *, n_answers: int) -> None:
         """Checks everything that doesn't depend on the model.
 
         Raises:
-            InvalidRequest: it cannot be of a request for so many answers.
+            InvalidRequest: the resumption cannot belong to a request for `n_answers` answers.
         """
         if not is_request_id(self.request_id):
             raise errors.InvalidRequest(

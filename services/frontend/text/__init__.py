@@ -1,2 +1,2 @@
-"""Text and tokens: the checkpoint's tokenizer and chat template, stop strings, and what there is of
-calls and reasoning in the text that a model writes, by family."""
+"""Text and tokens: the tokenizer and the chat template of the checkpoint, stop strings, and the
+formats in which families of models write tool calls and reasoning."""

@@ -1,8 +1,8 @@
-"""Text that is still arriving, read from its front in one go.
+"""Text that is still arriving, read from its front in one pass.
 
-A reader is a generator of steps: it yields when it needs more text, and goes on where it was when
-more has come. So what it reads depends on the text alone, never on how that was cut. Each character
-is looked at a fixed number of times.
+A reader is a generator of steps: it yields when it needs more text, and continues where it was when
+more has come. So what it reads depends on the text alone, never on how the text was cut. Each
+character is looked at a fixed number of times.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 Steps = Generator[None, None, Result]
-"""Steps of reading; it yields where more text is needed, and returns its result."""
+"""Steps of reading: a generator that yields where more text is needed, and returns its result."""
 
 SPACES = re.compile(r"[ \t\r\n]+")
 NEWLINES = re.compile(r"\n+")
@@ -22,7 +22,7 @@ _OUTSIDE = re.compile(r'[^"{}\[\]]+|["{}\[\]]')
 
 
 class ArrivingText:
-    """A text of which only the first part may be there."""
+    """A text of which the rest may still arrive."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -36,11 +36,12 @@ class ArrivingText:
         self._at = 0
 
     def end(self) -> None:
-        """Notes that no more comes."""
+        """Notes that no more text comes."""
         self._is_over = True
 
     def take(self, n_characters: int) -> str:
-        """Returns the next characters, which must be there, and moves on."""
+        """Returns the next `n_characters` characters, which must have arrived, and moves past
+        them."""
         text = self._text[self._at : self._at + n_characters]
         self._at += n_characters
         if self._kept is not None:
@@ -48,32 +49,32 @@ class ArrivingText:
         return text
 
     def take_rest(self) -> str:
-        """Returns all that is there, and moves on."""
+        """Returns all text that has arrived and is not read, and moves past it."""
         return self.take(len(self._text) - self._at)
 
     def keep(self) -> None:
-        """Keeps what is taken from here on, until it is asked for."""
+        """Keeps the text that is taken from now on, for `kept`."""
         self._kept = []
 
     def kept(self) -> str:
-        """Returns what was taken since `keep`, and keeps no more."""
+        """Returns the text that was taken since `keep`, and stops keeping."""
         text = "".join(self._kept or ())
         self._kept = None
         return text
 
     @property
     def is_read(self) -> bool:
-        """Whether the text is over and all of it was taken."""
+        """Whether the text has ended and all of it was taken."""
         return self._is_over and self._at == len(self._text)
 
     def peek(self) -> Steps[str]:
-        """Returns the next character; nothing at the text's end."""
+        """Returns the next character; an empty text at the end."""
         while self._at == len(self._text) and not self._is_over:
             yield
         return self._text[self._at : self._at + 1]
 
     def begins_with(self, start: str) -> Steps[bool]:
-        """Returns whether the text goes on so."""
+        """Returns whether the text continues with `start`."""
         while True:
             unread = self._text[self._at : self._at + len(start)]
             if unread == start:
@@ -83,15 +84,15 @@ class ArrivingText:
             yield
 
     def skip(self, marker: str) -> Steps[None]:
-        """Takes a marker if it is next, or as much of it as there is before the text's end."""
+        """Takes a marker if it is next, or the part of it with which the text ends."""
         if (yield from self.begins_with(marker)):
             self.take(len(marker))
         elif marker.startswith(self._text[self._at :]):
             self.take_rest()
 
     def run(self, characters: re.Pattern[str]) -> Steps[str]:
-        """Takes as many characters as match a pattern, which says of each alone whether it
-        does."""
+        """Takes as many characters as match a pattern, which must match each character on its
+        own."""
         pieces = []
         while (yield from self.peek()):
             match = characters.match(self._text, self._at)
@@ -108,8 +109,9 @@ class ArrivingText:
         pass_on: Callable[[str], None],
         pass_on_cut: Callable[[str], None] | None = None,
     ) -> Steps[bool]:
-        """Passes text on until a marker is next; returns False if the text ends without it. If it
-        ends in a marker's beginning, that may be passed on to somewhere else."""
+        """Passes text on until a marker is next; returns False if the text ends without one. The
+        beginning of a marker at the end of the text is passed to `pass_on_cut`, if that is
+        given."""
         while True:
             found = self._text.find(marker, self._at)
             if found >= 0:
@@ -123,17 +125,17 @@ class ArrivingText:
             yield
 
     def rest(self, pass_on: Callable[[str], None]) -> Steps[None]:
-        """Passes all text on."""
+        """Passes all text on, up to its end."""
         while (yield from self.peek()):
             pass_on(self.take_rest())
 
     def json_value(self, pass_on: Callable[[str], None]) -> Steps[bool]:
         """Passes a JSON object, list or string on as it comes; returns False if the text ends
-        before it. Only brackets and strings are looked at."""
+        inside it. Only brackets and strings are looked at."""
         depth, is_in_string = 0, False
         while (yield from self.peek()):
             match = (_IN_STRING if is_in_string else _OUTSIDE).match(self._text, self._at)
-            if match is None:  # a backslash, the last character there
+            if match is None:  # the last character that has arrived is a backslash
                 if self._is_over:
                     break
                 yield
@@ -151,6 +153,7 @@ class ArrivingText:
 
 
 def _n_begun(text: str, marker: str, n_unread: int) -> int:
-    """Returns how many characters at the text's end begin the marker."""
+    """Returns the number of characters at the end of the text that are the beginning of the
+    marker."""
     most = min(len(marker) - 1, n_unread)
     return next((n for n in range(most, 0, -1) if text.endswith(marker[:n])), 0)

@@ -1,8 +1,8 @@
-"""A conversation as one text, written with the template that the checkpoint brings along.
+"""Turns a conversation into one text by the template of the checkpoint.
 
-Templates are Jinja programs made for the `transformers` library; what they may call there they
-find here. They run in a sandbox that limits their time and their output, and see the conversation
-as plain dictionaries.
+Templates are Jinja programs made for the `transformers` library, and find here the functions that
+they may call there. They run in a sandbox that limits their time and their output, and see the
+conversation as plain dictionaries.
 """
 
 import datetime
@@ -33,17 +33,18 @@ TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""The errors that a template can raise when it is read or rendered. Its own expressions raise such
-errors too, `1 + ''` for example: it suits other messages."""
+"""Errors that a template can raise when it is compiled or rendered. Expressions of a template raise
+such errors too, for example `1 + ''`: then the template suits other messages."""
 
 MAX_CONFIG_BYTES = 16 << 20
-"""Bytes of a `tokenizer_config.json` at most: some list a hundred thousand added tokens."""
+"""Largest size of a `tokenizer_config.json` in bytes: some list a hundred thousand added tokens."""
 
 GGUF_TEMPLATE = "tokenizer.chat_template"
-"""The key of a GGUF file that has its template; behind a dot there may be names of others."""
+"""Key of a GGUF file that has its template. With a dot and a name after it, the key has another
+template."""
 
 MAX_TEMPLATE_BYTES = 1 << 20
-"""Bytes of a `chat_template.jinja` at most; long ones have a fiftieth."""
+"""Largest size of a `chat_template.jinja` in bytes; long ones take a fiftieth."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -58,7 +59,8 @@ class ChatTemplate:
         special_tokens: Mapping[str, str] | None = None,
         tool_source: str | None = None,
     ) -> None:
-        """`tool_source` is a template of its own for conversations with tools, if there is one."""
+        """`tool_source` is a separate template for conversations with tools, if the checkpoint has
+        one."""
         environment = MeteredEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationBlock]
         )
@@ -74,10 +76,10 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self | None:
-        """Returns the template of a checkpoint; None if it has none.
+        """Returns the template in a checkpoint's directory; None if there is none.
 
         Raises:
-            ValueError: the template is broken, or the configuration that may hold it.
+            ValueError: the template is broken, or the configuration that may contain it.
         """
         try:
             config = _read_config(directory / "tokenizer_config.json")
@@ -95,7 +97,7 @@ class ChatTemplate:
                 tool_source=sources.get("tool_use"),
             )
         except (*TEMPLATE_ERRORS, RecursionError, SyntaxError) as error:
-            # Jinja compiles to Python, which gives up on too many loops or brackets in each other.
+            # Python, to which Jinja compiles, refuses loops or brackets that nest too deeply.
             explanation = " ".join(str(error).split())  # Jinja's have several lines
             raise ValueError(
                 f"the chat template or tokenizer_config.json in {directory} is broken: "
@@ -104,11 +106,12 @@ class ChatTemplate:
 
     @classmethod
     def from_model(cls, model: Path) -> Self | None:
-        """Returns the template of a directory or of a GGUF file; None if it has none.
+        """Returns the template of a checkpoint's directory or of a GGUF file; None if there is
+        none.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the template is broken, or what may hold it.
+            ValueError: the template is broken, or the file that may contain it.
         """
         if not is_gguf(model):
             return cls.from_directory(model)
@@ -126,13 +129,14 @@ class ChatTemplate:
             raise ValueError(f"{model}: {GGUF_TEMPLATE} is broken: {explanation}") from error
 
     def render(self, conversation: Conversation, *, limit_s: float, max_characters: int) -> str:
-        """Returns the conversation's text, up to where the assistant's turn begins, or goes on.
+        """Returns the text of a conversation, up to where the assistant's turn begins or, with
+        `continues_last`, goes on.
 
         Raises:
-            TooMuch: it would have more characters than that, or TooSlow: it took more than so many
-            seconds of the processor.
-            InvalidRequest: the template refuses the conversation, or does not show the content that
-            goes on.
+            TooMuch: the text would have more than `max_characters`; or, as TooSlow, it took more
+            than `limit_s` seconds of processor time.
+            InvalidRequest: the template refuses the conversation, or leaves out the content that
+            should go on.
         """
         tag = _new_tag() if conversation.continues_last else ""
         meter = Meter(limit_s=limit_s, max_characters=max_characters)
@@ -149,7 +153,7 @@ class ChatTemplate:
         try:
             with metered(meter):
                 text = _joined(template.generate(variables), meter)
-            text.encode()  # a template can make halves of characters, of which there are no tokens
+            text.encode()  # raises for halves of characters, which have no tokens
         except TooMuch:
             raise
         except TEMPLATE_ERRORS as error:
@@ -159,14 +163,14 @@ class ChatTemplate:
         return _cut(text, tag) if tag else text
 
     def _turns(self, conversation: Conversation, tag: str) -> list[dict[str, Any]]:
-        """Returns the turns, with a tag behind what the last one says, if it says anything."""
+        """Returns the turns; the content of the last one ends with a tag, unless it is blank."""
         turns = [self._turn(message) for message in conversation.messages]
         if tag and turns[-1]["content"].strip():
             turns[-1]["content"] += tag
         return turns
 
     def _turn(self, message: ChatMessage) -> dict[str, Any]:
-        """Returns a turn as templates want it: what was not given is left out."""
+        """Returns a turn in the form that templates expect: missing fields are left out."""
         role = message.role
         if role == "developer" and not self._knows_developers:
             role = "system"
@@ -183,13 +187,14 @@ class ChatTemplate:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Returns a call as templates want it, its arguments as an object if they are one."""
+    """Returns a call in the form that templates expect, with its arguments as an object if they are
+    one."""
     function = {"name": call.name, "arguments": _read(call.arguments, call.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    """Returns a tool as OpenAI's clients write it."""
+    """Returns a tool in the form that OpenAI's clients write."""
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
     if tool.parameters:
         function["parameters"] = _read(tool.parameters, {})
@@ -197,7 +202,7 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 
 def _read(text: str, otherwise: object) -> object:
-    """Returns the JSON object in a text, or something else if there is none."""
+    """Returns the JSON object in a text, or `otherwise` if there is none."""
     try:
         value = pydantic_core.from_json(text.encode())
     except ValueError:
@@ -206,17 +211,17 @@ def _read(text: str, otherwise: object) -> object:
 
 
 def _new_tag() -> str:
-    """Returns a text that nobody else writes: digits, which templates leave as they are, and a
-    space, by which it is seen whether they strip contents."""
+    """Returns a random text: digits, which templates leave as they are, and a space, which shows
+    whether they strip contents."""
     return f"{secrets.randbelow(10**18):018} "
 
 
 def _cut(text: str, tag: str) -> str:
-    """Returns the text before the tag, without white space at its end if the template has stripped
-    that behind the tag.
+    """Returns the text before the tag; without white space at its end, if the template has stripped
+    that of the tag.
 
     Raises:
-        InvalidRequest: the text does not have the tag.
+        InvalidRequest: the text does not contain the tag.
     """
     at = text.rfind(tag.rstrip())
     if at < 0:
@@ -238,7 +243,7 @@ def _joined(pieces: Iterable[str], meter: Meter) -> str:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks the assistant's words for training; here it means nothing."""
+    """`{% generation %}` marks what the assistant writes, for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - declared so by the base class
 
@@ -254,15 +259,15 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _named_templates(template: object) -> dict[str, str]:
-    """Returns templates by their names, of which "default" is that of a single one."""
+    """Returns templates by their names; a single one is named "default"."""
     if isinstance(template, list):
         return {named["name"]: str(named["template"]) for named in template}
     return {"default": template} if isinstance(template, str) else {}
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of special tokens; a configuration holds them as strings or as `{"content":
-    ...}`."""
+    """Returns the texts of special tokens, which a configuration holds as strings or as
+    `{"content": ...}`."""
     tokens = {name: config.get(name) for name in SPECIAL_TOKENS}
     return {
         name: token["content"] if isinstance(token, dict) else str(token)
@@ -278,7 +283,8 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns JSON as templates expect it: Jinja's own filter would escape HTML."""
+    """Returns JSON in the form that templates expect: the filter of Jinja itself would escape
+    HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,7 +1,7 @@
-"""Checks whether a grammar can be followed, by compiling it as the ranks will.
+"""Checks whether a grammar can be followed, by compiling it as the workers will.
 
-Another process compiles (`grammar_process`), for one grammar at a time; what waits for it has a
-limit. The verdict is kept, the compiled grammar is not.
+Another process compiles (`grammar_process`), one grammar at a time; the number of grammars that
+wait is limited. The verdict is kept, the compiled grammar is not.
 """
 
 import hashlib
@@ -13,27 +13,24 @@ from pathlib import Path
 from services.common import errors
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.output_format import MAX_MESSAGE_LENGTH
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusals
 from services.frontend.text.grammar_process import CannotFollow, GrammarProcess, NoAnswer
-from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, Lane
+from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, TextLane
 from services.grammar.checker import CheckedModel
 
 log = logging.getLogger(__name__)
 
 MAX_VERDICTS = 1024
-"""Grammars whose verdicts are kept."""
+"""Number of grammars whose verdicts are kept."""
 
 MAX_WAITING = 64
-"""Grammars that wait for the process at most. Each takes a tenth of a second of a processor at most
-(`checker.COMPILE_S`), and most take 5 ms."""
+"""Largest number of grammars that wait for the process. Each takes at most a tenth of a second of
+processor time (`checker.COMPILE_S`), and most take 5 ms."""
 
 COPIES = 4
-"""Bytes of memory for each character of a grammar while it is checked; compiling it has room of its
-own."""
-
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client may try again whose grammar could not be checked."""
+"""Bytes of memory for each character of a grammar while it is checked. The memory for compiling it
+is counted elsewhere, in `settings.GRAMMARS_BYTES`."""
 
 _NONE_CAN = (
     "the model that is served can follow no format: it has no token to end an output with, or no "
@@ -42,23 +39,26 @@ _NONE_CAN = (
 
 
 class GrammarCheck:
-    """The verdicts about grammars for the model that is served."""
+    """The verdicts about grammars for the served model."""
 
     def __init__(self, tokenizer_file: Path | None, refusals: Refusals) -> None:
-        """Without `tokenizer_file`, the model's `tokenizer.json`, no grammar can be followed."""
+        """`tokenizer_file` is the `tokenizer.json` of the model. Without it no grammar can be
+        followed."""
         self._tokenizer_file = tokenizer_file
-        self._lane = Lane("grammars", refusals)
-        self._model: Pipeline | None = None
+        self._lane = TextLane("grammars", refusals)
+        self._model: ServedPipeline | None = None
         self._process: GrammarProcess | None = None
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # why not, or nothing
+        self._verdicts: OrderedDict[bytes, str] = (
+            OrderedDict()
+        )  # the reason against a grammar; empty for none
 
-    async def check(self, field: str, grammar: str, pipeline: Pipeline, share: Share) -> None:
-        """Returns if the grammar, which came in `field`, can be followed. The memory that it takes
-        to find out is added to the call's share meanwhile.
+    async def check(self, field: str, grammar: str, pipeline: ServedPipeline, share: Share) -> None:
+        """Returns if a grammar, which came in `field`, can be followed. The memory for the check is
+        added to the share of the call meanwhile.
 
         Raises:
-            InvalidRequest: it cannot; the message says where.
-            PoolFull: there are too many grammars at once, or this one could not be checked.
+            InvalidRequest: the grammar cannot be followed; the message says where.
+            PoolFull: too many grammars wait, or this one could not be checked.
         """
         if not pipeline.can_follow_grammars or self._tokenizer_file is None:
             raise errors.InvalidRequest(field, _NONE_CAN)
@@ -84,8 +84,9 @@ class GrammarCheck:
         if len(self._verdicts) > MAX_VERDICTS:
             self._verdicts.popitem(last=False)
 
-    def _verdict(self, grammar: str, pipeline: Pipeline, tokenizer_file: Path) -> str:
-        """Returns why a grammar cannot be followed, or nothing; in the lane's thread."""
+    def _verdict(self, grammar: str, pipeline: ServedPipeline, tokenizer_file: Path) -> str:
+        """Returns the reason why a grammar cannot be followed; empty if it can. It runs in the
+        thread of the lane."""
         process = self._of(pipeline, tokenizer_file)
         try:
             reason = process.reason_against(grammar)
@@ -94,13 +95,11 @@ class GrammarCheck:
             return _NONE_CAN
         except NoAnswer as error:
             log.warning("a grammar could not be checked: %s", error)
-            raise errors.PoolFull(
-                "the format could not be checked; try again", retry_after_s=RETRY_AFTER_S
-            ) from error
+            raise errors.PoolFull("the format could not be checked; try again") from error
         return "" if reason is None else f"cannot be followed: {reason}"[:MAX_MESSAGE_LENGTH]
 
-    def _of(self, pipeline: Pipeline, tokenizer_file: Path) -> GrammarProcess:
-        """Returns the process for a model; that for another one ends."""
+    def _of(self, pipeline: ServedPipeline, tokenizer_file: Path) -> GrammarProcess:
+        """Returns the process for a model; the process for another model is ended."""
         model = CheckedModel(
             tokenizer_file=str(tokenizer_file.absolute()),
             vocab_size=pipeline.vocab_size,

@@ -1,7 +1,7 @@
-"""The process beside a frontend that compiles clients' grammars to check them.
+"""The process beside a frontend that compiles the grammars of clients to check them.
 
-It is `services.grammar.checker`, started with the first grammar and anew when it has died or does
-not answer. It has the model's vocabulary in memory; the frontend has not.
+It runs `services.grammar.checker`. It is started with the first grammar, and again when it has died
+or does not answer. It has the vocabulary of the model in memory, so that the frontend need not.
 """
 
 import json
@@ -14,37 +14,37 @@ import weakref
 from services.grammar.checker import CheckedModel
 
 START_LIMIT_S = 30.0
-"""Seconds in which the process must have read the tokenizer: 0.3 s where nothing else runs."""
+"""Seconds that the process has to read the tokenizer; it takes 0.3 s on an idle machine."""
 
 CHECK_LIMIT_S = 10.0
-"""Seconds in which it must answer about a grammar; the processor time that this takes has a limit
+"""Seconds that the process has to answer about a grammar. Its processor time for that has a limit
 of its own, far below."""
 
 
 class NoAnswer(Exception):
-    """The process has ended, or does not answer in time; the next call starts another one."""
+    """The process has ended, or does not answer in time. The next call starts another one."""
 
 
 class CannotFollow(Exception):
-    """The model's tokenizer cannot be read, or it has no token that ends an output."""
+    """The tokenizer of the model cannot be read, or has no token that ends an output."""
 
 
 class GrammarProcess:
-    """One process for one model; called by one thread at a time."""
+    """The process for one model. One thread at a time may call it."""
 
     def __init__(self, model: CheckedModel) -> None:
         self.model = model
-        self._process: _Started | None = None
+        self._process: _StartedProcess | None = None
 
     def reason_against(self, grammar: str) -> str | None:
-        """Returns why a grammar cannot be followed, None if it can.
+        """Returns the reason why a grammar cannot be followed; None if it can.
 
         Raises:
-            CannotFollow: the model can follow none.
-            NoAnswer: it could not be found out.
+            CannotFollow: the model can follow no grammar.
+            NoAnswer: the process gave no answer.
         """
         if self._process is None:
-            self._process = _Started(self.model)
+            self._process = _StartedProcess(self.model)
         try:
             return self._process.ask(json.dumps(grammar), limit_s=CHECK_LIMIT_S)
         except NoAnswer:
@@ -58,7 +58,7 @@ class GrammarProcess:
             self._process = None
 
 
-class _Started:
+class _StartedProcess:
     """A process that has been started, and the connection to it."""
 
     def __init__(self, model: CheckedModel) -> None:
@@ -76,7 +76,8 @@ class _Started:
             raise CannotFollow(reason)
 
     def ask(self, line: str, *, limit_s: float) -> str | None:
-        """Sends a line and returns the answer to it; raises NoAnswer, and is closed then."""
+        """Sends a line and returns the answer to it. If it raises NoAnswer, the process has been
+        ended."""
         ends_at = time.monotonic() + limit_s
         answer = b""
         try:

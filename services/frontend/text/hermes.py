@@ -1,10 +1,10 @@
-"""Calls as Hermes, Qwen, SmolLM and others write them, between content.
+"""Tool calls as Hermes, Qwen, SmolLM and others write them, between pieces of content.
 
     <tool_call>
     {"name": "find", "arguments": {"what": "whales"}}
     </tool_call>
 
-A tag may hold a list of calls, too.
+A tag may also hold a list of calls.
 """
 
 from collections.abc import Sequence
@@ -27,20 +27,20 @@ NEWLINE = "\n"
 
 
 class Hermes:
-    """The format."""
+    """The format of Hermes."""
 
     markers = (BEGIN, END)
     id_prefix, id_length = "call_", 24
     has_bare_calls = False
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a reader for an answer."""
+        """Returns a new reader for an answer."""
         return HermesReader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of calls, or of text with calls in it if that `is_free`."""
+        """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
         rules = one_of(tools, call_object("arguments"))
         if is_free:
             answer = markers.after_text(BEGIN, "body", is_single=is_single)
@@ -51,7 +51,7 @@ class Hermes:
 
 
 class HermesReader(ToolCallReader):
-    """Reads an answer."""
+    """Reads an answer in the format of Hermes."""
 
     def _read(self) -> Steps[None]:
         text = self._text

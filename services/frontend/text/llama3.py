@@ -1,9 +1,9 @@
-"""Calls as Llama 3 writes them, instead of content.
+"""Tool calls as Llama 3 writes them, instead of content.
 
     {"name": "find", "parameters": {"what": "whales"}}; {"name": "dive", "parameters": {}}
 
-`<|python_tag|>` may come before. Without it, only an answer that begins with the name of a tool
-that there is holds calls: other JSON is content.
+`<|python_tag|>` may come before them. Without it, an answer holds calls only if it begins with the
+name of an existing tool: other JSON is content.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,20 +17,21 @@ TAG = "<|python_tag|>"
 
 
 class Llama3:
-    """The format."""
+    """The format of Llama 3."""
 
     markers = (TAG,)
     id_prefix, id_length = "call_", 24
     has_bare_calls = True
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a reader for an answer."""
+        """Returns a new reader for an answer."""
         return Llama3Reader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of calls, or of calls or other text if that `is_free`."""
+        """Returns the rule `answer` of a grammar: calls, or either calls or other text if
+        `is_free`."""
         calls = repeated("call", "; ", is_single=is_single)
         rules = one_of(tools, call_object("parameters"))
         if not is_free:
@@ -40,7 +41,7 @@ class Llama3:
 
 
 class Llama3Reader(ToolCallReader):
-    """Reads an answer."""
+    """Reads an answer in the format of Llama 3."""
 
     def _read(self) -> Steps[None]:
         text = self._text
@@ -57,6 +58,7 @@ class Llama3Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_all(self, is_call: Callable[[str], object]) -> Steps[None]:
-        """Reads calls; what else was taken is kept."""
+        """Reads calls. If the text turns out to be something else, the text taken so far stays
+        kept."""
         if (yield from self._read_calls(is_call)):
             self._text.kept()

@@ -1,9 +1,10 @@
-"""How much of a text one token can stand for, read from the tokenizer's own description.
+"""The largest number of characters that one token can stand for, read from the description of the
+tokenizer.
 
-From it follows a number of tokens that a text has at least, before it is made into tokens. Much can
-make a text shorter on its way: normalisers that strip, pre-tokenizers that drop spaces, a token
-that stands for anything unknown. So only parts that are known not to do so are trusted. For all
-others there is no such number, and nothing follows.
+It gives a lower bound of the number of tokens of a text, before the text is tokenized. A tokenizer
+can make a text shorter on the way: by normalizers that strip, by pre-tokenizers that drop spaces,
+by a token that stands for anything unknown. So only parts that are known not to do so are trusted.
+For all other tokenizers there is no bound.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import Any
 import tokenizers
 
 COMPOSED_CHARACTERS = 4
-"""Characters that Unicode's composed forms (NFC, NFKC) make into one, at most."""
+"""Largest number of characters that Unicode's composed forms (NFC, NFKC) make into one."""
 
 N_BYTES = 256
 
@@ -21,8 +22,8 @@ Part = Mapping[str, Any]
 
 
 def longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
-    """Returns the characters of a client's text that one token stands for at most; None where
-    nothing can be said."""
+    """Returns the largest number of characters of a text that one token stands for; None if no
+    bound is known."""
     parts: Part = json.loads(tokenizer.to_str())
     shrinking = _shrinking(parts["normalizer"])
     spans = [token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]]
@@ -35,7 +36,8 @@ def longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
 
 
 def _shrinking(normalizer: Part | None) -> int | None:
-    """Returns the characters that become one, at most; None if that is not known."""
+    """Returns the largest number of characters that a normalizer makes into one; None if that is
+    not known."""
     factor = 1
     for part in _flat(normalizer, "normalizers"):
         match part:
@@ -52,7 +54,7 @@ def _shrinking(normalizer: Part | None) -> int | None:
 
 
 def _keeps_all(pre_tokenizer: Part | None) -> bool:
-    """Returns whether every character of a text comes through."""
+    """Returns whether a pre-tokenizer keeps every character of a text."""
     for part in _flat(pre_tokenizer, "pretokenizers"):
         match part:
             case {"type": "ByteLevel" | "Metaspace" | "Digits"}:
@@ -65,7 +67,7 @@ def _keeps_all(pre_tokenizer: Part | None) -> bool:
 
 
 def _spells_all(parts: Part, vocabulary: Mapping[str, int]) -> bool:
-    """Returns whether no character is dropped, and none joins another, for being unknown."""
+    """Returns whether the model drops no unknown character, and joins none with another."""
     model = parts["model"]
     if model["type"] != "BPE":
         return False
@@ -85,7 +87,7 @@ def _has_byte_level(part: Part | None, key: str) -> bool:
 
 
 def _flat(part: Part | None, key: str) -> list[Part]:
-    """Returns the parts of a sequence of parts, or of sequences of them."""
+    """Returns the parts of a sequence of parts, including those of nested sequences."""
     if part is None:
         return []
     if part["type"] == "Sequence":

@@ -1,10 +1,10 @@
-"""The format in which the model that is served writes messages, and what follows for an answer: how
-its text is read, and which grammar makes it call tools, or follow a client's grammar after it has
-thought.
+"""The format in which the served model writes messages, and what follows from it: how an answer is
+read, and the grammar that makes the model call tools, or follow a client's grammar after its
+reasoning.
 
-Operators name the format, or it is found in the chat template and the special tokens of the
-checkpoint. Tags of Hermes stand for unknown ones: a reader that meets none reads plain content, and
-where a tool must be called, the grammar sees to it.
+Operators name the format, or it is found from the chat template and the special tokens of the
+checkpoint. If the format is unknown, the tags of Hermes are assumed: a reader that meets none of
+them reads plain content, and where a tool must be called, the grammar makes the model write them.
 """
 
 import hashlib
@@ -33,16 +33,18 @@ ToolParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
 ReasoningParser = Literal["auto", "none", "think"]
 
 TAIL_TOKENS = 8
-"""Tokens at a prompt's end that may open the reasoning."""
+"""Number of tokens at the end of a prompt in which the tag that opens the reasoning is looked
+for."""
 
 TAGS = reasoning.BEGIN, reasoning.END
 
 MAX_BLAMED = 16
-"""Tools that are looked at one by one, where their grammar cannot be followed."""
+"""Largest number of tools whose schemas are checked one by one, when the grammar of all cannot be
+followed."""
 
 
-class Family(Protocol):
-    """The format of the calls of a family of models."""
+class ToolCallFormat(Protocol):
+    """The format in which a family of models writes tool calls."""
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -50,50 +52,55 @@ class Family(Protocol):
 
     @property
     def id_prefix(self) -> str:
-        """How the id of a call begins."""
+        """Beginning of the id of a call."""
 
     @property
     def id_length(self) -> int:
-        """Hexadecimal digits of the id after that."""
+        """Number of hexadecimal digits in the id after the prefix."""
 
     @property
     def has_bare_calls(self) -> bool:
-        """Whether calls are JSON that nothing marks."""
+        """Whether calls are JSON without any mark."""
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a reader for an answer."""
+        """Returns a new reader for an answer."""
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer`, and those that it needs but for arguments and `TEXT`."""
+        """Returns the rule `answer` of a grammar, with the rules that it needs except `TEXT` and
+        those of arguments."""
 
 
-FAMILIES: Mapping[str, Family] = {"hermes": Hermes(), "llama3": Llama3(), "mistral": Mistral()}
+FAMILIES: Mapping[str, ToolCallFormat] = {
+    "hermes": Hermes(),
+    "llama3": Llama3(),
+    "mistral": Mistral(),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """How the answers to one prompt are written, and read."""
+    """How the answers to one prompt are written and read."""
 
-    family: Family | None = None
+    family: ToolCallFormat | None = None
     tool_names: frozenset[str] = frozenset()
     is_single: bool = False
     must_call: bool = False
     is_exclusive: bool = False
-    """Whether an answer is either calls or what a client's grammar makes."""
+    """Whether an answer consists either of calls or of a text of the client's grammar."""
     thinks: bool = False
     is_thinking: bool = False
     """Whether the prompt ends inside the reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that readers need to see, with their texts."""
+    """Special tokens that readers must see, with their texts."""
     grammar: str = ""
-    """The grammar that answers follow, instead of the client's."""
+    """Grammar that answers follow in place of the client's; empty for none."""
     grammar_field: str = ""
-    """The field that asks for it."""
+    """Field of the request that is the reason for the grammar."""
 
     def reader(self, request_id: str, index: int) -> MessageReader:
-        """Returns a new reader of the request's answer with that index."""
+        """Returns a new reader of the answer with that index to a request."""
         reader: MessageReader = PlainReader()
         if self.family is not None:
             new_id = partial(_call_id, self.family, f"{request_id}-{index}")
@@ -116,7 +123,7 @@ _OBJECT = {"type": "object"}
 
 
 class MessageFormat:
-    """The format of the checkpoint's messages."""
+    """The format of the messages of a checkpoint."""
 
     def __init__(
         self,
@@ -126,10 +133,10 @@ class MessageFormat:
         tool_parser: ToolParser = "auto",
         reasoning_parser: ReasoningParser = "auto",
     ) -> None:
-        """`template` is the text of the chat template."""
+        """`template` is the source of the chat template."""
         self._tokenizer = tokenizer
         self.tools = _family_of(tokenizer, template) if tool_parser == "auto" else tool_parser
-        """The format of calls of tools: a family's, or `none`."""
+        """Format of tool calls: the name of a family, or `none`."""
         self._family = FAMILIES.get(self.tools)
         self.thinks = reasoning_parser == "think"
         """Whether answers may begin with reasoning."""
@@ -146,13 +153,13 @@ class MessageFormat:
         asked: str = "",
         asked_field: str = "format",
     ) -> AnswerFormat:
-        """Returns the format of answers to a conversation that is written in these tokens. Where
-        the client has `asked` for a grammar, in `asked_field`, answers call tools or follow it,
-        after the reasoning.
+        """Returns the format of the answers to a conversation whose text has these tokens. `asked`
+        is the grammar that the client asks for in `asked_field`: answers then call tools or follow
+        it, after the reasoning.
 
         Raises:
-            InvalidRequest: a tool must be called that cannot be, or calls could not be told from
-            what the client asks for.
+            InvalidRequest: a tool must be called that cannot be called, or calls could not be
+            distinguished from the output that the client asks for.
         """
         choice = conversation.tool_choice
         must_call = choice.mode in ("required", "named")
@@ -188,9 +195,14 @@ class MessageFormat:
         return tail.rstrip().endswith(reasoning.BEGIN)
 
     def _grammar(
-        self, family: Family | None, conversation: Conversation, *, is_thinking: bool, asked: str
+        self,
+        family: ToolCallFormat | None,
+        conversation: Conversation,
+        *,
+        is_thinking: bool,
+        asked: str,
     ) -> str:
-        """Returns the grammar of answers that call tools, or follow what is `asked` for, after
+        """Returns the grammar of answers that call tools, or follow the grammar `asked`, after the
         reasoning."""
         markers = Markers(self._special)
         rules = (
@@ -205,10 +217,12 @@ class MessageFormat:
         lark = "\n".join([start, reply, rules, TEXT])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
 
-    def _call_rules(self, family: Family, conversation: Conversation, *, has_other: bool) -> str:
-        """Returns the rule `answer` of calls, or of text with calls in it where the model may call
-        or not, unless it `has_other` than calls. In both these cases only strict tools keep their
-        schemas."""
+    def _call_rules(
+        self, family: ToolCallFormat, conversation: Conversation, *, has_other: bool
+    ) -> str:
+        """Returns the rule `answer` of a grammar: calls; or text with calls in it, if the model is
+        free to call and the client asks for no other grammar (`has_other`). Where the model is free
+        to call, only strict tools keep their schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         tools = _callable_tools(conversation)
@@ -224,8 +238,8 @@ class MessageFormat:
 
 
 def schema_grammars(conversation: Conversation) -> Iterator[tuple[str, str]]:
-    """Yields the field and the grammar of the arguments that must keep their schemas, of the first
-    few tools."""
+    """Yields, for the first few tools whose arguments must keep their schemas, the field of the
+    schema and its grammar."""
     is_free = conversation.tool_choice.mode == "auto"
     kept = [one for one in _callable_tools(conversation) if one[1].is_strict or not is_free]
     for number, tool in kept[:MAX_BLAMED]:
@@ -233,7 +247,7 @@ def schema_grammars(conversation: Conversation) -> Iterator[tuple[str, str]]:
 
 
 def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
-    """Returns the tools that may be called, with their places."""
+    """Returns the tools that may be called, with their indices."""
     choice = conversation.tool_choice
     return [
         (number, tool)
@@ -252,14 +266,14 @@ def _family_of(tokenizer: Tokenizer, template: str) -> str:
     return "hermes"
 
 
-def _call_id(family: Family, answer: str, index: int) -> str:
+def _call_id(family: ToolCallFormat, answer: str, index: int) -> str:
     digest = hashlib.sha256(f"{answer}-{index}".encode()).hexdigest()
     return family.id_prefix + digest[: family.id_length]
 
 
 def _after_thought(markers: Markers, *, is_thinking: bool) -> str:
-    """Returns the rule of a reply after its reasoning, which may be left out unless the prompt has
-    begun it."""
+    """Returns the rule of a reply after its reasoning. The reasoning may be left out unless the
+    prompt has begun it."""
     thought = r"thought /\n*/ reply"
     if not is_thinking:
         thought = f"{markers[reasoning.BEGIN]} {thought} | reply"
@@ -267,9 +281,9 @@ def _after_thought(markers: Markers, *, is_thinking: bool) -> str:
 
 
 def _check_json(grammar: str, field: str) -> None:
-    """Raises InvalidRequest unless a grammar is of JSON that keeps a schema. Bare calls are read in
-    the same pieces as that, but maybe not in those of another grammar. An object that names a tool
-    is a call."""
+    """Raises InvalidRequest unless a grammar is that of JSON that keeps a schema. Calls without a
+    mark are JSON too, and are recognised by the name of a tool; in a text of another grammar they
+    could not be."""
     if not output_format.parts(grammar)[0].get("json_schema"):
         raise errors.InvalidRequest(
             field, "goes together with tools only as JSON, since the model's calls have no mark"
@@ -280,7 +294,7 @@ def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
     """Returns the schema of a tool's arguments.
 
     Raises:
-        InvalidRequest: it is not that of an object, or too long.
+        InvalidRequest: the schema is not that of an object, or too long.
     """
     output_format.check_length(_field(number), len(tool.parameters))
     try:

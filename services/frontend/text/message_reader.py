@@ -1,4 +1,5 @@
-"""The assistant's message in the text that a model writes: its words, its reasoning, its calls.
+"""Reads the assistant's message from the text that a model writes: its content, its reasoning, its
+tool calls.
 
     text, piece by piece → MessageReader → MessageDelta → the shape of a protocol
 
@@ -11,8 +12,8 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolCallDelta:
-    """New characters of a call: the first delta of a call has its id and name."""
+class CallDelta:
+    """New characters of a tool call. The first delta of a call has its id and its name."""
 
     index: int
     id: str = ""
@@ -28,7 +29,7 @@ class Words:
     is_reasoning: bool = False
 
 
-Part = Words | ToolCallDelta
+Part = Words | CallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,19 +45,19 @@ class MessageDelta:
 
     @property
     def content(self) -> str:
-        """New characters of the content, those between two calls included."""
+        """New characters of the content, including those between two calls."""
         return self._words(is_reasoning=False)
 
     @property
-    def tool_calls(self) -> tuple[ToolCallDelta, ...]:
-        """New characters of calls, each call in one delta."""
-        return _joined(part for part in self.parts if isinstance(part, ToolCallDelta))
+    def tool_calls(self) -> tuple[CallDelta, ...]:
+        """New characters of tool calls, with one delta for each call."""
+        return _joined(part for part in self.parts if isinstance(part, CallDelta))
 
     def __bool__(self) -> bool:
         return bool(self.parts)
 
     def __add__(self, later: "MessageDelta") -> "MessageDelta":
-        """Returns what both add to the message, one after the other."""
+        """Returns the additions of this delta and of a later one."""
         return MessageDelta(self.parts + later.parts)
 
     def _words(self, *, is_reasoning: bool) -> str:
@@ -68,11 +69,11 @@ class MessageDelta:
 
 
 class MessageReader(Protocol):
-    """Reads one answer's text as it comes."""
+    """Reads the text of one answer as it comes."""
 
     @property
     def n_tool_calls(self) -> int:
-        """Calls that have begun."""
+        """Number of tool calls that have begun."""
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
@@ -82,7 +83,7 @@ class MessageReader(Protocol):
 
 
 class PlainReader:
-    """Reads text that is nothing but the message's content."""
+    """Reads text that is all content."""
 
     n_tool_calls = 0
 
@@ -95,12 +96,12 @@ class PlainReader:
         return MessageDelta()
 
 
-def _joined(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
-    calls: dict[int, ToolCallDelta] = {}
+def _joined(deltas: Iterable[CallDelta]) -> tuple[CallDelta, ...]:
+    calls: dict[int, CallDelta] = {}
     for delta in deltas:
         before = calls.get(delta.index)
         if before is not None:
-            delta = ToolCallDelta(
+            delta = CallDelta(
                 index=delta.index,
                 id=before.id,
                 name=before.name,

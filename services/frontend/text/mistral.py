@@ -1,10 +1,10 @@
-"""Calls as Mistral's models write them, after content.
+"""Tool calls as Mistral's models write them, after content.
 
     [TOOL_CALLS][{"name": "find", "arguments": {"what": "whales"}}]
     [TOOL_CALLS]find[ARGS]{"what": "whales"}
 
-The first is that of version 3 of its tokenizers, the other of versions 11 and 13, with or without
-`[CALL_ID]` and `[ARGS]`. Its templates want ids of nine letters and digits.
+Version 3 of Mistral's tokenizers writes the first form. Versions 11 and 13 write the second, with
+or without `[CALL_ID]` and `[ARGS]`. Mistral's templates want ids of nine letters and digits.
 """
 
 import re
@@ -28,20 +28,20 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 class Mistral:
-    """The format."""
+    """The format of Mistral."""
 
     markers = (BEGIN, CALL_ID, ARGS)
     id_prefix, id_length = "", 9
     has_bare_calls = False
 
     def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a reader for an answer."""
+        """Returns a new reader for an answer."""
         return MistralReader(rules)
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of calls, or of text and then calls if that `is_free`."""
+        """Returns the rule `answer` of a grammar: calls, or text and then calls if `is_free`."""
         if markers.is_special(ARGS):
             body = one_of(tools, lambda tool: _named_call(tool, markers))
             marked = "call"
@@ -60,7 +60,7 @@ def _named_call(tool: ToolRule, markers: Markers) -> str:
 
 
 class MistralReader(ToolCallReader):
-    """Reads an answer."""
+    """Reads an answer in the format of Mistral."""
 
     def _read(self) -> Steps[None]:
         text = self._text
@@ -77,7 +77,7 @@ class MistralReader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_named(self) -> Steps[bool]:
-        """Reads a call whose name comes before its arguments; returns whether it is one."""
+        """Reads a call whose name comes before its arguments; returns whether there was one."""
         text = self._text
         name = yield from text.run(_NAME)
         yield from text.skip(CALL_ID)

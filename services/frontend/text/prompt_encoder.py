@@ -1,7 +1,8 @@
-"""A prompt, as a client gives it, in tokens.
+"""Turns prompts into tokens.
 
-What is too long is refused as early as it can be known: by its characters, by the tokens that a
-text of so many characters has at least, and at last by its tokens, before numbers are made of them.
+A prompt that is too long is refused as early as that can be known: by its characters, by the number
+of tokens that a text of so many characters has at least, and finally by its tokens, before they
+become Python numbers.
 """
 
 from array import array
@@ -12,7 +13,7 @@ from functools import partial
 from services.common import errors
 from services.frontend.request.conversation import JSON_BYTES, Conversation
 from services.frontend.request.generation_request import Prompt, n_characters, prompt_field
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.chat_template import ChatTemplate
@@ -26,20 +27,22 @@ from services.frontend.text.text_threads import (
 from services.frontend.text.tokenizer import Tokenizer, TooManyTokens
 
 INLINE_TURNS = 32
-"""Turns of the longest conversation that is written down in the event loop."""
+"""Number of turns of the longest conversation that is rendered in the event loop."""
 
 INLINE_RENDER_S = 0.02
-"""Seconds of that; a template that needs more is never run there again."""
+"""Seconds that rendering in the event loop may take. A template that needs more is never run there
+again."""
 
 INLINE_TOKENS = 4096
-"""Tokens of which a text is made in the event loop at most, which takes two milliseconds."""
+"""Largest number of tokens that are turned into text in the event loop, which takes two
+milliseconds."""
 
 TEXT_BYTES = 160
-"""Bytes of memory for each token of which a text is made."""
+"""Bytes of memory for each token while tokens are turned into text."""
 
 TURN_BYTES = 512
-"""Bytes of memory that a turn takes while a conversation is written down. What is written is a few
-times `max_characters` at most, for one conversation in each lane."""
+"""Bytes of memory that a turn takes while a conversation is rendered. The rendered text, a few
+times `max_characters` at most, is there for one conversation in each lane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +50,14 @@ class TextLimits:
     """The limits of the texts of one call."""
 
     max_characters: int = 256 * 2**10
-    """Characters of all texts of a call together, and of a conversation that is written down."""
+    """Largest number of characters of all texts of a call together, and of a rendered
+    conversation."""
     render_limit_s: float = 1.0
-    """Seconds of a processor in which a conversation is written down."""
+    """Seconds of processor time in which a conversation must be rendered."""
 
 
 class PromptEncoder:
-    """Makes tokens of prompts."""
+    """Turns prompts into tokens."""
 
     def __init__(
         self,
@@ -71,12 +75,12 @@ class PromptEncoder:
         self._threads = threads
         self._is_template_slow = False
 
-    def check_length(self, prompts: Sequence[Prompt], limits: Limits | None) -> None:
-        """Checks what can be known of the length of a call's prompts without any work, by the
-        model's limits too if they are known.
+    def check_length(self, prompts: Sequence[Prompt], limits: ModelLimits | None) -> None:
+        """Checks the lengths of a call's prompts as far as that takes no work; against the limits
+        of the model too, if they are known.
 
         Raises:
-            InvalidRequest: they are too long.
+            InvalidRequest: the prompts are too long.
         """
         n_left = self._limits.max_characters
         for prompt in prompts:
@@ -92,19 +96,19 @@ class PromptEncoder:
     async def to_tokens(
         self,
         prompt: Prompt,
-        limits: Limits,
+        limits: ModelLimits,
         share: Share,
         *,
         add_special_tokens: bool | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens of a prompt, which the model can read, and one more after them. What
-        it takes to make them is added to the call's share meanwhile. By default texts get special
-        tokens, and conversations do not.
+        """Returns the tokens of a prompt, which leave room for an answer. The memory for the work
+        is added to the share of the call meanwhile. By default texts get special tokens, and
+        conversations do not.
 
         Raises:
-            InvalidRequest: it is too long, its tokens are not in the vocabulary, or a conversation
-            can't be written down.
-            PoolFull: there are too many texts at once.
+            InvalidRequest: the prompt is too long, its tokens are not in the vocabulary, or a
+            conversation can't be rendered.
+            PoolFull: too many texts wait.
         """
         field = prompt_field(prompt)
         if isinstance(prompt, tuple):
@@ -136,10 +140,10 @@ class PromptEncoder:
         return token_ids
 
     async def to_text(self, token_ids: Sequence[int], share: Share) -> str:
-        """Returns the text of tokens, with special tokens.
+        """Returns the text of tokens, including special tokens.
 
         Raises:
-            PoolFull: there are too many texts at once.
+            PoolFull: too many texts wait.
         """
         n_tokens = len(token_ids)
         work = partial(self._tokenizer.with_special_tokens.to_text, token_ids)
@@ -158,7 +162,7 @@ class PromptEncoder:
         )
 
     def _check_model_length(
-        self, field: str, prompt: str | tuple[int, ...], limits: Limits
+        self, field: str, prompt: str | tuple[int, ...], limits: ModelLimits
     ) -> None:
         is_text = isinstance(prompt, str)
         n_tokens = self._tokenizer.min_tokens(prompt) if isinstance(prompt, str) else len(prompt)

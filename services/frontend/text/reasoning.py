@@ -1,7 +1,7 @@
-"""Reasoning between `<think>` and `</think>`, before the message itself.
+"""Reads reasoning between `<think>` and `</think>`, before the message itself.
 
-Some templates open the tag themselves, so that the answer begins inside it. Reasoning that is never
-closed is all there is of the message.
+Some templates open the tag themselves, so that the answer begins inside it. If the reasoning is
+never closed, the message has nothing else.
 """
 
 from services.frontend.text.arriving_text import NEWLINES, SPACES, ArrivingText, Steps
@@ -14,8 +14,8 @@ class ThinkReader:
     """Reads the reasoning of an answer, and leaves the rest to another reader."""
 
     def __init__(self, rest: MessageReader, *, has_begun: bool, must_call: bool = False) -> None:
-        """`has_begun` says that the answer begins inside the tag. With `must_call` there is nothing
-        after it but calls: the beginning of a tag with which the text ends is no content."""
+        """`has_begun` says that the answer begins inside the tag. With `must_call`, only calls may
+        follow: the beginning of a tag with which the text ends is no content then."""
         self._rest = rest
         self._must_call = must_call
         self._text = ArrivingText()
@@ -25,7 +25,7 @@ class ThinkReader:
 
     @property
     def n_tool_calls(self) -> int:
-        """Calls that have begun."""
+        """Number of tool calls that have begun."""
         return self._rest.n_tool_calls
 
     def feed(self, text: str) -> MessageDelta:

@@ -1,8 +1,7 @@
 """Stop strings: texts that end the output, found while it is still coming.
 
-Each stop string is looked for with its own Knuth-Morris-Pratt automaton, so a character costs the
-same wherever tokens happen to be cut, and what must be held back is just the longest match that is
-under way.
+Each stop string has a Knuth-Morris-Pratt automaton of its own. So a character costs the same
+wherever tokens are cut, and exactly the longest match under way is held back.
 """
 
 import functools
@@ -10,23 +9,24 @@ from collections.abc import Iterable
 
 
 class StopStrings:
-    """Cuts a text before the stop string that is complete first; of several, before the longest.
-    Where stop strings are shown, it cuts behind it."""
+    """Cuts a text before the first stop string that is complete; if several are complete at once,
+    before the longest. With `are_shown`, it cuts after the stop string."""
 
     def __init__(self, stops: Iterable[str], *, are_shown: bool = False) -> None:
         self._are_shown = are_shown
         self._matches = [_Match(stop) for stop in stops]
         self._held = ""
         self.is_empty = not self._matches
-        """Whether there are none, so that all text is delivered as it comes."""
+        """Whether there are no stop strings, so that text is delivered as it comes."""
         self.is_met = False
         self.met = ""
-        """The stop string that was met."""
+        """Stop string that was met; empty if none was."""
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
-        """Takes more text and returns what can be delivered; nothing is fed once a stop is met.
+        """Takes more text and returns the text that can be delivered. Nothing may be fed once a
+        stop string is met.
 
-        A stop string that is complete before the output may end is text like any other.
+        A stop string that is complete while `may_end` is false counts as ordinary text.
         """
         if not self._matches:
             return text
@@ -42,7 +42,8 @@ class StopStrings:
         return self._deliver(len(self._held) - max(m.n_characters for m in self._matches))
 
     def flush(self) -> str:
-        """Returns the text that was held back, once no more is coming; empty if a stop was met."""
+        """Returns the text that was held back, when no more is coming; empty if a stop string was
+        met."""
         return "" if self.is_met else self._held
 
     def _deliver(self, n_characters: int) -> str:
@@ -51,7 +52,7 @@ class StopStrings:
 
 
 class _Match:
-    """The progress of one stop string's match: how much of it the text ends with."""
+    """The match of one stop string: how many of its characters the text ends with."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop
@@ -59,7 +60,7 @@ class _Match:
         self.n_characters = 0
 
     def advance(self, character: str) -> int:
-        """Reads a character; returns the stop string's length if it is complete, else 0."""
+        """Reads a character; returns the length of the stop string if it is complete, else 0."""
         n = self.n_characters
         while n and self._stop[n] != character:
             n = self._borders[n - 1]
@@ -74,7 +75,8 @@ class _Match:
 
 @functools.lru_cache(maxsize=256)
 def _borders(pattern: str) -> tuple[int, ...]:
-    """Returns, for each prefix, the length of its longest proper prefix that is also its suffix."""
+    """Returns, for each prefix of `pattern`, the length of its longest proper prefix that is also
+    its suffix."""
     borders = [0] * len(pattern)
     n = 0
     for end in range(1, len(pattern)):

@@ -1,12 +1,13 @@
-"""Jinja with a limit on what one rendering takes: processor time, and characters.
+"""Jinja with limits on the processor time and the characters of one rendering.
 
-Jinja's sandbox keeps a template from reaching into Python. It does not keep it from looping for
-ever, or from writing a billion spaces. A template is the checkpoint's, but its input is anybody's.
+The sandbox of Jinja keeps a template from reaching into Python. It does not keep it from looping
+for ever, or from writing a billion spaces. The template comes with the checkpoint, but its input
+comes from any client.
 
-Wherever a template can repeat something, in loops, calls and filters, the time is looked at.
-Wherever it can make a long text out of short ones, the length is looked at first. One step between
-two looks handles texts of a bounded length, but how long it takes is not bounded by a clock: a
-template may spend some hundredths of a second in one search or sort.
+The time is checked wherever a template can repeat something: in loops, calls and filters. The
+length is checked beforehand wherever it can make a long text out of short ones. One step between
+two checks handles texts of a bounded length, but its time is not bounded by a clock: a template may
+spend some hundredths of a second in one search or sort.
 """
 
 import re
@@ -25,24 +26,26 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 COPIES = 4
-"""Characters that a template may handle for each that it may write: it builds its text from parts,
-which are counted each time."""
+"""Number of characters that a template may handle for each character that it may write: it builds
+its text from parts, which are counted each time."""
 
 MAX_PRODUCT = 2**26
-"""Characters that a function may write, if it writes one argument for each part of the others."""
+"""Largest number of characters that a function may write, if it writes one argument once for each
+part of the others."""
 
 MAX_NUMBER_BITS = 1024
-"""Bits of the largest number."""
+"""Largest number of bits of a number."""
 
 LAZY_FILTERS = {
     *("attr", "batch", "count", "d", "default", "dictsort", "first", "groupby", "items", "last"),
     *("length", "list", "map", "max", "min", "random", "reject", "rejectattr", "reverse"),
     *("select", "selectattr", "slice", "sort", "unique"),
 }
-"""Filters that do not write their values down; of others it matters how long those are."""
+"""Filters that do not turn their values into text. For other filters the length of the values
+counts."""
 
 _WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
-"""Formats of great width, or whose width comes from elsewhere."""
+"""Formats with a large width, or with a width that is given by a value."""
 
 
 class TooMuch(jinja2.TemplateRuntimeError):
@@ -63,19 +66,19 @@ class Meter:
         self._ends_at = time.thread_time() + limit_s
 
     def look(self) -> None:
-        """Raises TooSlow if the time is up: that of this thread, whatever others do."""
+        """Raises TooSlow if the time is over. Only the processor time of this thread counts."""
         if time.thread_time() > self._ends_at:
             raise TooSlow(f"it takes longer than {self._limit_s:g} s")
 
     def write(self, n_characters: int) -> None:
-        """Counts characters that are handled; raises TooMuch if they are too many."""
+        """Counts handled characters; raises TooMuch if they are too many."""
         self._n_left -= n_characters
         if self._n_left < 0 or n_characters > self.max_characters:
             raise self.too_much()
 
     def size(self, value: object) -> int:
-        """Returns about how many characters a value has when it is written down; stops counting
-        where it is too large."""
+        """Returns the approximate number of characters of a value as text. It stops counting once
+        there are too many."""
         size, rest = 0, [value]
         while rest and size <= self.max_characters:
             size += 1
@@ -92,8 +95,8 @@ class Meter:
         return size
 
     def check(self, *arguments: object) -> None:
-        """Raises TooMuch if a function of these may write too much: some write one argument as
-        often as another one says, or for each part of another."""
+        """Raises TooMuch if a function with these arguments may write too much: some functions
+        write an argument as often as another says, or once for each part of another."""
         most = 1
         for argument in arguments:
             size = abs(argument) if isinstance(argument, int) else self.size(argument)
@@ -102,7 +105,7 @@ class Meter:
                 raise self.too_much()
 
     def too_much(self) -> TooMuch:
-        """Returns the error of a text that is too long."""
+        """Returns the error for a text that is too long."""
         return TooMuch(f"it writes more than {self.max_characters} characters")
 
 
@@ -111,7 +114,7 @@ _meter: ContextVar[Meter] = ContextVar("meter")
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
-    """Counts what templates take inside the `with` block, in this thread."""
+    """Counts the time and the characters of templates inside the `with` block, in this thread."""
     token = _meter.set(meter)
     try:
         yield
@@ -120,7 +123,7 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 class MeteredEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's environment for templates that are not trusted, whose renderings are counted."""
+    """Jinja's environment for untrusted templates, whose renderings are counted."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -135,10 +138,10 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         self.filters[name] = _counted(function, is_lazy=False)
 
     def read(self, source: str, variables: dict[str, Any]) -> jinja2.Template:
-        """Returns a template.
+        """Compiles a template.
 
         Raises:
-            TemplateError: it is broken.
+            TemplateError: the template is broken.
         """
         tree = self.parse(source)
         for loop in list(tree.find_all(nodes.For)):
@@ -157,7 +160,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         meter = _meter.get()
         meter.look()
-        method = getattr(__obj, "__wrapped__", __obj)  # a text's `format` is wrapped
+        method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps the `format` of a text
         if isinstance(method, BuiltinMethodType) and isinstance(method.__self__, str):
             values = (method.__self__, *args, *kwargs.values())
             if method.__name__ in ("format", "format_map"):
@@ -172,7 +175,7 @@ def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Fil
 
 
 def _replace_concatenations(parent: nodes.Node) -> None:
-    """Makes `a ~ b` a filter, since it is the one operator that the sandbox does not show."""
+    """Replaces `a ~ b` by a filter, since the sandbox cannot intercept this operator."""
     for field, value in parent.iter_fields():
         if isinstance(value, nodes.Concat):
             setattr(parent, field, _joined(value))
@@ -185,7 +188,7 @@ def _joined(node: nodes.Concat) -> nodes.Expr:
 
 
 def _each(values: Iterable[Any], n_written: int) -> Iterator[Any]:
-    """Yields the values of a loop whose body writes so many characters itself."""
+    """Yields the values of a loop whose body itself writes `n_written` characters."""
     meter = _meter.get()
     for value in values:
         meter.look()
@@ -195,16 +198,16 @@ def _each(values: Iterable[Any], n_written: int) -> Iterator[Any]:
 
 def _count_output(value: Any) -> Any:
     meter = _meter.get(None)
-    if meter is not None:  # else it is a constant, while the template is read
+    if meter is not None:  # it is None for constants, while a template is compiled
         meter.write(len(value) if isinstance(value, str) else meter.size(value))
     return value
 
 
 def _counted(function: Callable[..., Any], *, is_lazy: bool) -> Callable[..., Any]:
-    """Returns a filter that is looked at before it runs; it runs only while something counts, and
-    not for constants while a template is read."""
+    """Returns a filter that checks the meter before it runs. It fails without a meter, so that
+    Jinja does not evaluate it for constants while a template is compiled."""
 
-    @wraps(function)  # how Jinja calls it is among its attributes
+    @wraps(function)  # the attributes say how Jinja must call the filter
     def counted(*args: Any, **kwargs: Any) -> Any:
         meter = _meter.get()
         meter.look()
@@ -241,7 +244,7 @@ def _check_operation(meter: Meter, operator: str, left: Any, right: Any) -> None
 
 
 def _length(value: object) -> int:
-    """Returns a length, or a number of times."""
+    """Returns the length of a text or list, or the value of a number."""
     if isinstance(value, int):
         return max(0, value)
     return len(value) if isinstance(value, str | list | tuple) else 0

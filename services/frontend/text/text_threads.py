@@ -1,11 +1,11 @@
-"""The threads in which texts are made into tokens, and conversations into texts.
+"""Threads in which texts are made into tokens, and conversations into texts.
 
-A short text takes less than a hop to a thread would, and is done at once. Others wait for one of
-two lanes, each a thread: what is quickly done does not wait behind what is not. A lane takes one
-piece of work at a time, in order of arrival, and refuses more when too much waits.
+Work on a short text takes less time than a switch to a thread, and is done at once. Other work
+waits for one of two lanes, each a thread, so that short work does not wait behind long work. A lane
+does one piece of work at a time, in order of arrival, and refuses more when too much waits.
 
 A thread cannot be stopped. So the memory that its work takes is counted until the work ends, even
-if its client has gone meanwhile; work whose client has gone before it began is not begun.
+if the client has gone meanwhile. Work whose client has gone before it began is not begun.
 """
 
 import asyncio
@@ -18,43 +18,41 @@ from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 INLINE_CHARACTERS = 8192
-"""Characters of the longest text that is worked on in the event loop, which takes a few
+"""Number of characters of the longest text that is worked on in the event loop, which takes a few
 milliseconds."""
 
 SHORT_CHARACTERS = 32 * 1024
-"""Characters of the longest text that is quickly done, in about 20 ms."""
+"""Number of characters of the longest text for the short lane, which takes about 20 ms."""
 
 MAX_WAITING_CHARACTERS = 2 * 2**20
-"""Characters of the texts that wait for a lane at most: a few seconds of work. One waits in any
-case."""
-
-BUSY_RETRY_S = 1.0
-"""Seconds after which a client that was refused may try again."""
+"""Largest number of characters of the texts that wait for a lane: a few seconds of work. One text
+may wait in any case."""
 
 ENCODE_BYTES = 160
-"""Bytes that the tokenizers library takes while it works, for each character of a text and once
-more for each of its bytes in UTF-8: 130 for each letter of English, 305 for single letters between
-signs, 450 for each character of Chinese, 600 to 700 for emoji."""
+"""Bytes of memory that the tokenizers library takes while it works, for each character of a text
+and once more for each of its bytes in UTF-8. Measured: 130 for each letter of English, 305 for
+single letters between signs, 450 for each character of Chinese, 600 to 700 for emoji."""
 
 LANE_PART = 4
-"""A lane's work counts as a quarter of the memory budget at most, so that one long text keeps no
-others out. What it takes beyond that is bounded by `max_prompt_characters`, once for each lane."""
+"""The work of a lane counts as one part in `LANE_PART` of the memory budget at most, so that one
+long text does not keep other requests out. The memory beyond that is bounded by
+`max_prompt_characters`, once for each lane."""
 
 Result = TypeVar("Result")
 
 
 def encode_bytes(text: str) -> int:
-    """Returns about how many bytes of memory it takes at most to make tokens of a text."""
+    """Returns an upper estimate of the memory that it takes to make tokens of a text, in bytes."""
     n_utf8 = len(text) if text.isascii() else len(text.encode(errors="replace"))
     return ENCODE_BYTES * (len(text) + n_utf8)
 
 
 class TextThreads:
-    """Both lanes."""
+    """The lane for short texts and the lane for long ones."""
 
     def __init__(self, refusals: Refusals) -> None:
-        self._short = Lane("short-texts", refusals)
-        self._long = Lane("long-texts", refusals)
+        self._short = TextLane("short-texts", refusals)
+        self._long = TextLane("long-texts", refusals)
 
     async def run(
         self,
@@ -65,24 +63,25 @@ class TextThreads:
         n_bytes: int,
         is_short: bool,
     ) -> Result:
-        """Does work on so many characters in a thread, and returns its result or raises its error.
-        The bytes that it takes are added to the call's share, and are counted until it ends.
+        """Does work on `n_characters` characters in a thread, and returns its result or raises its
+        error. Its `n_bytes` bytes of memory are added to the share of the call, and are counted
+        until the work ends.
 
         Raises:
-            PoolFull: too much waits already, or the bytes are not left.
+            PoolFull: too much work waits, or the budget has less memory left.
         """
         lane = self._short if is_short else self._long
         return await lane.run(work, share, n_characters=n_characters, n_bytes=n_bytes)
 
 
-class Lane:
+class TextLane:
     """One thread, and the work that waits for it."""
 
     def __init__(self, name: str, refusals: Refusals) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._refusals = refusals
-        self._turn = asyncio.Lock()  # fair: those that wait get it in order of arrival
-        self._n_waiting = 0  # characters
+        self._turn = asyncio.Lock()  # fair: given in order of arrival
+        self._n_waiting = 0  # characters of waiting texts
 
     async def run(
         self, work: Callable[[], Result], share: Share, *, n_characters: int, n_bytes: int
@@ -100,7 +99,7 @@ class Lane:
 
         def end(done: asyncio.Future[Result]) -> None:
             if not done.cancelled():
-                done.exception()  # nobody may be there any more to whom it would be raised
+                done.exception()  # marks it as seen: the caller may be gone
             part.close()
             self._turn.release()
 
@@ -110,9 +109,7 @@ class Lane:
     async def _wait_turn(self, n_characters: int) -> None:
         if self._n_waiting and self._n_waiting + n_characters > MAX_WAITING_CHARACTERS:
             self._refusals[Refusal.IN_FLIGHT] += 1
-            raise errors.PoolFull(
-                "too many long texts at once; try again", retry_after_s=BUSY_RETRY_S
-            )
+            raise errors.PoolFull("too many long texts at once; try again")
         self._n_waiting += n_characters
         try:
             await self._turn.acquire()

@@ -1,8 +1,8 @@
-"""The text and the bytes of single tokens, for those who want to see each.
+"""The text and the bytes of single tokens, for clients that want to see each token.
 
-A token reads as it does in the middle of a text: `▁Paris` is " Paris", although a text that begins
-with it has no space there. Special tokens have their names. A token with a part of a character has
-U+FFFD in its text; its bytes say which part.
+A token has the text that it adds in the middle of a text: that of `▁Paris` is " Paris", although a
+text that begins with the token begins without the space. Special tokens have their names as texts.
+A token with a part of a character has U+FFFD in its text; its bytes say which part.
 """
 
 import functools
@@ -12,7 +12,7 @@ import re
 import tokenizers
 
 MAX_CACHED = 2**14
-"""Tokens whose text is kept: some 2 MB."""
+"""Number of tokens whose texts are kept: some 2 MB."""
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 
@@ -20,14 +20,14 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts:
-    """Texts of a tokenizer's tokens; any thread may ask."""
+    """Texts of the tokens of a tokenizer. Any thread may ask."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         decoders = _decoders(tokenizer)
         self._byte_of = _bytes_of_characters() if "ByteLevel" in decoders else {}
         self.joins_bytes = set(decoders) == {"ByteLevel"}
-        """Whether a text is the bytes of its tokens, one after the other."""
+        """Whether the text of tokens is the concatenation of their bytes."""
         self._special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -37,11 +37,11 @@ class TokenTexts:
         self.text = functools.lru_cache(MAX_CACHED)(self._text)
         """Returns the text of a token."""
         self.whole_text = functools.lru_cache(MAX_CACHED)(self._whole_text)
-        """Returns the text that a token adds to any text of whole characters; None if that depends
-        on the text, or if it may be left out."""
+        """Returns the text that a token adds to any text that ends with a whole character; None if
+        that depends on the text, or if the token may be left out."""
 
     def to_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token, in UTF-8 unless it is a part of a character."""
+        """Returns the bytes of a token: a part of a character, or its text in UTF-8."""
         text = self.text(token_id)
         if REPLACEMENT in text:
             spelling = self._tokenizer.id_to_token(token_id) or ""
@@ -60,7 +60,7 @@ class TokenTexts:
         return self._decoded([token_id])
 
     def _whole_text(self, token_id: int) -> str | None:
-        # Whole characters stay whole in the bytes of all tokens.
+        # Where bytes are concatenated, a whole character is not changed by its neighbours.
         if not self.joins_bytes or token_id in self._special_ids:
             return None
         text = self.text(token_id)
@@ -71,7 +71,8 @@ class TokenTexts:
 
 
 def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
-    """Returns tokens, and their text, that others can come after; none if there are no such."""
+    """Returns tokens with a plain text, and that text, after which another token is decoded; none
+    if there are no such tokens."""
     for text in ("a", "0", "."):
         token_ids = tokenizer.encode(text, add_special_tokens=False).ids
         decoded = tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -81,15 +82,16 @@ def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
 
 
 def _decoders(tokenizer: tokenizers.Tokenizer) -> list[str]:
-    """Returns the kinds of the decoders that make text of tokens, in order."""
+    """Returns the types of the decoders that turn tokens into text, in order."""
     decoder = json.loads(tokenizer.to_str())["decoder"] or {}
     parts = decoder["decoders"] if decoder.get("type") == "Sequence" else [decoder]
     return [part.get("type", "") for part in parts]
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Returns the byte that each character of byte-level tokens stands for, as GPT-2 chose them:
-    those that print stand for themselves, the others come after U+0100 in their order."""
+    """Returns the byte that each character of byte-level tokens stands for, as GPT-2 has chosen
+    them: printable bytes stand for themselves, the others for the characters from U+0100 on, in
+    order."""
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in set(printing)]
     found = {chr(byte): byte for byte in printing}

@@ -1,8 +1,8 @@
-"""Text to tokens, and tokens to text while they are still coming.
+"""Turns text into tokens, and tokens into text while they are still coming.
 
-A token is not a piece of text: one character may need several tokens, and a token's spacing may
-depend on the one before it. So text is always made from a window of tokens, and `IncrementalText`
-delivers what no later token can change. What was delivered is never taken back.
+A token is not a piece of text: one character may need several tokens, and the spacing of a token
+may depend on the token before it. So text is always made from a window of tokens, and
+`IncrementalText` delivers only what no later token can change. Delivered text is never taken back.
 """
 
 import copy
@@ -22,26 +22,26 @@ from services.frontend.text.longest_token import longest_token
 from services.frontend.text.token_texts import TokenTexts
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# The library knows no other way to say it. Else each text would run in a pool of the library's, of
-# as many threads as the machine has processors, each of which keeps memory of its own.
+# The library has no other setting for this. By default it encodes each text in a pool of as many
+# threads as the machine has processors, each of which keeps memory of its own.
 
 MAX_FILE_BYTES = 256 << 20
-"""Bytes of a `tokenizer.json` at most; those of the largest vocabularies have a fifth."""
+"""Largest size of a `tokenizer.json` in bytes; the largest vocabularies take a fifth."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""The character that decoders write for bytes that are not (yet) a character."""
+"""Character that decoders write for bytes that are not (yet) a character."""
 
 MAX_HELD = 3
-"""Replacement characters at the end of a text that are held back at most: so many may still become
-a character that lacks its last byte."""
+"""Largest number of replacement characters at the end of a text that are held back: so many may
+still become a character whose last byte is missing."""
 
 CONTEXT_TOKENS = 6
-"""Prompt tokens that are read before the first token, to know its spacing; one would do but for odd
-bytes."""
+"""Number of prompt tokens that are decoded together with the first token of an answer, to know its
+spacing. One would be enough if there were no incomplete characters."""
 
 MAX_WINDOW_TOKENS = 32
-"""Tokens that are read again for each new one, at most; only output that is no valid text reaches
-it."""
+"""Largest number of tokens that are decoded again for each new one. Only output that is not valid
+text reaches it."""
 
 
 class TooManyTokens(ValueError):
@@ -71,18 +71,18 @@ class Tokenizer:
 
     @cached_property
     def with_special_tokens(self) -> Self:
-        """A tokenizer whose texts have special tokens as they are written in the vocabulary."""
+        """A tokenizer whose texts include special tokens, as they are spelled in the vocabulary."""
         other = copy.copy(self)
         other._skips_special = False
         return other
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
-        """Reads `tokenizer.json`.
+        """Reads the `tokenizer.json` in a directory.
 
         Raises:
-            FileNotFoundError: the directory has none.
-            ValueError: it is broken.
+            FileNotFoundError: the directory has no such file.
+            ValueError: the file is broken.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -91,11 +91,11 @@ class Tokenizer:
 
     @classmethod
     def from_model(cls, model: Path) -> Self:
-        """Reads the tokenizer of a directory or of a GGUF file.
+        """Reads the tokenizer of a checkpoint's directory or of a GGUF file.
 
         Raises:
-            OSError: there is none.
-            ValueError: it is broken, or of a kind that is not known.
+            OSError: there is no tokenizer.
+            ValueError: the tokenizer is broken, or of an unknown kind.
         """
         if is_gguf(model):
             return cls._from_json(read_gguf_tokenizer(model).encode(), model)
@@ -106,72 +106,75 @@ class Tokenizer:
         try:
             return cls(tokenizers.Tokenizer.from_buffer(content))
         except BaseException as error:
-            # The library has no class of its own for what is wrong, and panics at some of it. A
-            # panic is no Exception, so that nobody goes on in a broken state. There is none here,
-            # since the tokenizer never came to be; and its class has no module to take it from.
+            # The library has no class of errors of its own, and panics at some files. A panic is
+            # no Exception, so that programs do not go on in a broken state. Here no state is left,
+            # since there is no tokenizer. The class of panics cannot be imported from any module.
             if isinstance(error, Exception) or type(error).__name__ == "PanicException":
                 raise ValueError(f"{path} is broken: {error}") from error
             raise
 
     def min_tokens(self, text: str) -> int:
-        """Returns a number of tokens that the text has at least, by its length alone; 0 where its
-        length says nothing."""
+        """Returns a lower bound of the number of tokens of a text, from its length alone; 0 if the
+        length implies nothing."""
         return 0 if self._longest_token is None else -(-len(text) // self._longest_token)
 
     def to_tokens(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> tuple[int, ...]:
-        """Returns the tokens of a text, with those that the checkpoint puts around it if wanted.
+        """Returns the tokens of a text; with `add_special_tokens`, including those that the
+        checkpoint puts around texts.
 
-        Other threads run meanwhile: of the library's ways to encode, those for batches let them.
-        They do not while numbers are made of the tokens, so that is done for `max_tokens` at most.
+        Other threads run meanwhile: of the library's methods to encode, only those for batches
+        release Python's lock. It is held while Python numbers are made of the tokens, so that is
+        done for `max_tokens` at most.
 
         Raises:
-            TooManyTokens: there are more.
+            TooManyTokens: the text has more tokens than `max_tokens`.
         """
         (encoding,) = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=add_special_tokens
         )
         n_tokens = len(encoding)
         if max_tokens is not None and n_tokens > max_tokens:
-            del encoding  # else the error's traceback would keep it
+            del encoding  # which the traceback of the error would keep in memory
             raise TooManyTokens(n_tokens)
         return tuple(encoding.ids)
 
     @cached_property
     def n_tokens_before(self) -> int:
-        """The number of special tokens that the checkpoint puts in front of texts."""
+        """Number of special tokens that the checkpoint puts in front of texts."""
         mask = self._tokenizer.encode("a").special_tokens_mask
         return next((place for place, is_special in enumerate(mask) if not is_special), 0)
 
     def to_text(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, without special tokens unless they are wanted."""
+        """Returns the text of tokens; special tokens have no text unless this is
+        `with_special_tokens`."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=self._skips_special)
 
     def to_marked_text(self, token_ids: Sequence[int]) -> str:
-        """Returns the text of tokens, with special tokens."""
+        """Returns the text of tokens, including special tokens."""
         return self._tokenizer.decode(list(token_ids), skip_special_tokens=False)
 
     def special_tokens(self, texts: Iterable[str]) -> dict[str, int]:
-        """Returns those of the texts that are special tokens, with their numbers."""
+        """Returns the token of each text that is a special token."""
         ids = {text: self._tokenizer.token_to_id(text) for text in texts}
         return {text: token for text, token in ids.items() if token in self._special_ids}
 
     def is_silent(self, token_id: int) -> bool:
-        """Returns whether the token never shows in a text: it is special, and these are skipped, or
-        it is not in the tokenizer."""
+        """Returns whether a token has no text: it is a special token, and these are skipped, or the
+        tokenizer does not know it."""
         is_skipped = self._skips_special and token_id in self._special_ids
         return is_skipped or self._tokenizer.id_to_token(token_id) is None
 
     def names_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns tokens as they are written in the vocabulary; empty texts for those that are not
-        in the tokenizer."""
+        """Returns the names of tokens in the vocabulary; empty for tokens that the tokenizer does
+        not know."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
 
 def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
-    """Returns where in the text of tokens each of them begins, in characters. A character that
-    several tokens share belongs to the last of them."""
+    """Returns, for each token, where in the text of all tokens it begins, in characters. A
+    character of several tokens belongs to the last of them."""
     text = IncrementalText(tokenizer)
     offsets, n_characters = [], 0
     for token_id in token_ids:
@@ -181,15 +184,16 @@ def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
 
 
 class IncrementalText:
-    """The text of a growing list of tokens; each token costs the same, however many came before.
+    """The text of a growing list of tokens. A token costs the same, however many came before.
 
-    `context` are tokens that come before the first one, where the text continues another: they
-    decide whether it starts with a space. All pieces together are `to_text` of all tokens, with
-    one exception: tokenizers that spell unknown characters byte by byte replace a whole run of
-    bytes if any of it is invalid, even characters that were complete and are delivered; here these
-    stay.
+    `context` are the tokens before the first one, if the text continues another: they decide
+    whether it starts with a space. All pieces together are `to_text` of all tokens, with one
+    exception. Tokenizers that spell unknown characters byte by byte replace a whole run of bytes if
+    any of it is invalid, including characters that were complete and have been delivered; here
+    these characters stay.
 
-    `marks` are texts of special tokens that are wanted: the text begins anew after each.
+    `marks` are special tokens whose text is wanted, with their texts: after each of them the text
+    begins anew.
     """
 
     __slots__ = (
@@ -213,11 +217,13 @@ class IncrementalText:
         self._marks = marks or {}
         self._window: list[int] = []
         self._delivered = ""
-        """What the text of the window's tokens, the last ones, starts with."""
-        if not tokenizer.token_texts.joins_bytes:  # else what comes before changes nothing
+        """Beginning of the text of the window that has been delivered."""
+        if not tokenizer.token_texts.joins_bytes:  # otherwise the context changes nothing
             self._window, self._delivered = _clean_tail(tokenizer, context)
-        self._n_settled = len(self._window)  # tokens of the window whose text is all delivered
-        self._is_whole = True  # no token of the window lacks a part of its text
+        self._n_settled = len(
+            self._window
+        )  # number of tokens at the beginning of the window that are all delivered
+        self._is_whole = True  # the text of the window is complete and delivered
         self._whole_text = tokenizer.token_texts.whole_text
 
     def feed(self, token_id: int) -> str:
@@ -247,7 +253,7 @@ class IncrementalText:
         return piece
 
     def flush(self) -> str:
-        """Returns the text that was held back; nothing is fed afterwards."""
+        """Returns the text that was held back. Nothing may be fed afterwards."""
         if self._is_whole:
             return ""
         return self._tokenizer.to_text(self._window)[len(self._delivered) :]
@@ -261,16 +267,16 @@ class IncrementalText:
         return piece
 
     def _without_context(self) -> str:
-        """Returns the window's text without the context, since the new token has changed what that
-        means."""
+        """Returns the text of the window without the context, whose text the new token has
+        changed."""
         del self._window[: self._n_settled]
         self._n_settled = 0
         self._delivered = ""
         return self._tokenizer.to_text(self._window)
 
     def _settle(self) -> None:
-        """Notes that all text is delivered: the tokens since the last time become the context of
-        the next."""
+        """Notes that all text is delivered: the tokens since the last call become the context of
+        the next ones."""
         del self._window[: self._n_settled]
         self._n_settled = len(self._window)
         self._delivered = self._tokenizer.to_text(self._window)
@@ -284,8 +290,8 @@ class IncrementalText:
 
 
 def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[int], str]:
-    """Returns the last few tokens and their text, if no character among them is cut; none if the
-    last is unfinished."""
+    """Returns the last few tokens that have a text, and their text, if it begins and ends with
+    whole characters; nothing if the last character is incomplete."""
     last = reversed(token_ids[-4 * CONTEXT_TOKENS :])
     heard = (token_id for token_id in last if not tokenizer.is_silent(token_id))
     tail = [*islice(heard, CONTEXT_TOKENS + 3)][::-1]

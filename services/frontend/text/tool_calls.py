@@ -1,9 +1,9 @@
-"""Calls of tools in a model's text: what the formats of all families share.
+"""Tool calls in the text of a model: what the formats of all families share.
 
 A call is a JSON object with a name and arguments. Its arguments are passed on as they come, once
-its name is known. Text that is no call after all becomes content, so nothing is lost. White space
-around calls is not content, nor is a call that the answer's end cuts before its arguments, where
-there was a call before or must be one.
+the name is known. Text that turns out to be no call becomes content, so that nothing is lost. White
+space around calls is not content. Neither is the beginning of a call that the end of the answer
+cuts off before its arguments, if another call came before or a call is required.
 """
 
 import re
@@ -14,33 +14,33 @@ from dataclasses import dataclass
 import pydantic_core
 
 from services.frontend.text.arriving_text import SPACES, ArrivingText, Steps
-from services.frontend.text.message_reader import MessageDelta, Part, ToolCallDelta, Words
+from services.frontend.text.message_reader import CallDelta, MessageDelta, Part, Words
 
 ARGUMENTS = ("arguments", "parameters")
-"""Names under which a call has its arguments."""
+"""Names of the member that has the arguments of a call."""
 
 _SCALAR = re.compile(r"[^,}\]\s]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallRules:
-    """The rules of the calls in one answer."""
+    """The rules for the calls in one answer."""
 
     new_id: Callable[[int], str]
-    """Returns the id of the call with that index, the same one each time."""
+    """Returns the id of the call with that index; each time the same."""
     names: frozenset[str] = frozenset()
-    """Names of the tools there are."""
+    """Names of the existing tools."""
     is_single: bool = False
-    """Whether all calls but the first are left out."""
+    """Whether all calls after the first are left out."""
     must_call: bool = False
-    """Whether there is nothing but calls."""
+    """Whether the answer must consist of calls."""
     is_exclusive: bool = False
-    """Whether there is nothing but calls, or none: content has no calls in it."""
+    """Whether the answer consists either of calls or of content without calls."""
 
 
 @dataclass(slots=True)
-class _Call:
-    """A call as far as it was read."""
+class _CallSoFar:
+    """What has been read of a call."""
 
     name: str = ""
     arguments: str = "{}"
@@ -48,8 +48,8 @@ class _Call:
 
 
 class ToolCallReader(ABC):
-    """Reads the content and the calls of an answer; each family's reader says how these follow
-    each other."""
+    """Reads the content and the calls of an answer. The reader of each family says in which order
+    they come."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -58,7 +58,7 @@ class ToolCallReader(ABC):
         self._steps = self._read()
         self._new: list[Part] = []
         self._new_arguments: list[str] = []
-        self._spaces: list[str] = []  # before words that may still come
+        self._spaces: list[str] = []  # white space that is content only if words follow
         self._is_speaking = False
         self._is_left_out = False
 
@@ -81,7 +81,7 @@ class ToolCallReader(ABC):
         """Reads the answer from its beginning to its end."""
 
     def _say(self, text: str) -> None:
-        """Adds content; white space waits until words follow it."""
+        """Adds content. White space at its beginning waits until words follow."""
         if not self._is_speaking and not text.strip():
             self._spaces.append(text)
             return
@@ -95,7 +95,8 @@ class ToolCallReader(ABC):
         self._new += [Words(text) for text in texts if text]
 
     def _until(self, marker: str) -> Steps[bool]:
-        """Says what comes before a marker; returns False if the text ends without it."""
+        """Adds the text before a marker as content; returns False if the text ends without a
+        marker."""
         text = self._text
         if not self._rules.is_exclusive:
             return (yield from text.until(marker, self._say, self._say_cut_marker))
@@ -112,20 +113,21 @@ class ToolCallReader(ABC):
         return False
 
     def _say_cut_marker(self, text: str) -> None:
-        """Adds the beginning of a marker with which the text ends, unless it follows a call or one
-        must follow."""
+        """Adds the beginning of a marker, with which the text ends, as content; unless it comes
+        after a call, or a call is required."""
         follows_call = self.n_tool_calls > 0 and not self._is_speaking
         if not (self._rules.must_call or follows_call):
             self._say(text)
 
     def _say_no_call(self, text: str) -> None:
-        """Adds what was taken for a call, unless it may be one that the text's end cuts."""
+        """Adds text that looked like a call as content; unless it may be a call that the end of the
+        text cuts off."""
         may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
         if not may_be_cut:
             self._say(text)
 
     def _begin(self, name: str) -> None:
-        """Begins a call; what was kept of the text belongs to it."""
+        """Begins a call. The text that was kept belongs to the call."""
         self._text.kept()
         self._spaces.clear()
         self._is_speaking = False
@@ -134,19 +136,19 @@ class ToolCallReader(ABC):
         if not self._is_left_out:
             index = self.n_tool_calls
             self.n_tool_calls += 1
-            delta = ToolCallDelta(index=index, id=self._rules.new_id(index), name=name)
+            delta = CallDelta(index=index, id=self._rules.new_id(index), name=name)
             self._new.append(delta)
 
     def _argue(self, text: str) -> None:
-        """Adds to the arguments of the call that has begun."""
+        """Adds text to the arguments of the call that has begun."""
         if not self._is_left_out:
             self._new_arguments.append(text)
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
-        """Reads a call, or several, with or without the brackets of a list. Calls are of names
-        that `is_call`.
+        """Reads one or several calls, with or without the brackets of a list. `is_call` says
+        whether a name is that of a call.
 
-        Returns False where the text is something else. What was taken since the last call is kept.
+        Returns False if the text is something else; then the text since the last call is kept.
         """
         text = self._text
         has_brackets = yield from text.begins_with("[")
@@ -168,8 +170,8 @@ class ToolCallReader(ABC):
         return True
 
     def _read_call(self, is_call: Callable[[str], object]) -> Steps[bool]:
-        """Reads an object; returns whether it is a call."""
-        text, call = self._text, _Call()
+        """Reads a JSON object; returns whether it is a call."""
+        text, call = self._text, _CallSoFar()
         if not (yield from text.begins_with("{")):
             return False
         text.take(1)
@@ -190,8 +192,8 @@ class ToolCallReader(ABC):
             self._argue(call.arguments)
         return bool(call.name)
 
-    def _read_member(self, call: _Call, is_call: Callable[[str], object]) -> Steps[bool]:
-        """Reads a name and its value; returns whether they are whole."""
+    def _read_member(self, call: _CallSoFar, is_call: Callable[[str], object]) -> Steps[bool]:
+        """Reads a member of an object, a name and its value; returns whether it is complete."""
         text = self._text
         key = yield from self._read_string()
         yield from text.run(SPACES)
@@ -217,12 +219,12 @@ class ToolCallReader(ABC):
             call.name = name if name and is_call(name) else ""
             return bool(call.name)
         if key in ARGUMENTS:
-            written = _string_of(value)  # some write the object as a text
+            written = _string_of(value)  # some models write the object as a JSON string
             call.arguments = value if written is None else written or call.arguments
         return True
 
     def _read_string(self) -> Steps[str | None]:
-        """Returns the JSON string that is next, or None."""
+        """Returns the value of the JSON string that is next; None if there is none."""
         parts: list[str] = []
         if not (yield from self._text.begins_with('"')):
             return None
@@ -234,7 +236,7 @@ class ToolCallReader(ABC):
         if self._new_arguments:
             arguments = "".join(self._new_arguments)
             self._new_arguments.clear()
-            self._new.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=arguments))
+            self._new.append(CallDelta(index=self.n_tool_calls - 1, arguments=arguments))
 
     def _take_delta(self) -> MessageDelta:
         self._end_arguments()
@@ -249,7 +251,7 @@ _NOTHING = MessageDelta()
 
 
 def _string_of(text: str) -> str | None:
-    """Returns the text that a JSON string stands for; None if it is none."""
+    """Returns the value of a JSON string; None if the text is not one."""
     if not text.startswith('"'):
         return None
     try:

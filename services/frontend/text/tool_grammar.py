@@ -1,8 +1,8 @@
 """Parts of the grammars that make an output call tools, in llguidance's dialect of Lark.
 
-A family's grammar has a rule `answer`; each tool's arguments are a rule of their own, made of its
-schema. Marks that are special tokens of the checkpoint are named by their number: a grammar's texts
-never stand for these.
+The grammar of a family has a rule `answer`. The arguments of each tool have a rule of their own,
+made of the tool's schema. Marks that are special tokens of the checkpoint are written as numbers of
+tokens, since texts in a grammar never match special tokens.
 """
 
 import json
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from services.frontend.request.output_format import quoted
 
 TEXT = r"TEXT: /(.|\n)*/"
-"""Any text, of no special tokens."""
+"""Rule of any text without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,38 +26,41 @@ class ToolRule:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The texts that mark calls, as a grammar names them."""
+    """The texts that mark calls, as a grammar refers to them."""
 
     special: Mapping[str, int]
-    """Numbers of those that are special tokens."""
+    """Marks that are special tokens, with their tokens."""
 
     def __getitem__(self, marker: str) -> str:
         return f"<[{self.special[marker]}]>" if marker in self.special else quoted(marker)
 
     def is_special(self, marker: str) -> bool:
-        """Returns whether it is a special token."""
+        """Returns whether a mark is a special token."""
         return marker in self.special
 
     def up_to(self, name: str, marker: str) -> str:
-        """Returns the rule of that name: any text, up to the first time that the marker comes."""
+        """Returns the rule `name`: any text, up to and with the first mark."""
         if self.is_special(marker):
             return f"{name}: TEXT {self[marker]}"
         pattern = re.escape(marker).replace("/", r"\/")
         return rf"{name}[lazy]: /(.|\n)*{pattern}/"
 
     def after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
-        """Returns the rule `answer` of text in which `rule` follows the marker."""
+        """Returns the rule `answer`: text in which `rule` follows each mark, or only the first if
+        `is_single`."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
 
 
 def repeated(rule: str, separator: str, *, is_single: bool) -> str:
-    """Returns a rule once, or as often as wanted."""
+    """Returns a rule once if `is_single`, else any number of times, at least once, with a
+    separator."""
     return rule if is_single else f"{rule} ({quoted(separator) if separator else ''} {rule})*"
 
 
 def call_object(arguments: str) -> Callable[[ToolRule], str]:
-    """Returns what makes rules of calls that are JSON, with that name for their arguments."""
+    """Returns a function that makes the rule of a call as JSON, in which `arguments` is the name of
+    the member with the arguments."""
 
     def rule(tool: ToolRule) -> str:
         lexemes = ["{", '"name"', ": ", json.dumps(tool.name, ensure_ascii=False), ", "]
@@ -68,7 +71,7 @@ def call_object(arguments: str) -> Callable[[ToolRule], str]:
 
 
 def one_of(tools: Sequence[ToolRule], to_rule: Callable[[ToolRule], str]) -> str:
-    """Returns the rule `call` of a call of any of the tools."""
+    """Returns the rule `call`: a call of any of the tools."""
     rules = [f"call_{number}: {to_rule(tool)}" for number, tool in enumerate(tools)]
     names = " | ".join(f"call_{number}" for number in range(len(tools)))
     return "\n".join([f"call: {names}", *rules])

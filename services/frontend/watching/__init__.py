@@ -1,1 +1,1 @@
-"""What viewers are told of the scheduler: one subscription to its events, however many look on."""
+"""The events of the scheduler for viewers: one subscription, however many viewers there are."""

@@ -1,4 +1,4 @@
-"""A subscription to the events of the scheduler that leads, whichever that is.
+"""A subscription to the events of the scheduler that leads.
 
 The leader is found as for requests (`scheduler_stream`), on a channel of its own. When the stream
 breaks, another begins after a pause.
@@ -28,20 +28,21 @@ REASONS = {
     grpc.StatusCode.PERMISSION_DENIED: "the scheduler does not let this frontend watch",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the scheduler lets no more watch, or was not kept up with",
 }
-"""What viewers are told of a stream that broke; gRPC's own words have addresses."""
+"""Explanations for viewers why a stream broke. The words of gRPC itself are not shown, since they
+contain addresses."""
 
 
-class Watcher(Protocol):
-    """A receiver of what a subscription brings."""
+class EventReceiver(Protocol):
+    """A receiver of the events of a subscription."""
 
     def opened(self) -> None:
-        """A watch begins: what it tells replaces what others told."""
+        """Notes that a watch begins: its events replace all before."""
 
     def received(self, events: Sequence[watch_pb2.WatchEvent], /) -> None:
-        """Events have come."""
+        """Takes events."""
 
     def lost(self, reason: str, /) -> None:
-        """The watch has ended, or there was none; `reason` is for people."""
+        """Notes that the watch has ended, or could not begin; `reason` is for people."""
 
 
 class Subscription:
@@ -55,9 +56,9 @@ class Subscription:
         self._backoff = backoff or Backoff()
         self._is_open = False
 
-    async def run(self, watcher: Watcher, *, has_decisions: bool) -> NoReturn:
-        """Tells the watcher what happens until cancelled; with `has_decisions` also what the
-        scheduling core is told."""
+    async def run(self, watcher: EventReceiver, *, has_decisions: bool) -> NoReturn:
+        """Passes events to the watcher until cancelled; with `has_decisions`, including those about
+        decisions of the scheduling core."""
         n_failures = 0
         while True:
             self._is_open = False
@@ -69,8 +70,11 @@ class Subscription:
             watcher.lost(NO_LEADER if error is None else REASONS.get(error.code(), NO_LEADER))
             await asyncio.sleep(self._backoff.pause_s(n_failures))
 
-    async def _watch(self, watcher: Watcher, *, has_decisions: bool) -> grpc.aio.AioRpcError | None:
-        """Receives until the stream breaks, and returns the error, if it was one."""
+    async def _watch(
+        self, watcher: EventReceiver, *, has_decisions: bool
+    ) -> grpc.aio.AioRpcError | None:
+        """Receives events until the stream breaks, and returns the error; None if the scheduler
+        ended the stream."""
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
             await wait_leader(channel)
             call: Any = channel.unary_stream(

@@ -1,16 +1,19 @@
-"""The feed of viewers: the events of one subscription as JSON, made once for all of them.
+"""The feed of viewers: the view of one subscription as changes in JSON, made once for all viewers.
 
-A viewer's stream begins, and goes on after a change, with an object of the feed's own:
+A viewer's stream begins with one of the feed's own objects, and so does each part after an
+interruption:
 
     {"type": "here"}     a scheduler is watched; what follows replaces what was told before
     {"type": "gap"}      something was left out; what follows replaces what was told before
-    {"type": "away"}     nobody tells anything; `text` says why
+    {"type": "away"}     no scheduler is watched; `text` says why
 
-What follows is first what `ViewState` keeps and then news. Each viewer has a queue; one who lets
-it grow too long loses it, and goes on after a gap once it reads again. There is a subscription
-while there are viewers, and a little longer, since pages are loaded again. It asks for decisions
-only while a viewer wants them: with the first, and after the last, another begins, which is
-a gap for the others. Who comes later is told decisions from then on.
+Then follows what `ViewState` keeps, and then news. Each viewer has a queue. A viewer that lets the
+queue grow too long loses what is queued, and goes on after a gap once it reads again.
+
+The subscription lasts while there are viewers, and a little longer, since pages are loaded again.
+The subscription includes decisions only while a viewer wants them: another subscription begins with
+the first such viewer, and after the last, which is a gap for the other viewers. Later viewers are
+told decisions from their own beginning on.
 """
 
 import asyncio
@@ -25,22 +28,26 @@ from orcinus.v1 import watch_pb2
 
 from services.common import errors
 from services.common.process import first_of
-from services.common.watch_json import Json, to_json
+from services.common.watch_json import Json
+from services.common.watch_view import View
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.watching.subscription import Watcher
+from services.frontend.watching.subscription import EventReceiver
 from services.frontend.watching.view_state import ViewState
 
 LINGER_S = 2.0
-"""Seconds that the subscription stays when the last viewer has left."""
+"""Seconds that the subscription lasts after the last viewer has left."""
 
 MAX_UNSENT_BYTES = 512 * 2**10
-"""Bytes of news that wait for a viewer at most: several seconds of a busy pipeline."""
+"""Maximum bytes of news that wait for a viewer: several seconds of a busy pipeline."""
+
+TICK_S = 1.0
+"""Seconds between figures while the scheduler tells nothing."""
 
 MAX_PIECE_BYTES = 64 * 2**10
-"""Bytes that a viewer is handed at once, unless one event is larger."""
+"""Maximum bytes that a viewer gets at once, unless one change is larger."""
 
 RETRY_AFTER_S = 10.0
-"""Seconds after which a viewer for whom there was no place may try again."""
+"""Seconds after which a viewer that was refused may try again."""
 
 STOPPING = "the server is stopping"
 
@@ -51,17 +58,17 @@ def as_json(value: Json) -> bytes:
 
 
 def note(kind: str, **fields: str) -> bytes:
-    """Returns an object of the feed's own, with the time of this machine."""
+    """Returns one of the feed's own objects, with the time of this machine."""
     return as_json({"t": round(time.time(), 6), "type": kind, **fields})
 
 
 class Viewer:
-    """One who looks on, and the events that wait for it."""
+    """A viewer, and the changes that wait for it."""
 
     def __init__(self, feed: "ViewFeed", *, wants_decisions: bool) -> None:
         self.wants_decisions = wants_decisions
         self.is_here = False
-        """Whether it was told last that a scheduler is watched."""
+        """Whether the viewer was told that a scheduler is watched."""
         self._feed = feed
         self._queue: deque[bytes] = deque()
         self._n_unsent = 0  # bytes of news
@@ -75,8 +82,8 @@ class Viewer:
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds news, which have so many bytes."""
-        if self._is_behind:
+        """Adds news of `n_bytes` bytes."""
+        if self._is_behind or not events:
             return
         self._n_unsent += n_bytes
         if self._n_unsent > MAX_UNSENT_BYTES:
@@ -92,7 +99,7 @@ class Viewer:
         self._arrival.set()
 
     async def next(self) -> Sequence[bytes]:
-        """Returns the next events, at least one, once there is one.
+        """Waits for changes; returns at least one.
 
         Raises:
             Unavailable: this process is stopping.
@@ -118,23 +125,27 @@ class Viewer:
         return piece
 
 
-class Source(Protocol):
-    """A subscription to what happens."""
+class EventSource(Protocol):
+    """A subscription to a scheduler's events."""
 
-    def run(self, watcher: Watcher, *, has_decisions: bool) -> Coroutine[Any, Any, NoReturn]: ...
+    def run(
+        self, watcher: EventReceiver, *, has_decisions: bool
+    ) -> Coroutine[Any, Any, NoReturn]: ...
 
 
 class ViewFeed:
-    """All viewers of a frontend, and what they are told."""
+    """The viewers of a frontend, and the view that they are told."""
 
     def __init__(
-        self, subscription: Source, *, max_viewers: int, refusals: Refusals | None = None
+        self, subscription: EventSource, *, max_viewers: int, refusals: Refusals | None = None
     ) -> None:
         self._subscription = subscription
         self._max_viewers = max_viewers
         self._refusals = Refusals() if refusals is None else refusals
         self._viewers: set[Viewer] = set()
+        self._view = View()
         self._state: ViewState | None = None  # while a scheduler is watched
+        self._ahead_s = 0.0  # seconds by which the scheduler's clock is ahead of the loop's
         self._away = ""  # why there is none, once that is known
         self._is_stopping = False
         self._has_decisions = False  # the subscription asks for them
@@ -148,10 +159,10 @@ class ViewFeed:
 
     @contextmanager
     def viewer(self, *, wants_decisions: bool = False) -> Iterator[Viewer]:
-        """Adds a viewer, for as long as the context is open.
+        """Adds a viewer until the end of the context.
 
         Raises:
-            PoolFull: there are too many.
+            PoolFull: there are too many viewers.
             Unavailable: this process is stopping.
         """
         if self._is_stopping:
@@ -178,7 +189,7 @@ class ViewFeed:
             self._note_change()
 
     def close(self) -> None:
-        """Ends the streams of all viewers and takes no more."""
+        """Ends the streams of all viewers and accepts no more viewers."""
         self._is_stopping = True
         for viewer in self._viewers:
             viewer.end()
@@ -191,7 +202,7 @@ class ViewFeed:
             self._is_stale = False
             self._has_decisions = self._wants_decisions
             watching = self._subscription.run(self, has_decisions=self._has_decisions)
-            await first_of(watching, self._wait_unwanted())
+            await first_of(watching, self._wait_unwanted(), self._keep_time())
             self._has_decisions = False
             self._state = None
             if not self._viewers:
@@ -208,7 +219,7 @@ class ViewFeed:
 
     def opened(self) -> None:
         """Notes that a watch begins."""
-        self._state = ViewState()
+        self._view, self._state = View(), ViewState()
         self._away = ""
         here, gap = note("here"), note("gap")
         for viewer in self._viewers:
@@ -216,17 +227,21 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Passes events on."""
-        assert self._state is not None, "events come after a watch has begun"
+        """Tells viewers how events change the view."""
+        known = [event for event in events if event.WhichOneof("event")]  # none of later versions
+        self._tell(change for event in known for change in self._view.take(event))
+        for event in known[-1:]:
+            self._ahead_s = event.time_unix_ns / 1e9 - asyncio.get_running_loop().time()
+
+    def _tell(self, changes: Iterable[Json]) -> None:
+        assert self._state is not None, "changes come after a watch has begun"
         news: list[bytes] = []
         all_news: list[bytes] = []
-        for event in events:
-            if event.WhichOneof("event") is None:
-                continue  # of a later version
-            data = as_json(to_json(event))
-            self._state.add(event, data)
+        for change in changes:
+            data = as_json(change)
+            self._state.add(change, data)
             all_news.append(data)
-            if not event.HasField("decision"):
+            if change["type"] != "decision":
                 news.append(data)
         n_bytes, n_all_bytes = sum(map(len, news)), sum(map(len, all_news))
         for viewer in self._viewers:
@@ -234,11 +249,11 @@ class ViewFeed:
                 continue  # it waits for the watch that is about to begin
             if viewer.wants_decisions:
                 viewer.put(all_news, n_all_bytes)
-            elif news:
+            else:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
-        """Tells viewers that nobody is watched, unless they know."""
+        """Tells viewers once that no scheduler is watched."""
         self._state = None
         if self._away:
             return
@@ -248,12 +263,20 @@ class ViewFeed:
             viewer.put((away,), len(away))
             viewer.is_here = False
 
+    async def _keep_time(self) -> NoReturn:
+        """Tells figures while the scheduler tells nothing, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            if self._state is not None:
+                now = asyncio.get_running_loop().time() + self._ahead_s
+                self._tell(self._view.advance(now))
+
     @property
     def _wants_decisions(self) -> bool:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until the subscription should end: nobody wants it, or another one is wanted."""
+        """Waits until there are no viewers for a while, or another subscription is wanted."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

@@ -1,10 +1,10 @@
 """The watch that a standby keeps over the process that leads: it tells the election when that
-process is plainly dead, so that nobody waits for its lease to expire.
+process is plainly dead, so that no standby waits for its lease to expire.
 
-A process is plainly dead when it has been reached at its address, and then nobody listens there any
-more; or when it cannot be reached, and its pod is gone or none of the pod's containers runs. A
+A process is plainly dead when it has been reached at its address, and then no process listens there
+any more; or when it cannot be reached, and its pod is gone or none of the pod's containers runs. A
 leader that only does not answer, for example behind a cut network, may live: its lease has to
-expire. Whoever is wrong here changes leaders without need and breaks nothing (`leader_elector.py`).
+expire. A wrong verdict here changes leaders without need and breaks nothing (`leader_elector.py`).
 """
 
 import asyncio
@@ -23,14 +23,14 @@ PERIOD_S = 0.5
 CONNECT_TIMEOUT_S = 1.0
 
 AGAIN_S = 0.1
-"""Seconds after which somebody who refuses is asked a second time."""
+"""Seconds after which an address that refuses connections is tried a second time."""
 
 
-class Answer(Enum):
+class ProbeResult(Enum):
     """The answers of an address."""
 
-    LISTENS = "somebody listens there"
-    REFUSES = "the host is there and nobody listens"
+    LISTENS = "a process listens there"
+    REFUSES = "the host is there and no process listens"
     NONE = "there is no answer"
 
 
@@ -46,18 +46,18 @@ class Election(Protocol):
     def note_death(self, holder: str) -> None: ...
 
 
-async def ask(address: str) -> Answer:
+async def ask(address: str) -> ProbeResult:
     """Connects to `host:port` and hangs up."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except ConnectionRefusedError:
-        return Answer.REFUSES
+        return ProbeResult.REFUSES
     except (OSError, ValueError):  # TimeoutError among them; what is no address does not answer
-        return Answer.NONE
+        return ProbeResult.NONE
     writer.close()
-    return Answer.LISTENS
+    return ProbeResult.LISTENS
 
 
 class LeaderWatch:
@@ -68,7 +68,7 @@ class LeaderWatch:
         election: Election,
         *,
         pod_has_ended: Callable[[str, str], Awaitable[bool]],
-        ask: Callable[[str], Awaitable[Answer]] = ask,
+        ask: Callable[[str], Awaitable[ProbeResult]] = ask,
         period_s: float = PERIOD_S,
     ) -> None:
         """`pod_has_ended` takes the name and the uid of a pod; it may raise `PodsUnavailable` or
@@ -89,17 +89,17 @@ class LeaderWatch:
 
     async def _look(self, holder: str, address: str) -> None:
         answer = await self._ask(address)
-        if answer is Answer.LISTENS:
+        if answer is ProbeResult.LISTENS:
             self._reached = holder
         elif holder == self._reached and await self._is_dead(holder, address, answer):
             self._reached = ""
             self._election.note_death(holder)
 
-    async def _is_dead(self, holder: str, address: str, answer: Answer) -> bool:
-        if answer is Answer.REFUSES:
+    async def _is_dead(self, holder: str, address: str, answer: ProbeResult) -> bool:
+        if answer is ProbeResult.REFUSES:
             await asyncio.sleep(AGAIN_S)
-            if await self._ask(address) is Answer.REFUSES:
-                log.warning("the leader %s is gone: nobody listens at %s", holder, address)
+            if await self._ask(address) is ProbeResult.REFUSES:
+                log.warning("the leader %s is gone: no process listens at %s", holder, address)
                 return True
             return False
         try:

@@ -9,11 +9,7 @@ asking anybody, so also while the API server is away; past it, only the election
 
 from typing import Protocol
 
-from services.common.epochs import MAX_REACHED_EPOCH
-
-EPOCHS_PER_TERM = 2**20
-"""Epochs in the range of one term, more than a leader forms in its life: one a second for twelve
-days."""
+from services.common.epochs import EPOCHS_PER_TERM, MAX_REACHED_EPOCH
 
 
 class Term(Protocol):

@@ -1,11 +1,12 @@
-"""A set of requests that run one iteration together."""
+"""A set of requests that run one iteration together, and what it brings them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from services.common.named_tuples import maker
-from services.scheduler.core.request import Request
+from services.scheduler.core.request import FinishReason, Request
 
 
 class Span(NamedTuple):
@@ -23,12 +24,12 @@ class Span(NamedTuple):
     is_admission: bool
     """Whether the request is new to the ranks."""
     is_sampled: bool
-    """Whether the token after the span is wanted: the span reaches the end of the sequence."""
+    """Whether a token is sampled after the span, which reaches the end of the sequence then."""
     new_block_ids: Sequence[int]
-    """Blocks that the ranks append to the request's; with an admission, also those of the prefix
-    cache, which have the tokens before the span."""
+    """Blocks that the ranks append to the request's blocks; with an admission, also the blocks of
+    the prefix cache, which hold the tokens before the span."""
     n_drafts: int = 0
-    """Tokens at its end that are drafts, see `drafts.py`."""
+    """Number of tokens at the end of the span that are drafts (`drafting/`)."""
 
 
 span_of = maker(Span)
@@ -36,16 +37,20 @@ span_of = maker(Span)
 
 
 class SpanLogprobs(NamedTuple):
-    """Log-probabilities that a span brought, as a rank has written them down for frontends."""
+    """Log-probabilities that a span brought, serialised by a rank for frontends."""
 
     sampled: bytes = b""
-    """Those of the sampled token, if they are wanted."""
+    """Log-probabilities of the sampled token, if they are wanted."""
     prompt: tuple[tuple[int, bytes], ...] = ()
-    """Those of tokens of the prompt, if they are wanted, each piece with its first position."""
+    """Log-probabilities of prompt tokens, if they are wanted: pieces, each with the position of its
+    first token."""
+
+
+NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
 
 class SpanColumns(NamedTuple):
-    """The spans of a batch, each field by itself."""
+    """The spans of a batch, each field as a column."""
 
     requests: tuple[Request, ...] = ()
     start_positions: tuple[int, ...] = ()
@@ -66,11 +71,11 @@ class Batch:
     released_rows: tuple[int, ...]
     """Rows of the ranks' request tables that were given up since the previous batch."""
     n_drafts: int = 0
-    """Drafts of all spans."""
+    """Number of drafts of all spans."""
     columns: SpanColumns = field(init=False, repr=False, compare=False)
-    """The same spans; to go through one of their fields takes a fraction of the time so."""
+    """The spans in columns: to go through one of their fields takes a fraction of the time."""
     n_tokens: int = field(init=False)
-    """Tokens of all spans."""
+    """Number of tokens of all spans."""
 
     def __post_init__(self) -> None:
         columns = SpanColumns(*zip(*self.spans, strict=True))
@@ -79,5 +84,34 @@ class Batch:
 
     @property
     def n_sampled(self) -> int:
-        """Spans after which a token is sampled."""
+        """Number of spans after which a token is sampled."""
         return sum(self.columns.is_sampled)
+
+    def sampled_requests(self, places: Sequence[int]) -> Iterator[Request]:
+        """Yields the requests of some of the tokens that the batch brings, by the tokens' places
+        among all of them."""
+        if places:
+            requests = [
+                span.request for span in self.spans for _ in range(span.is_sampled + span.n_drafts)
+            ]
+            yield from [requests[place] for place in places]
+
+
+class Update(NamedTuple):
+    """The effect of an iteration, or of a cancellation, on one request. An iteration with drafts of
+    a request may have several, one for each token."""
+
+    request: Request
+    token_id: int | None
+    finish_reason: FinishReason | None
+    n_generated: int
+    """Tokens of the output, up to and including this one."""
+    message: str = ""
+    """Why the request failed, for people."""
+    logprobs: SpanLogprobs | None = None
+    """The log-probabilities that the request wants; there may be some of its prompt without a
+    token."""
+
+
+update_of = maker(Update)
+"""Makes an update of its fields."""

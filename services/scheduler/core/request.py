@@ -1,4 +1,4 @@
-"""A request in tokens, and its place in Algorithm 1 (Orca, section 4.2)."""
+"""A request in tokens, and its state in Algorithm 1 (Orca, section 4.2)."""
 
 from array import array
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from enum import Enum, auto
 from functools import partial
 from typing import NewType
 
-from services.scheduler.core.accounts import Account
-from services.scheduler.core.client import Client
-from services.scheduler.core.drafts import Speculation
-from services.scheduler.core.prefix_cache import BlockKeys
-from services.scheduler.core.reservation import Reservation
+from services.scheduler.core.clients.accounts import AccountUse
+from services.scheduler.core.clients.client import ServedClient
+from services.scheduler.core.memory.holder import BlockKeys
+from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.speculation import Speculation
 
 RequestId = NewType("RequestId", str)
 
@@ -29,7 +29,7 @@ class RequestState(Enum):
     INCREMENT = auto()
     """Has run and wants to run again."""
     FINISHED = auto()
-    """Has ended, and holds nothing but what batches that have not returned still use."""
+    """Has ended; holds only the memory that batches in flight still use."""
 
 
 class FinishReason(Enum):
@@ -43,22 +43,20 @@ class FinishReason(Enum):
 
 
 MAX_LOSSES = 3
-"""Lost epochs in a row that a request may have been on board of: after that it counts as their
-cause."""
+"""Epochs in a row that may be lost with a request in flight: then it counts as the cause."""
 
 N_PROVING_TOKENS = 2
-"""New tokens with which a suspect has proved itself: it has been run as a prefill and as a decode.
-"""
+"""New tokens with which a suspect is cleared: it has been run as a prefill and as a decode."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A request and the scheduler's whole knowledge of it.
+    """A request, and all that the scheduler knows of it.
 
     Its sequence is the prompt followed by the generated tokens, and by `n_awaited` tokens that are
     being sampled. Of these, the first `n_scheduled` have been sent to the ranks, so that their keys
     and values are stored or about to be. A request may come with tokens that it generated
-    elsewhere, and be put down and begin anew: all tokens that it has then are its prefill.
+    elsewhere, and be preempted and begin anew: all tokens that it has then are its prefill.
     """
 
     request_id: RequestId
@@ -67,22 +65,24 @@ class Request:
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
     grammar_digest: bytes | None = None
-    """Tells the grammar that its output follows from others; None where it follows none."""
+    """Digest of the grammar that the output follows; None where it follows none."""
     n_logprobs: int | None = None
-    """Alternatives that it wants with the log-probability of each new token; None wants none."""
+    """Number of alternatives that are wanted with the log-probability of each new token; None where
+    no log-probabilities are wanted."""
     n_prompt_logprobs: int | None = None
-    """Likewise of each token of the prompt but the first, before its first new token."""
+    """Number of alternatives that are wanted with the log-probability of each prompt token but the
+    first, before the first new token; None where none are wanted."""
     stop_token_ids: frozenset[int] = frozenset()
     speculation: Speculation | None = None
-    """How far drafts of its tokens are right; None where they cannot be verified."""
-    account: Account | None = None
-    """Whose limits it counts towards; None where nobody has to show a key."""
+    """How far drafts of its tokens have been right; None where drafts cannot be verified."""
+    account: AccountUse | None = None
+    """The account whose limits the request counts towards; None without an API key."""
     priority: int = 0
-    """Its class: lower ones come earlier, where the order knows classes."""
+    """The request's class: lower numbers come earlier, where the order knows classes."""
     deadline: float | None = None
-    """When it is given up if it still waits, by the scheduler's clock."""
-    client: Client | None = None
-    """Who is charged for it, assigned by an order that counts."""
+    """When the request is given up if it still waits, by the scheduler's clock."""
+    client: ServedClient | None = None
+    """The client that is charged for the request, assigned by an order that counts service."""
     arrival: int = -1
     """The place in the order of arrival, assigned by the pool."""
     place: int = -1
@@ -90,35 +90,36 @@ class Request:
     state: RequestState = RequestState.INITIATION
     generated_token_ids: "array[int]" = field(default_factory=partial(array, TOKEN_ID))
     n_losses: int = 0
-    """Epochs in a row that were lost with this request on board, before it had proved itself."""
+    """Epochs in a row that were lost with this request in flight, before it was cleared."""
     n_prefill_tokens: int = 0
-    """Tokens of the sequence when it was last `put_down`, or came into the pool."""
+    """Number of tokens when the request last began anew, or came into the pool."""
     n_scheduled: int = 0
+    """Tokens that have been sent to the ranks."""
     n_awaited: int = 0
     """Tokens that the batches in flight are sampling."""
     n_in_flight: int = 0
     """Batches with this request that have not returned."""
-    n_drafts: int = 0
-    """Drafts in the batch that has not returned; they do not count as scheduled."""
+    drafts: Sequence[int] = ()
+    """Tokens that are guessed to follow, in the batch that has not returned; they do not count as
+    scheduled."""
     cache_scope: bytes | None = b""
     """Requests with the same scope share what the prefix cache has; None shares nothing."""
     block_keys: BlockKeys | None = None
-    """The names of its blocks in the prefix cache."""
+    """The keys of its blocks in the prefix cache."""
     n_cached_tokens: int = 0
-    """Tokens that it did not have to compute, when it was last admitted."""
-    n_lent_blocks: int = 0
-    """Blocks that it asked for when it last could not grow."""
-    n_put_downs: int = 0
-    """Times that it was put down for the memory of others."""
+    """Tokens that the prefix cache had when the request was last admitted."""
+    n_wanted_blocks: int = 0
+    """Blocks that it asked for when its reservation last could not grow."""
+    n_preemptions: int = 0
+    """Times that it was preempted."""
     reservation: Reservation | None = None
     is_cancelled: bool = False
-    """Whether it was cancelled while running; it ends when a batch with it returns."""
+    """Whether the request was cancelled while running; it ends when its next batch returns."""
     is_cut: bool = False
-    """Whether its output ends before its grammar does, since a rank cannot follow further."""
+    """Whether the output ends before its grammar does, since a rank cannot follow it further."""
     n_prompt_tokens: int = field(init=False)
     n_tokens: int = field(init=False)
-    """The number of tokens of the sequence so far; kept, since it is asked for many times for each
-    token."""
+    """Number of tokens of the sequence so far; kept, since it is read many times for each token."""
 
     def __post_init__(self) -> None:
         self.n_prompt_tokens = len(self.prompt_token_ids)
@@ -132,22 +133,22 @@ class Request:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it may be the cause of a loss."""
+        """Whether the request may be the cause of a loss."""
         return self.n_losses > 0
 
     @property
     def is_decoding(self) -> bool:
-        """Whether its next span comes after all tokens that it began with."""
+        """Whether the next span comes after all tokens that the request began with."""
         return self.n_scheduled >= self.n_prefill_tokens
 
     @property
     def n_new_tokens(self) -> int:
-        """The number of tokens that it has generated since it began, or began anew."""
+        """Number of tokens that were generated since the request began, or began anew."""
         return self.n_tokens - self.n_prefill_tokens
 
     @property
     def n_unscheduled(self) -> int:
-        """The number of tokens, awaited ones included, that have not been sent to the ranks."""
+        """Number of tokens, awaited ones included, that have not been sent to the ranks."""
         return self.n_tokens + self.n_awaited - self.n_scheduled
 
     @property
@@ -159,17 +160,17 @@ class Request:
         return self.n_prompt_tokens + self.max_new_tokens
 
     def can_run(self) -> bool:
-        """Returns whether it could join the next iteration, whatever batches it is in.
+        """Returns whether the request could join the next iteration, whatever batches it is in.
 
-        It can with a part of the prompt, which depends on nothing that these batches compute. It
-        can't while its last token is awaited, or nobody knows how many of its drafts are right.
+        It could with a part of the prompt, which depends on nothing that these batches compute. It
+        could not while its last token, or the verdict on its drafts, is awaited.
         """
-        return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.n_drafts)
+        return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.drafts)
 
     def can_run_ahead(self) -> bool:
-        """Returns whether it could join the next iteration where tokens are handed off: it also can
-        with a token that a rank will have sampled by then."""
-        if self.is_cancelled or self.n_drafts:
+        """Returns whether the request could join the next iteration where tokens are handed off:
+        then it also could with a token that a rank will have sampled by then."""
+        if self.is_cancelled or self.drafts:
             return False
         if self.n_scheduled < self.n_tokens:
             return True
@@ -187,19 +188,20 @@ class Request:
         return [*head, *self.generated_token_ids[: n_tokens - len(head)]]
 
     def packed_span(self, start: int, n_tokens: int) -> bytes:
-        """Returns the same tokens as `span`, 4 bytes each."""
+        """Returns tokens `start` to `start + n_tokens` of the sequence, 4 bytes each."""
         first = start - self.n_prompt_tokens
         if first >= 0:
             return self.generated_token_ids[first : first + n_tokens].tobytes()
         packed = array(TOKEN_ID, self.prompt_token_ids[start : start + n_tokens])
         return (packed + self.generated_token_ids[: n_tokens - len(packed)]).tobytes()
 
-    def put_down(self) -> None:
-        """Takes the request back to its beginning, with the tokens that it has; what it held on the
-        ranks must be gone."""
+    def begin_anew(self) -> None:
+        """Takes the request back to its beginning, with the tokens that it has. What it held on the
+        ranks must be released."""
         self.state = RequestState.INITIATION
         self.reservation = None
-        self.n_scheduled = self.n_awaited = self.n_in_flight = self.n_drafts = 0
+        self.n_scheduled = self.n_awaited = self.n_in_flight = 0
+        self.drafts = ()
         self.n_tokens = self.n_prompt_tokens + len(self.generated_token_ids)
         self.n_prefill_tokens = self.n_tokens
 

@@ -1,28 +1,28 @@
-"""All requests that are in the system; it outlives the epochs.
+"""All requests that are in the system; the pool outlives the epochs.
 
 It is limited in requests and in the tokens, of prompts and outputs, that they may come to, and so
-in memory. It also counts the tokens of each account. Who comes first is said by its `Order`.
+in memory. Which request comes first is said by its `Order`.
 
-Requests that can ride the next iteration are kept apart from those that cannot, so that a
-selection walks only over requests it can take: its cost does not depend on how many others there
-are.
+Requests that can ride the next iteration are kept apart from those that cannot, so that a selection
+walks only over requests it can take: its cost does not depend on how many others there are.
 
-After a loss, the requests that were on board are suspects: each may be the one that ended it. They
-are admitted before all others and one at a time, the most suspicious first, each when everybody who
-runs has tokens and the last one has proved itself. So a loss is put down to the one suspect that
-was on board, and one that is put down to it again runs alone the next time.
+What else may keep a request waiting is decided by other objects, which are told of what comes,
+is admitted and leaves: deadlines and admission control (`waiting.py`), the caution after a loss
+(`suspects.py`), grammars that are compiled (`grammar_turns.py`).
 """
 
 import sys
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator, Sequence
-from heapq import heapify, heappop, heappush
 
 from services.common.errors import PoolFull
-from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.core.fair_batch import Allowances
-from services.scheduler.core.grammar_turns import GrammarTurns
-from services.scheduler.core.order import FirstComeFirstServed, Order
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.grammar_turns import GrammarTurns
+from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
+from services.scheduler.core.admission.suspects import Suspects
+from services.scheduler.core.admission.waiting import Waiting
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import BatchLimits, Order
 from services.scheduler.core.request import Request, RequestState
 
 SMALL_OPTIONS_BYTES = 4096
@@ -32,9 +32,6 @@ them."""
 OPTION_BYTES = 4
 """Bytes of options that count as a token."""
 
-PRIORITY_KINDS = ("raised", "normal", "lowered")
-"""Kinds of priorities: those below 0, 0, and those above."""
-
 RETRY_AFTER_S = 1.0
 """Seconds after which a request may be sent again to a pool that was full."""
 
@@ -42,14 +39,6 @@ RETRY_AFTER_S = 1.0
 _INITIATION = RequestState.INITIATION
 _RUNNING = RequestState.RUNNING
 _INCREMENT = RequestState.INCREMENT
-
-
-def _place_of(request: Request) -> int:
-    return request.place
-
-
-def _suspicion(request: Request) -> tuple[int, int]:
-    return (request.n_losses, -request.arrival)
 
 
 class RequestPool:
@@ -61,27 +50,23 @@ class RequestPool:
         max_requests: int,
         max_tokens: int = sys.maxsize,
         order: Order | None = None,
-        control: AdmissionControl | None = None,
+        control: AdmissionControl | NoControl = NO_CONTROL,
     ) -> None:
         """`order` is the paper's unless it is given: first come, first served. `control` is told of
-        those that wait."""
+        the requests that wait."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.n_tokens = 0
         """Tokens that the requests may come to."""
         self.order = FirstComeFirstServed() if order is None else order
-        """The requests in INITIATION, and who of them comes next."""
+        """The requests in INITIATION, and which of them comes next."""
+        self.waiting = Waiting(self.order, control)
+        """The deadlines and the number of these."""
+        self._suspects = Suspects()
+        self._grammar_turns = GrammarTurns()
         self._n_arrived = 0
-        self._n_waiting = [0] * len(PRIORITY_KINDS)
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap; also of some that ended
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
-        self._ready: list[Request] = []  # of these, those that can run; by their places
-        self._suspects: dict[Request, None] = {}  # those that wait
-        self._on_probation: Request | None = None  # the last suspect that was admitted
-        self._n_with_grammar = 0
-        self.grammar_turns = GrammarTurns()
-        """The turns of those whose grammars are not compiled."""
-        self._control = control
+        self._ready: list[Request] = []  # the admitted requests that can run; by their places
 
     def __len__(self) -> int:
         return len(self.order) + len(self._admitted)
@@ -94,10 +79,6 @@ class RequestPool:
     def n_waiting(self) -> int:
         """Number of requests that are to run for the first time, or anew."""
         return len(self.order)
-
-    def n_waiting_of(self, kind: str) -> int:
-        """Returns the number of these whose priority is of a kind."""
-        return self._n_waiting[PRIORITY_KINDS.index(kind)]
 
     @property
     def n_free(self) -> int:
@@ -114,10 +95,6 @@ class RequestPool:
         """The requests that have run, or are running, and have not ended."""
         return self._admitted.keys()
 
-    def fits_ever(self, request: Request) -> bool:
-        """Whether an empty pool could take the request in."""
-        return _n_tokens(request) <= self.max_tokens
-
     @property
     def ready(self) -> Sequence[Request]:
         """The requests that have run and can ride the next iteration, as they are now; by rank."""
@@ -129,14 +106,18 @@ class RequestPool:
         return tuple(self._ready)
 
     @property
-    def has_suspects(self) -> bool:
-        """Whether suspects are admitted before all others."""
-        return bool(self._suspects) or self._is_probation
+    def last(self) -> Request:
+        """The request that is preempted first of the admitted ones; there must be one."""
+        return max(self._admitted, key=self.order.rank)
 
     @property
-    def last(self) -> Request:
-        """The one that is put down first of those that have run; there must be one."""
-        return max(self._admitted, key=self.order.rank)
+    def has_suspects(self) -> bool:
+        """Whether requests wait or run that may have ended a pipeline."""
+        return self._suspects.are_in(self._admitted)
+
+    def fits_ever(self, request: Request) -> bool:
+        """Returns whether an empty pool could take the request in."""
+        return _n_tokens(request) <= self.max_tokens
 
     def add(self, request: Request) -> None:
         """Takes a request in.
@@ -158,62 +139,48 @@ class RequestPool:
             )
         self._count(request, 1)
         request.arrival = self._n_arrived
-        request.put_down()
+        request.begin_anew()
         self._n_arrived += 1
+        self._grammar_turns.add(request)
         self.order.add(request)
-        self._note_waiting(request, 1)
-        if request.is_suspect:
-            self._suspects[request] = None
-        self._note_deadline(request)
+        self.waiting.add(request)
+        self._suspects.add(request)
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests that wait though their time is up, or will be before they begin;
-        they are still to be removed."""
-        result: dict[Request, None] = {}  # who was put down is in the heap more than once
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heappop(self._deadlines)[2]
-            if request.state is _INITIATION:
-                result[request] = None
-        if self._deadlines and self._control is not None:
-            hopeless = self._control.hopeless(now, self._deadlines[0][0], self.order)
-            result.update(dict.fromkeys(hopeless))
-        return list(result)
-
-    def selectable(self) -> Iterator[Request]:
-        """Yields the requests that can ride the next iteration, in order; the pool must not change
-        meanwhile."""
-        if not len(self.order) or self._is_probation:
-            return iter(self._ready)
-        if not self._suspects:
-            return self.order.line_up(self._ready)
-        if any(request.n_new_tokens == 0 for request in self._admitted):
-            return iter(self._ready)
-        return self.order.line_up(self._ready, (max(self._suspects, key=_suspicion),))
+        """Returns the requests that have waited too long; they are still to be removed."""
+        return self.waiting.expired(now)
 
     def candidates(self) -> Iterator[Request]:
-        """Yields the requests of `selectable` that need not wait for the grammars of others."""
-        requests = self.selectable()
-        return self.grammar_turns.turns(requests) if self._n_with_grammar else requests
+        """Yields the requests that can ride the next iteration, in order; the pool must not change
+        meanwhile."""
+        return self._grammar_turns.turns(self.selectable())
 
-    def allowances(self) -> Allowances | None:
-        """Returns the tokens that clients may have in the next batch; None where nobody is
-        limited."""
-        return None if self.has_suspects else self.order.allowances(self._admitted, self._ready)
+    def selectable(self) -> Iterator[Request]:
+        """Yields the candidates, and requests that wait for the grammars of others."""
+        if not len(self.order):
+            return iter(self._ready)
+        return self.order.line_up(self._ready, self._suspects.may_be_admitted(self._admitted))
+
+    def batch_limits(self) -> BatchLimits | None:
+        """Returns what the order allows of the candidates in the next batch; None where it limits
+        none."""
+        if self.has_suspects:
+            return None
+        return self.order.batch_limits(self._admitted, self._ready)
 
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
     ) -> None:
         """Moves all requests of a batch from INITIATION or INCREMENT to RUNNING. Those for which
-        `can_run` is true stay selectable for the next iteration."""
+        `can_run` is true stay candidates for the next iteration."""
         for request in requests:
             if request.state is _INITIATION:
                 self.order.admit(request)
-                self._note_waiting(request, -1)
+                self.waiting.remove(request)
+                self._suspects.admit(request)
+                self._grammar_turns.admit(request)
                 self._admitted[request] = None
                 self._make_ready(request)
-                if request.is_suspect:
-                    del self._suspects[request]
-                    self._on_probation = request
             request.state = _RUNNING
         self._ready = [
             request for request in self._ready if request.state is not _RUNNING or can_run(request)
@@ -224,8 +191,21 @@ class RequestPool:
         request.state = _INCREMENT
         self._make_ready(request)
 
+    def remove(self, request: Request) -> None:
+        """Moves a request from any state to FINISHED, and out of the pool."""
+        self.order.remove(request)
+        self._grammar_turns.remove(request)
+        if request.state is _INITIATION:
+            self._suspects.remove(request)
+            self.waiting.remove(request)
+        else:
+            del self._admitted[request]
+            self.hold_back(request)
+        request.state = RequestState.FINISHED
+        self._count(request, -1)
+
     def hold_back(self, request: Request) -> None:
-        """Keeps a RUNNING request from being selected again."""
+        """Keeps a request that has run from being selected again."""
         index = self._place(request)
         if index is not None:
             del self._ready[index]
@@ -235,80 +215,42 @@ class RequestPool:
         self._make_ready(request)
 
     def move(self, request: Request, place: int) -> None:
-        """Gives a request that has run another place, which nobody has."""
+        """Gives a request that has run another place, which no request has."""
         is_ready = self._place(request) is not None
         self.hold_back(request)
         request.place = place
         if is_ready:
             self._make_ready(request)
 
-    def put_down(self, request: Request) -> None:
-        """Puts down one request that has run and is in no batch, so that it waits again at its
-        place."""
+    def preempt(self, request: Request) -> None:
+        """Lets a request that has run and is in no batch wait again at its place."""
         self.hold_back(request)
         del self._admitted[request]
         self._restore([request])
 
-    def remove(self, request: Request) -> None:
-        """Moves a request from any state to FINISHED, and out of the pool."""
-        self.order.remove(request)
-        if request.state is _INITIATION:
-            self._suspects.pop(request, None)
-            self._note_waiting(request, -1)
-        else:
-            del self._admitted[request]
-            self.hold_back(request)
-        request.state = RequestState.FINISHED
-        self._count(request, -1)
-
-    def put_back(self) -> list[Request]:
-        """Puts down all requests that have run, so that they wait again at their places; returns
-        them."""
+    def preempt_all(self) -> list[Request]:
+        """Lets all requests that have run wait again at their places, since the epoch is over;
+        returns them."""
         begun = list(self._admitted)
         self._admitted.clear()
         self._ready.clear()
         self._restore(begun)
-        self._suspects = {request: None for request in self.order if request.is_suspect}
+        self._suspects.reset(self.order)
+        self._grammar_turns.forget()
         return begun
 
     def _restore(self, begun: Sequence[Request]) -> None:
         for request in begun:
-            request.put_down()
+            request.begin_anew()
         self.order.restore(begun)
         for request in begun:
-            self._note_deadline(request)
-            self._note_waiting(request, 1, has_begun=True)
-            if request.is_suspect:
-                self._suspects[request] = None
-
-    def _note_waiting(self, request: Request, sign: int, *, has_begun: bool = False) -> None:
-        priority = request.priority
-        if self._control is not None and sign > 0:
-            self._control.backlog.add(request, has_begun=has_begun)
-        elif self._control is not None:
-            self._control.backlog.remove(request)
-        self._n_waiting[1 + (priority > 0) - (priority < 0)] += sign
-
-    def _note_deadline(self, request: Request) -> None:
-        if request.deadline is None:
-            return
-        heappush(self._deadlines, (request.deadline, request.arrival, request))
-        if len(self._deadlines) > 2 * len(self) + 64:  # most are of requests that have ended
-            self._deadlines = [
-                (one.deadline, one.arrival, one) for one in self.order if one.deadline is not None
-            ]
-            heapify(self._deadlines)
+            self.waiting.add(request, has_begun=True)
+            self._suspects.add(request)
 
     def _count(self, request: Request, sign: int) -> None:
         self.n_tokens += sign * _n_tokens(request)
-        self._n_with_grammar += sign * (request.grammar_digest is not None)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len
-
-    @property
-    def _is_probation(self) -> bool:
-        suspect = self._on_probation
-        return suspect is not None and suspect.is_suspect and suspect in self._admitted
 
     def _make_ready(self, request: Request) -> None:
         if not self._ready or self._ready[-1].place < request.place:
@@ -322,8 +264,12 @@ class RequestPool:
         return index if is_there else None
 
 
+def _place_of(request: Request) -> int:
+    return request.place
+
+
 def _n_tokens(request: Request) -> int:
-    """Returns the tokens that a request counts for in the pool: those of its sequence, and as many
-    as take the memory of its options, where these are a grammar of many characters."""
+    """Returns the tokens that a request counts for in the pool: the tokens of its sequence, and as
+    many as take the memory of its options, where these are a grammar of many characters."""
     n_bytes = max(0, len(request.sampling) - SMALL_OPTIONS_BYTES)
     return request.max_sequence_len + n_bytes // OPTION_BYTES

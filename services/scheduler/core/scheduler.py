@@ -1,7 +1,7 @@
 """Iteration-level scheduling (Orca, Algorithm 1): select a batch, and later apply what it produced.
 
 Lines of the paper's algorithm: `select` is 4 and 6 to 8, the limit in it is 9, `apply` is 11 to
-15. Who waits for whom is the serving loop's business, who is chosen is the policy's.
+15. When each is called is the serving loop's business, which requests are chosen is the policy's.
 
 Where the paper is silent: an empty batch is no batch; a request that can never fit is refused on
 arrival; a request cancelled while it runs ends when a batch of it returns. The paper's engine does
@@ -13,54 +13,31 @@ If that token turns out to end the request, what later batches bring is thrown a
 is free when the last of them has returned. Without it, and with whole prompts, a request is in at
 most one batch, as in the paper.
 
-With a `Drafter`, a decode may carry drafts, and bring several tokens (`drafting.py`).
+What is optional hangs on it from outside: drafts of tokens (`drafting/`) and preemption
+(`preemption/`). Where they are off, objects that do nothing stand in for them.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple
 
 from services.common.errors import InvalidRequest
-from services.common.named_tuples import maker
-from services.scheduler.core.batch import Batch, Span, SpanLogprobs, span_of
-from services.scheduler.core.drafting import NO_DRAFTS, Drafting
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.giving_way import GivingWay
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.lending import Lending
-from services.scheduler.core.policies import Policy
-from services.scheduler.core.request import (
-    MAX_LOSSES,
-    FinishReason,
-    Request,
-    RequestId,
-    RequestState,
+from services.scheduler.core.admission import suspects
+from services.scheduler.core.batch import (
+    NO_LOGPROBS,
+    Batch,
+    Span,
+    SpanLogprobs,
+    Update,
+    span_of,
+    update_of,
 )
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.drafting.drafting import drafting_of
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.preemption.preemption import preemption_of
+from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.reservation import Reservation
-
-NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
-
-
-class Update(NamedTuple):
-    """The effect of an iteration, or of a cancellation, on one request. An iteration with drafts of
-    a request may have several, one for each token."""
-
-    request: Request
-    token_id: int | None
-    finish_reason: FinishReason | None
-    n_generated: int
-    """Tokens of the output, up to and including this one."""
-    message: str = ""
-    """Why the request failed, for people."""
-    logprobs: SpanLogprobs | None = None
-    """The log-probabilities that the request wants; there may be some of its prompt without a
-    token."""
-
-
-update_of = maker(Update)
-"""Makes an update of its fields."""
 
 # To look a member of an enum up takes as long as to call a method; here it is done for each token.
 _FINISHED = RequestState.FINISHED
@@ -69,8 +46,8 @@ _FINISHED = RequestState.FINISHED
 class Scheduler:
     """The scheduler of Algorithm 1; it keeps at most `pipeline_depth` batches in flight.
 
-    `token_hand_off` says that the ranks which embed tokens are those that sample them, and know the
-    last one of every request.
+    `token_hand_off` says that the ranks which embed tokens are the ranks that sample them, and know
+    the last token of every request.
     """
 
     def __init__(
@@ -86,35 +63,20 @@ class Scheduler:
         if pipeline_depth < 1:
             raise ValueError(f"pipeline_depth must be at least 1, not {pipeline_depth}")
         self.pool = pool
-        self.pool.grammar_turns.forget()
         self.kv_manager = kv_manager
+        self.policy = policy
         self.pipeline_depth = pipeline_depth
         self.token_hand_off = token_hand_off
         self.drafter = drafter
-        self._drafting: Drafting | None = None
-        if drafter is not None:
-            self._drafting = Drafting(drafter, kv_manager, token_hand_off=token_hand_off)
-        self.policy = policy
         self._can_run = Request.can_run_ahead if token_hand_off else Request.can_run
+        self._drafting = drafting_of(drafter, kv_manager, token_hand_off=token_hand_off)
+        self._preemption = preemption_of(
+            pool, kv_manager, policy, can_run=self._can_run, preempt=self._preempt
+        )
         self._in_flight: dict[int, Batch] = {}
         self._n_iterations = 0
         self._released_rows: list[int] = []
-        self._lending: Lending | None = None
-        if kv_manager.expected_use is not None:
-            self._lending = Lending(
-                pool, kv_manager, can_run=self._can_run, put_down=self._put_down
-            )
-        self._giving_way: GivingWay | None = None
-        if isinstance(pool.order, Fair):
-            self._giving_way = GivingWay(
-                pool,
-                pool.order,
-                kv_manager,
-                policy,
-                can_run=self._can_run,
-                put_down=self._put_down,
-            )
-        self._put_down_for_memory: list[Request] = []
+        self._preempted: list[Request] = []
 
     @property
     def n_in_flight(self) -> int:
@@ -153,31 +115,62 @@ class Scheduler:
             )
         self.pool.add(request)
 
-    def adopt(self) -> list[Update]:
-        """Takes over what the pool has from the epoch before; returns the ends of requests that
-        this memory is too small for."""
-        return [
-            self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
-            for request in list(self.pool)
-            if not self.kv_manager.fits_ever(request.max_sequence_len)
-        ]
+    def select(self) -> Batch | None:
+        """Returns the next batch to run; None if no request can run or enough batches are in
+        flight."""
+        if len(self._in_flight) == self.pipeline_depth:
+            return None
+        if self._in_flight and self._drafting.awaits:
+            return None
+        self._preemption.prepare()
+        selections = self.policy.select(self.pool, self.kv_manager)
+        if not selections:
+            return None
+        self._n_iterations += 1
+        n_drafts = self._drafting.draft(selections)
+        batch = Batch(
+            iteration=self._n_iterations,
+            spans=tuple([self._schedule(*chosen) for chosen in selections]),
+            released_rows=tuple(self._released_rows),
+            n_drafts=n_drafts,
+        )
+        self._preemption.settle(batch.columns.requests)
+        self.pool.mark_running(batch.columns.requests, can_run=self._can_run)
+        self._released_rows.clear()
+        self._in_flight[batch.iteration] = batch
+        return batch
 
-    def suspend(self, culprits: Collection[RequestId] = ()) -> tuple[list[Request], list[Update]]:
-        """Puts down all requests, since the epoch is over and their keys and values with it; they
-        stay in the pool.
+    def apply(
+        self,
+        iteration: int,
+        token_ids: Sequence[int],
+        logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
+        *,
+        cut: Sequence[int] = (),
+    ) -> list[Update]:
+        """Takes the tokens that a batch produced, one per sampled span and draft, in order, and
+        returns the updates. `logprobs` are by the place of their span in the batch; they are passed
+        on. `cut` has the places of tokens that end an output before its grammar ends.
 
-        `culprits` are those that are known to have ended it. If none are, those that were on board
-        of a batch are suspects from now on; only the unproven ones, if there were any. Returns the
-        requests that had begun, and the ends of those that were cancelled, are culprits or have
-        been on board of too many losses.
+        Raises:
+            ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
         """
-        on_board = [request for request in self.pool.running if request.n_in_flight]
-        for request in [one for one in on_board if one.is_suspect] or on_board:
-            request.n_losses += not culprits
-        self._in_flight.clear()
-        begun = self.pool.put_back()
-        ends = [self._end_of_suspended(request, culprits) for request in begun]
-        return begun, [end for end in ends if end is not None]
+        batch = self._return(iteration, len(token_ids))
+        for request in batch.sampled_requests(cut):
+            request.is_cut = True
+        drafted: list[Update] = []
+        if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # nearly always
+            updates = list(map(self._apply_to, batch.columns.requests, token_ids))
+        else:
+            tokens = iter(token_ids)
+            updates = [
+                self._apply_to(span.request, self._drafting.last_token(span, tokens, drafted))
+                for span in batch.spans
+            ]
+        self._drafting.note_returned(batch, self._in_flight.values())
+        for place, brought in logprobs.items():
+            updates[place] = _with_logprobs(batch.spans[place].request, updates[place], brought)
+        return [*drafted, *[update for update in updates if update is not None]]
 
     def cancel(self, request: Request) -> list[Update]:
         """Ends a request, at once unless it is running. Returns its end; nothing if that is still
@@ -199,113 +192,52 @@ class Scheduler:
         end."""
         return [self._finish(request, FinishReason.FAILED, message=message)]
 
-    def select(self) -> Batch | None:
-        """Returns the next batch to run; None if there is none or enough are in flight."""
-        if len(self._in_flight) == self.pipeline_depth:
-            return None
-        if self._drafting is not None and self._drafting.awaits and self._in_flight:
-            return None
-        if self._lending is not None:
-            self._lending.make_room()
-        if self.kv_manager.n_evicted_blocks:  # before, nothing is lost by waiting
-            self.pool.order.prefer(self.kv_manager.n_cached_columns)
-        if self._giving_way is not None:
-            self._giving_way.make_way()
-        selections = self.policy.select(self.pool, self.kv_manager)
-        if not selections:
-            return None
-        self._n_iterations += 1
-        drafts = NO_DRAFTS if self._drafting is None else self._drafting.draft(selections)
-        if drafts:
-            spans = [
-                self._schedule(*chosen, drafts.get(chosen.request, ())) for chosen in selections
-            ]
-        else:
-            spans = [self._schedule(*chosen) for chosen in selections]
-        batch = Batch(
-            iteration=self._n_iterations,
-            spans=tuple(spans),
-            released_rows=tuple(self._released_rows),
-            n_drafts=sum([len(draft) for draft in drafts.values()]),
-        )
-        if self._giving_way is not None:
-            self._giving_way.settle(batch.columns.requests)
-        self.pool.mark_running(batch.columns.requests, can_run=self._can_run)
-        self._released_rows.clear()
-        self._in_flight[batch.iteration] = batch
-        return batch
+    def adopt(self) -> list[Update]:
+        """Takes over what the pool has from the epoch before; returns the ends of requests that
+        this memory is too small for."""
+        return [
+            self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
+            for request in list(self.pool)
+            if not self.kv_manager.fits_ever(request.max_sequence_len)
+        ]
+
+    def suspend(self, culprits: Collection[RequestId] = ()) -> tuple[list[Request], list[Update]]:
+        """Lets all requests wait again, since the epoch is over and their keys and values with it.
+
+        `culprits` are the requests that are known to have ended it. If none are, the requests in
+        flight are suspects from now on (`suspects.py`). Returns the requests that had begun, and
+        the ends of those that were cancelled, are culprits or were in flight at too many losses.
+        """
+        suspects.suspect([one for one in self.pool.running if one.n_in_flight], culprits)
+        self._in_flight.clear()
+        begun = self.pool.preempt_all()
+        ends = []
+        for request in begun:
+            if request.is_cancelled:
+                ends.append(self._finish(request, FinishReason.CANCELLED))
+            elif message := suspects.verdict(request, culprits):
+                ends.append(self._finish(request, FinishReason.FAILED, message=message))
+        return begun, ends
 
     def learn_overhead(self, n_tokens: int) -> bool:
         """Takes in that an iteration costs as much as so many tokens of prompts besides its own;
         returns whether that is news to the policy."""
-        groups = self.policy.prompt_groups
-        if groups is None or groups.overhead_tokens == n_tokens:
-            return False
-        groups.overhead_tokens = n_tokens
-        return True
+        return self.policy.prompt_groups.learn_overhead(n_tokens)
 
-    def take_put_down(self) -> list[Request]:
-        """Returns the requests that were put down for the memory of others since the last call."""
-        taken, self._put_down_for_memory = self._put_down_for_memory, []
+    def take_preempted(self) -> list[Request]:
+        """Returns the requests that were preempted since the last call."""
+        taken, self._preempted = self._preempted, []
         return taken
 
-    def apply(
-        self,
-        iteration: int,
-        token_ids: Sequence[int],
-        logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
-        *,
-        cut: Sequence[int] = (),
-    ) -> list[Update]:
-        """Takes the tokens that a batch produced, one per sampled span and draft, in order, and
-        returns the updates. `logprobs` are by the place of their span in the batch; they are passed
-        on. `cut` has the places of tokens that end an output before its grammar ends.
-
-        Raises:
-            ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
-        """
-        batch = self._return(iteration, len(token_ids))
-        if cut:
-            sampled = [
-                span.request for span in batch.spans for _ in range(span.is_sampled + span.n_drafts)
-            ]
-            for place in cut:
-                sampled[place].is_cut = True
-        drafted: list[Update] = []
-        if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # nearly always
-            updates = list(map(self._apply_to, batch.columns.requests, token_ids))
-        else:
-            tokens = iter(token_ids)
-            updates = [
-                self._apply_drafts(span, self._drafting.right_tokens(span, tokens), drafted)
-                if span.n_drafts and self._drafting is not None
-                else self._apply_to(span.request, next(tokens) if span.is_sampled else None)
-                for span in batch.spans
-            ]
-        if self._drafting is not None:
-            self._drafting.note_returned(batch, self._in_flight.values())
-        if logprobs:
-            for place, brought in logprobs.items():
-                updates[place] = self._with_logprobs(batch.spans[place], updates[place], brought)
-        return [*drafted, *[update for update in updates if update is not None]]
-
-    def _schedule(
-        self,
-        request: Request,
-        n_tokens: int,
-        reservation: Reservation,
-        draft: Sequence[int] = (),
-    ) -> Span:
-        start, n_known = request.n_scheduled, request.n_tokens
+    def _schedule(self, request: Request, n_tokens: int, reservation: Reservation) -> Span:
+        start, n_known, drafts = request.n_scheduled, request.n_tokens, request.drafts
         end = start + n_tokens
+        n_drafts = len(drafts) if drafts else 0  # nearly always: a call less for each token
         is_sampled = end == n_known + request.n_awaited
         is_admission = request.reservation is None
-        if is_admission and request.grammar_digest is not None:
-            self.pool.grammar_turns.admit(request.grammar_digest)
         request.n_scheduled = end
         request.n_awaited += is_sampled
         request.n_in_flight += 1
-        request.n_drafts = n_drafts = len(draft) if draft else 0
         new_block_ids: Sequence[int] = ()
         if end + n_drafts > reservation.n_block_slots:
             new_block_ids = self.kv_manager.allocate(
@@ -327,7 +259,7 @@ class Scheduler:
                 request,
                 start,
                 n_tokens + n_drafts,
-                [*token_ids, *draft] if draft else token_ids,
+                [*token_ids, *drafts] if drafts else token_ids,
                 is_admission,
                 is_sampled,
                 new_block_ids,
@@ -349,31 +281,12 @@ class Scheduler:
             )
         return batch
 
-    def _apply_drafts(
-        self, span: Span, token_ids: Sequence[int], updates: list[Update]
-    ) -> Update | None:
-        """Takes the tokens that a span with drafts brought; adds to `updates` all but the last,
-        which it returns."""
-        request = span.request
-        request.n_drafts = 0
-        if request.state is RequestState.FINISHED or request.is_cancelled:
-            return self._apply_to(request, token_ids[0])
-        for token_id in token_ids[:-1]:
-            if token_id in request.stop_token_ids:
-                return self._apply_to(request, token_id)
-            request.accept(token_id)
-            request.n_scheduled += 1  # where the draft of it was
-            updates.append(Update(request, token_id, None, len(request.generated_token_ids)))
-        return self._apply_to(request, token_ids[-1])
-
     def _apply_to(self, request: Request, token_id: int | None) -> Update | None:
         """Takes the last token that a span of a request brought; None if it was to bring none."""
         request.n_in_flight -= 1
         request.n_awaited -= token_id is not None
         if request.state is _FINISHED:
             self._release_if_unused(request)
-            if self._lending is not None and not request.n_in_flight:
-                self._lending.n_leaving -= 1
             return None
         if request.is_cancelled:
             return self._finish(request, FinishReason.CANCELLED)
@@ -381,42 +294,23 @@ class Scheduler:
         if reason is not None:
             return self._finish(request, reason, token_id)
         if not request.n_in_flight:
-            self._note_returned(request)
+            if self._preemption.is_due(request):
+                self._preempt(request)
+            else:
+                self.pool.mark_returned(request)
         if token_id is None:
             return None
         n_generated = request.n_tokens - request.n_prompt_tokens
         return update_of((request, token_id, None, n_generated, "", None))
 
-    def _note_returned(self, request: Request) -> None:
-        """Notes that a request that goes on is in no batch."""
-        if (self._lending is not None and self._lending.must_yield(request)) or (
-            self._giving_way is not None and self._giving_way.must_leave(request)
-        ):
-            self._put_down(request)
-        else:
-            self.pool.mark_returned(request)
-
-    def _put_down(self, request: Request) -> None:
-        """Puts a request down for the memory of others."""
+    def _preempt(self, request: Request) -> None:
+        """Lets a request wait again that has run and is in no batch, so that others have its
+        memory."""
         self._release_if_unused(request)
-        self.pool.put_down(request)
-        request.n_put_downs += 1
-        self._put_down_for_memory.append(request)
-        if self._lending is not None:
-            self._lending.forget(request)
-        if self._giving_way is not None:
-            self._giving_way.forget(request)
-
-    def _with_logprobs(
-        self, span: Span, update: Update | None, logprobs: SpanLogprobs
-    ) -> Update | None:
-        """Returns the update of a span with what it has brought besides."""
-        request = span.request
-        if update is None and request.state is not RequestState.FINISHED:
-            update = Update(request, None, None, len(request.generated_token_ids))
-        if update is None or update.finish_reason is FinishReason.CANCELLED:
-            return update
-        return update._replace(logprobs=logprobs)
+        self.pool.preempt(request)
+        request.n_preemptions += 1
+        self._preempted.append(request)
+        self._preemption.note_preempted(request)
 
     def _finish(
         self,
@@ -427,33 +321,24 @@ class Scheduler:
         message: str = "",
     ) -> Update:
         self.pool.remove(request)
-        if self._lending is not None:
-            self._lending.forget(request)
-            self._lending.n_leaving += request.n_in_flight > 0
-        if self._giving_way is not None:
-            self._giving_way.forget(request)
-        if self.kv_manager.expected_use is not None and request.generated_token_ids:
-            self.kv_manager.expected_use.learn(
-                len(request.generated_token_ids), request.max_new_tokens
-            )
+        self._preemption.note_end(request)
         self._release_if_unused(request)
         return Update(request, token_id, reason, len(request.generated_token_ids), message)
 
-    def _end_of_suspended(self, request: Request, culprits: Collection[RequestId]) -> Update | None:
-        if request.is_cancelled:
-            return self._finish(request, FinishReason.CANCELLED)
-        if request.request_id in culprits:
-            message = "the model's numbers for this request are not finite"
-        elif request.n_losses >= MAX_LOSSES:
-            message = f"the pipeline was lost {MAX_LOSSES} times in a row serving this request"
-        else:
-            return None
-        return self._finish(request, FinishReason.FAILED, message=message)
-
     def _release_if_unused(self, request: Request) -> None:
         if request.reservation is not None and not request.n_in_flight:
-            self.kv_manager.enter(request, request.reservation)
-            self.kv_manager.enter_rest(request, request.reservation)
             self._released_rows.append(request.reservation.row)
-            self.kv_manager.release(request.reservation)
+            self.kv_manager.retire(request, request.reservation)
             request.reservation = None
+            self._preemption.note_freed(request)
+
+
+def _with_logprobs(
+    request: Request, update: Update | None, logprobs: SpanLogprobs
+) -> Update | None:
+    """Returns the update of a request with the log-probabilities that its span has brought."""
+    if update is None and request.state is not RequestState.FINISHED:
+        update = Update(request, None, None, len(request.generated_token_ids))
+    if update is None or update.finish_reason is FinishReason.CANCELLED:
+        return update
+    return update._replace(logprobs=logprobs)

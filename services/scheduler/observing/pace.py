@@ -1,5 +1,5 @@
-"""The observer of pace: it tells the control of admissions how fast the pipeline is, and the core
-what an iteration costs besides its tokens."""
+"""The observer of pace: it tells the admission control how fast the pipeline is, and the core what
+an iteration costs besides its tokens."""
 
 import logging
 import time
@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from orcinus.v1 import scheduler_pb2, worker_pb2
 
 from services.common.errors import OrcinusError
-from services.scheduler.core.admission_control import AdmissionControl
-from services.scheduler.core.batch import Batch
-from services.scheduler.core.forecast import Machine
+from services.scheduler.core.admission.admission_control import AdmissionControl
+from services.scheduler.core.admission.forecast import Machine
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import FinishReason, Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 
@@ -86,7 +86,7 @@ class Pace:
     def suspended(self, request: Request) -> None:
         self._control.note_end(request)
 
-    def put_down(self, request: Request) -> None: ...
+    def preempted(self, request: Request) -> None: ...
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         if reason in (FinishReason.STOP, FinishReason.LENGTH):

@@ -10,7 +10,8 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Counter, Gauge, Info
 
 from services.common import semconv
-from services.scheduler.core.request_pool import PRIORITY_KINDS, RequestPool
+from services.scheduler.core.admission.waiting import PRIORITY_KINDS
+from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 
 
@@ -70,7 +71,7 @@ class PipelineMetrics:
             Gauge(name, text, registry=registry).set_function(partial(self._read, read))
 
     def _n_waiting_of(self, kind: str) -> float:
-        return 0 if self.pool is None else self.pool.n_waiting_of(kind)
+        return 0 if self.pool is None else self.pool.waiting.n_of(kind)
 
     def _read(self, read: Callable[[Scheduler], float]) -> float:
         """Returns a gauge's value; called from the thread that answers Prometheus."""

@@ -8,6 +8,7 @@ request_events    tells the turns of requests' lives
 iteration_events  tells iterations, once the timings of all stages are in
 stage_starts      when each stage began, by the durations that stages report
 pool_events       tells the order of the pool, a few times a second
-decisions         tells what the scheduling core is told and decides
+core_calls        has a scheduling core tell the calls into it
+decisions         what is told of a call, with numbers in the place of tokens
 watch_service     the gRPC face to watchers
 """

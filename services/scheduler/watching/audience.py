@@ -1,6 +1,6 @@
-"""The audience: the watchers there are.
+"""The audience: the present watchers.
 
-While there are none, no event is made: whoever tells something asks `is_there` first.
+Without watchers no event is made: every teller asks `is_there` first.
 """
 
 import time
@@ -17,31 +17,31 @@ class Audience:
     def __init__(self, *, wall_ns: Callable[[], int] = time.time_ns) -> None:
         """`wall_ns` returns the nanoseconds since 1970."""
         self.is_there = False
-        """Whether anybody watches."""
+        """Whether there is a watcher."""
         self.wants_decisions = False
-        """Whether anybody watches decisions."""
+        """Whether a watcher wants decisions."""
         self.wall_ns = wall_ns
         self._watchers: set[Watcher] = set()
 
     def join(self, watcher: Watcher) -> None:
-        """Tells a watcher all from now on."""
+        """Adds a watcher, which is told all events from now on."""
         self._watchers.add(watcher)
         self._count()
 
     def leave(self, watcher: Watcher) -> None:
-        """Tells a watcher nothing more."""
+        """Removes a watcher."""
         self._watchers.discard(watcher)
         self._count()
 
     def end(self, reason: str) -> None:
-        """Lets all watchers go."""
+        """Ends the watches of all watchers."""
         for watcher in self._watchers:
             watcher.end(reason)
         self._watchers.clear()
         self._count()
 
     def tell(self, event: watch_pb2.WatchEvent, to: Iterable[Watcher] | None = None) -> None:
-        """Tells an event of now to all watchers, or to some."""
+        """Tells an event, with the present time, to all watchers, or to some."""
         event.time_unix_ns = self.wall_ns()
         n_bytes = event.ByteSize()
         watchers = self._watchers if to is None else to

@@ -1,20 +1,17 @@
-"""The facts of which a scheduling core is made, and a core that is made of them."""
+"""The facts from which a scheduling core can be made again."""
 
 from collections.abc import Callable
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from services.scheduler.core.drafts import Drafter
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.fair_batch import FairBatch
-from services.scheduler.core.fair_order import Fair
-from services.scheduler.core.kv_groups import KVGroups
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.order import FirstComeFirstServed, Order
-from services.scheduler.core.policies import Policy
-from services.scheduler.core.policies.chunked import ChunkedPolicy
-from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import BlockGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.order import Order, OrderOptions
+from services.scheduler.core.order.registry import ORDERS, OrderName, named_order
+from services.scheduler.core.policies import PolicyOptions
+from services.scheduler.core.policies.registry import POLICIES, PolicyName, named_policy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 
@@ -29,13 +26,13 @@ class DraftFacts(BaseModel):
 
 
 class CoreFacts(BaseModel):
-    """All that a core is made of, besides the requests of the cores before it."""
+    """All facts of a core, but for the requests that the core before it left in the pool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     is_first: bool
-    """Whether its pool has never had a request."""
-    policy: Literal["orca", "chunked"]
+    """Whether the core's pool has never had a request."""
+    policy: PolicyName
     max_batch_size: int
     max_batch_tokens: int | None
     n_shares: int
@@ -44,12 +41,12 @@ class CoreFacts(BaseModel):
     n_blocks: int = Field(le=2**24)
     block_size: int
     windows: tuple[int | None, ...] = (None,)
-    """Those of the model's K/V groups."""
+    """Attention windows of the model's K/V groups; None attends to all tokens."""
     has_prefix_cache: bool
     is_optimistic: bool
     max_rows: int | None = None
     drafts: DraftFacts | None
-    order: Literal["fcfs", "fair"]
+    order: OrderName
     ageing_s: float
     fair_batch_tokens: int | None = None
     max_requests: int
@@ -57,12 +54,12 @@ class CoreFacts(BaseModel):
 
 
 def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
-    """Returns the facts of a core; None if it has a policy that is not known here."""
-    policy, kv_manager, pool = scheduler.policy, scheduler.kv_manager, scheduler.pool
-    if not isinstance(policy, OrcaPolicy | ChunkedPolicy):
+    """Returns the facts of a core; None if its policy or its order is not one of the settings."""
+    kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
+    policy, order = named_policy(scheduler.policy), named_order(pool.order)
+    if policy is None or order is None:
         return None
-    drafter, order = scheduler.drafter, pool.order
-    chunked = policy if isinstance(policy, ChunkedPolicy) else None
+    policy_options, order_options = policy.options, order.options
     drafts = None
     if drafter is not None:
         drafts = DraftFacts(
@@ -70,36 +67,37 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
         )
     return CoreFacts(
         is_first=is_first,
-        policy="orca" if chunked is None else "chunked",
-        max_batch_size=policy.max_batch_size,
-        max_batch_tokens=None if chunked is None else chunked.max_batch_tokens,
-        n_shares=1 if chunked is None else chunked.n_shares,
+        policy=policy.name,
+        max_batch_size=policy_options.max_batch_size,
+        max_batch_tokens=policy_options.max_batch_tokens,
+        n_shares=policy_options.n_shares,
         pipeline_depth=scheduler.pipeline_depth,
         token_hand_off=scheduler.token_hand_off,
         n_blocks=kv_manager.n_blocks,
         block_size=kv_manager.block_size,
         windows=tuple(kv_manager.groups.windows),
-        has_prefix_cache=kv_manager.prefix_cache is not None,
-        is_optimistic=kv_manager.expected_use is not None,
-        max_rows=kv_manager.max_rows,
+        has_prefix_cache=kv_manager.has_prefix_cache,
+        is_optimistic=kv_manager.expected_use.may_be_exceeded,
+        max_rows=kv_manager.rows.max_rows,
         drafts=drafts,
-        order="fair" if isinstance(order, Fair) else "fcfs",
-        ageing_s=order.ageing_s if isinstance(order, Fair) else 1.0,
-        fair_batch_tokens=order.batch.max_tokens
-        if isinstance(order, Fair) and order.batch
-        else None,
+        order=order.name,
+        ageing_s=order_options.ageing_s,
+        fair_batch_tokens=order_options.batch_tokens,
         max_requests=pool.max_requests,
         max_tokens=pool.max_tokens,
     )
 
 
 def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
-    """Returns a core that is made of facts, and goes on with a pool.
+    """Returns a core that is made of facts and has the requests of a pool.
 
     Raises:
-        ValueError: there is no such core.
+        ValueError: no core can have these facts.
     """
-    drafts, policy = facts.drafts, _policy_of(facts)
+    drafts = facts.drafts
+    policy = POLICIES[facts.policy].of(
+        PolicyOptions(facts.max_batch_size, facts.max_batch_tokens, facts.n_shares)
+    )
     drafter = None
     if drafts is not None:
         drafter = Drafter(max_drafts=drafts.max_drafts, max_batch_tokens=drafts.max_batch_tokens)
@@ -108,7 +106,7 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
         KVManager(
             n_blocks=facts.n_blocks,
             block_size=facts.block_size,
-            groups=KVGroups(
+            groups=BlockGroups(
                 facts.windows,
                 policy.max_span_tokens,
                 max_drafts=0 if drafter is None else drafter.max_drafts,
@@ -125,20 +123,5 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
 
 
 def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
-    """Returns the order of a core's pool, with nobody in it; `now` is its clock."""
-    if facts.order == "fcfs":
-        return FirstComeFirstServed()
-    n_tokens = facts.fair_batch_tokens
-    return Fair(
-        ageing_s=facts.ageing_s, now=now, batch=None if n_tokens is None else FairBatch(n_tokens)
-    )
-
-
-def _policy_of(facts: CoreFacts) -> Policy:
-    if facts.max_batch_tokens is None:
-        return OrcaPolicy(max_batch_size=facts.max_batch_size)
-    return ChunkedPolicy(
-        max_batch_size=facts.max_batch_size,
-        max_batch_tokens=facts.max_batch_tokens,
-        n_shares=facts.n_shares,
-    )
+    """Returns an empty order for a core's pool; `now` is its clock."""
+    return ORDERS[facts.order].of(OrderOptions(facts.ageing_s, facts.fair_batch_tokens), now)

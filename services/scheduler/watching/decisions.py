@@ -1,8 +1,8 @@
-"""Tells what the scheduling core is told and decides, so that it can be run again.
+"""Tells what the scheduling core is told and what it decides, so that the core can be run again.
 
-Of requests it tells what the core looks at, and no text: tokens, scopes and grammars are numbered
-by their first appearance, so that equal ones stay equal, and nothing else is left of them. What the
-core reads off its clock is told with the call in which it did.
+A request is told without text, as the core sees it: tokens, scopes and grammars are numbered by
+their first appearance, so that equal ones stay equal and nothing else of them is told. The times
+that the core reads off its clock during a call are told with the call.
 """
 
 import time
@@ -19,7 +19,7 @@ Thing = TypeVar("Thing", bound=Hashable)
 
 
 class Clock:
-    """A clock that remembers what was read off it, while that is wanted."""
+    """A clock that remembers its readings while a watcher wants decisions."""
 
     def __init__(self, audience: Audience, now: Callable[[], float] = time.monotonic) -> None:
         self._audience = audience
@@ -34,11 +34,11 @@ class Clock:
         return reading
 
     def forget_readings(self) -> None:
-        """Forgets what was read."""
+        """Forgets the readings."""
         self._readings.clear()
 
     def take_readings(self) -> list[float]:
-        """Returns what was read since this was called last."""
+        """Returns the readings since the last call, and forgets them."""
         readings, self._readings = self._readings, []
         return readings
 
@@ -54,19 +54,19 @@ class Numbering(Generic[Thing]):
         return self._numbers.setdefault(thing, len(self._numbers))
 
     def of_all(self, things: Iterable[Thing]) -> list[int]:
-        """Returns the number of each."""
+        """Returns the number of each thing."""
         numbers = self._numbers
         return [numbers.setdefault(thing, len(numbers)) for thing in things]
 
 
 class Decisions:
-    """Tells those who want them the decisions of one core after the other."""
+    """Tells watchers the decisions of one core after the other."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
         self.clock = Clock(audience)
-        """The clock that cores go by."""
+        """The clock of all cores."""
         self.n_cores = 0
-        """Cores that were made."""
+        """Number of cores that were made."""
         self._audience = audience
         self._told = told
         self._tokens: Numbering[int] = Numbering()
@@ -75,30 +75,35 @@ class Decisions:
 
     @property
     def are_wanted(self) -> bool:
-        """Whether anybody is told."""
+        """Whether a watcher wants decisions."""
         return self._audience.wants_decisions
 
     def begin(self) -> None:
-        """Notes that a call into a core begins: what was read off the clock before is not its."""
+        """Notes that a call into a core begins; earlier readings of the clock do not belong to
+        it."""
         self.clock.forget_readings()
 
     def tell(self, core_number: int, **decision: Any) -> None:
-        """Tells the decision of a call that has ended; it has the name of its field."""
+        """Tells the decision of a call that has ended; the keyword is the decision's field."""
         event = watch_pb2.DecisionEvent(
             core_number=core_number, clock_s=self.clock.take_readings(), **decision
         )
         self._audience.tell(watch_pb2.WatchEvent(decision=event))
 
     def number(self, request: Request) -> int:
-        """Returns the number by which a request is told."""
+        """Returns the number by which events name a request."""
         return self._told.number(request)
 
+    def knows(self, request: Request) -> bool:
+        """Returns whether a request was told and has not ended."""
+        return self._told.get(request) is not None
+
     def tokens(self, token_ids: Iterable[int]) -> list[int]:
-        """Returns the numbers by which tokens are told."""
+        """Returns the numbers by which events name tokens."""
         return self._tokens.of_all(token_ids)
 
     def submission(self, request: Request) -> watch_pb2.SubmissionDecision:
-        """Returns what the core looks at of a request that has just come."""
+        """Returns the part of a new request that the core looks at."""
         result = watch_pb2.SubmissionDecision(
             number=self.number(request),
             prompt_token_ids=self.tokens(request.prompt_token_ids),

@@ -1,12 +1,12 @@
-"""Tells what happens to one epoch: that it serves, its iterations, that it was lost."""
+"""Tells one epoch: that its pipeline serves, its iterations, and that the pipeline was lost."""
 
 from collections.abc import Callable, Collection, Sequence
 
 from orcinus.v1 import watch_pb2, worker_pb2
 
-from services.scheduler.core.batch import Batch
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.audience import Audience
@@ -48,7 +48,7 @@ class EpochTeller:
         return list(self._scheduler.pool)
 
     def opened(self) -> None:
-        """Tells that the pipeline serves, and of whom it is careful."""
+        """Tells that the pipeline serves, and which requests are suspected of ending pipelines."""
         self._has_opened = True
         self._on_open(self)
         self._pool.pool = self._scheduler.pool
@@ -79,7 +79,7 @@ class EpochTeller:
         self._iterations.timed(stage_index, timing)
 
     def closed(self, loss: str | None) -> None:
-        """Tells that the pipeline was lost, if it served and was."""
+        """Tells that the pipeline was lost, if it had served."""
         if loss is not None and self._has_opened and self._audience.is_there:
             # What follows the first colon is from others, and may name addresses.
             text = loss.partition(":")[0]
@@ -91,14 +91,14 @@ class EpochTeller:
         text: str,
         requests: Collection[Request] = (),
     ) -> None:
-        """Tells of a point in time, and of whom it concerns."""
+        """Tells a mark at the present time, and the requests that it concerns."""
         numbers = [self._told.number(request) for request in requests]
         epoch = self._pipeline.epoch
         mark = watch_pb2.MarkEvent(kind=kind, epoch=epoch, text=text, numbers=numbers)
         self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
     def event(self) -> watch_pb2.EpochEvent:
-        """Returns what the pipeline is, and how it is scheduled."""
+        """Returns the event that describes the pipeline and its scheduling."""
         pipeline, scheduler, settings = self._pipeline, self._scheduler, self._settings
         policy, kv_manager = scheduler.policy, scheduler.kv_manager
         return watch_pb2.EpochEvent(

@@ -1,6 +1,6 @@
-"""Tells iterations: who rode, how long it took, how full the memory was.
+"""Tells iterations: their requests, their durations, and how full the memory was.
 
-An iteration is complete when its result and the timings of all stages are in.
+An iteration is told when its result and the timings of all stages are there.
 """
 
 import time
@@ -9,20 +9,20 @@ from dataclasses import dataclass, field
 
 from orcinus.v1 import watch_pb2, worker_pb2
 
-from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.batch import Batch, Span, Update
 from services.scheduler.core.request import Request
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.watching.audience import Audience
 from services.scheduler.watching.stage_starts import StageStarts, StageTime
 from services.scheduler.watching.told_requests import ToldRequest, ToldRequests
 
 MAX_PENDING = 4096
-"""Iterations that wait for timings at most."""
+"""Maximum number of iterations that wait for timings."""
 
 
 @dataclass(slots=True)
 class _Entry:
-    """An iteration that is not complete yet."""
+    """An iteration that lacks its result or timings."""
 
     event: watch_pb2.IterationEvent
     batch: Batch
@@ -57,7 +57,7 @@ class IterationTeller:
         return len(self._entries)
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Begins an iteration; `scheduler` is as the selection left it."""
+        """Begins an iteration; `scheduler` is in its state after the selection."""
         if not self._audience.is_there:
             return
         kv_manager, pool = scheduler.kv_manager, scheduler.pool
@@ -86,7 +86,7 @@ class IterationTeller:
             del self._entries[next(iter(self._entries))]
 
     def returned(self, iteration: int, updates: Sequence[Update]) -> None:
-        """Adds what a batch that has been applied has brought."""
+        """Adds the updates of an iteration that has returned."""
         entry = self._entries.get(iteration)
         if entry is None:
             return
@@ -106,7 +106,7 @@ class IterationTeller:
         self._tell_if_complete(iteration, entry)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Adds how a stage spent an iteration."""
+        """Adds the times of a stage in an iteration."""
         entry = self._entries.get(timing.iteration)
         if entry is not None:
             entry.timings[stage_index] = timing

@@ -1,6 +1,6 @@
-"""Tells how the pool stands: who comes next, who runs, what accounts have had.
+"""Tells the pool: the order of the waiting requests, the running requests, and the accounts.
 
-It is told a little after something has changed, and at most four times a second.
+The pool is told shortly after a change, and at most four times a second.
 """
 
 import asyncio
@@ -8,17 +8,17 @@ from itertools import islice
 
 from orcinus.v1 import watch_pb2
 
-from services.scheduler.core.fair_order import Fair
+from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.watching.audience import Audience
 from services.scheduler.watching.told_requests import ToldRequests
 
 PERIOD_S = 0.25
-"""Seconds from one event to the next at least."""
+"""Minimum seconds from one event to the next."""
 
 MAX_LISTED = 256
-"""Requests that wait of which an event tells at most."""
+"""Maximum number of waiting requests in an event."""
 
 
 class PoolTeller:
@@ -33,7 +33,7 @@ class PoolTeller:
         self._told_at = float("-inf")
 
     def note_change(self) -> None:
-        """Sees to it that the pool is told soon."""
+        """Has the pool told soon."""
         if self._timer is None and self.pool is not None and self._audience.is_there:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._told_at + PERIOD_S)
@@ -46,7 +46,7 @@ class PoolTeller:
             self._audience.tell(watch_pb2.WatchEvent(pool=self.event_of(pool)))
 
     def event_of(self, pool: RequestPool) -> watch_pb2.PoolEvent:
-        """Returns how a pool stands."""
+        """Returns the event that describes a pool."""
         number, running = self._told.number, pool.running
         event = watch_pb2.PoolEvent(
             waiting=[number(one) for one in islice(pool.order.line_up(()), MAX_LISTED)],

@@ -1,4 +1,4 @@
-"""A recording: all that is told, decisions included, in a file of JSON lines.
+"""A recording: the view that viewers are told, and decisions, in a file of JSON lines.
 
 Events are written in a thread, a tenth of a second's at a time, so that a slow disk does not hold
 up the scheduler. A disk that is full ends the recording and nothing else. The file of a scheduler
@@ -10,61 +10,64 @@ import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 from orcinus.v1 import watch_pb2
 
 from services.common.errors import Unavailable
-from services.common.watch_json import HEADER, to_json
+from services.common.watch_json import HEADER
+from services.common.watch_view import View
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 256 * 2**20
-"""Bytes of a recording at most."""
+"""Maximum bytes of a recording."""
 
 MAX_PENDING_BYTES = 64 * 2**20
-"""Bytes of events that wait to be written at most; then the recording ends."""
+"""Maximum bytes of events that wait to be written; beyond it the recording ends."""
 
 END_BYTES = 512
 """Bytes that are kept free for the last line."""
 
 END_LIMIT_S = 5.0
-"""Seconds in which the last events must have been written."""
+"""Seconds within which the last events must be written."""
 
 
 class RecordingFull(Exception):
-    """The recording is as long as it may be."""
+    """The recording has reached its maximum size."""
 
 
 class Recording:
     """The file of one recording."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
-        """Opens the file; one that is there becomes `NAME.1`.
+        """Opens the file; an existing file is renamed to `NAME.1`.
 
         Raises:
-            OSError: that is not possible.
+            OSError: the file cannot be opened or renamed.
         """
         self._path = path
         self._max_bytes = max_bytes
         self._n_bytes = 0
+        self._view = View()
         if path.is_file():
             path.replace(path.with_name(f"{path.name}.1"))
         self._file: IO[bytes] = path.open("wb")
         self._write_line(HEADER)
 
     def write(self, message: watch_pb2.WatchResponse) -> None:
-        """Writes events.
+        """Writes events as changes of the view.
 
         Raises:
-            RecordingFull: they were too many, and there is a last line that says so.
-            OSError: they could not be written.
+            RecordingFull: there was no room; the last line of the file says so.
+            OSError: the changes could not be written.
         """
-        for event in message.events:
-            line = _line_of(to_json(event))
+        changes = chain.from_iterable(map(self._view.take, message.events))
+        for line in map(_line_of, changes):
             if self._n_bytes + len(line) + END_BYTES > self._max_bytes:
                 text = f"the recording has its limit of {self._max_bytes} bytes"
                 self.end(text)
@@ -83,7 +86,7 @@ class Recording:
             self._write_line({"type": "end", "text": text})
 
     def close(self) -> None:
-        """Closes the file as it is."""
+        """Closes the file without a last line."""
         with contextlib.suppress(OSError):
             self._file.close()
 
@@ -97,7 +100,7 @@ class Recording:
 async def recorded(
     watching: Watching, path: Path, *, max_bytes: int = MAX_BYTES
 ) -> AsyncIterator[None]:
-    """Records what happens inside the block.
+    """Records all events during the block.
 
     Raises:
         OSError: the file cannot be opened.

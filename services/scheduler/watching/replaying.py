@@ -1,8 +1,8 @@
-"""Runs scheduling cores on the decisions of a recording, and holds them to its batches.
+"""Runs scheduling cores on the decisions of a recording, and compares their batches.
 
-What came from outside is given to the cores again: requests, results, losses, the time. What they
-decide must be the same. Recorded tokens are numbers, so that drafts, which look for equal tokens,
-and the prefix cache find what they found.
+Everything that came from outside is given to the cores again: requests, results, losses, the time.
+Their decisions must be equal. Recorded tokens are numbers, whose equality is enough for drafts and
+for the prefix cache.
 """
 
 from array import array
@@ -11,44 +11,44 @@ from collections.abc import Sequence
 from orcinus.v1 import watch_pb2
 
 from services.common.errors import OrcinusError
-from services.scheduler.core.accounts import Account, AccountLimits
-from services.scheduler.core.drafts import Speculation
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.watching.core_facts import CoreFacts, core_of, order_of
 from services.scheduler.watching.selections import selection_of
 
 N_DIGITS = 255
-"""The values of a byte of a token: the last one marks a token's last byte."""
+"""Number of values of a byte of a token; one more value marks the last byte of each token."""
 
 MAX_OPTION_BYTES = 2**24
-"""Bytes of a request's options at most: more than a message of a frontend may have."""
+"""Maximum bytes of a request's options, more than a frontend's message may have."""
 
 
 class NotReplayable(Exception):
-    """The recording lacks what a replay needs; the message says what."""
+    """The recording lacks something that a replay needs; the message says what."""
 
 
 class Difference(Exception):
-    """The replay came to something else than the recording; the message says what."""
+    """The replay differs from the recording; the message says where."""
 
 
 class ReplayClock:
-    """A clock that shows what the recorded one did."""
+    """A clock that shows the recorded readings."""
 
     def __init__(self) -> None:
         self._readings: list[float] = []
 
     def set(self, readings: Sequence[float]) -> None:
-        """Shows these readings from now on, and no others."""
+        """Shows these readings and then no others."""
         self._readings = list(reversed(readings))
 
     def __call__(self) -> float:
         """Returns the next reading.
 
         Raises:
-            Difference: there is none.
+            Difference: no reading is left.
         """
         if not self._readings:
             raise Difference("the replay looks at the clock, and the recording does not")
@@ -56,13 +56,13 @@ class ReplayClock:
 
 
 class ReplayPool(RequestPool):
-    """A pool in which those requests expire that did."""
+    """A pool in which requests expire when the recording says so."""
 
     expiring: Sequence[Request] = ()
-    """The requests whose time is up."""
+    """The requests that expire in the next call."""
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests whose time is up."""
+        """Returns the requests that expired in the recording, whatever the time."""
         return list(self.expiring)
 
 
@@ -71,7 +71,7 @@ class Replay:
 
     def __init__(self) -> None:
         self.n_batches = 0
-        """Batches that were the same."""
+        """Number of batches that were equal."""
         self._clock = ReplayClock()
         self._cores: list[Scheduler] = []
         self._pool: ReplayPool
@@ -141,7 +141,7 @@ class Replay:
             raise NotReplayable(f"its core is not one of this version: {error}") from error
 
     def _select(self, core: Scheduler, recorded: watch_pb2.SelectionDecision) -> None:
-        core.take_put_down()
+        core.take_preempted()
         replayed = selection_of(core.select(), self._numbers.__getitem__)
         if replayed == recorded:
             self.n_batches += recorded.iteration > 0
@@ -167,7 +167,7 @@ class Replay:
             raise NotReplayable(f"request {told.number} has {told.n_option_bytes} bytes of options")
         account = None
         if told.HasField("account"):
-            account = Account(AccountLimits(weight=told.weight), name=told.account)
+            account = AccountUse(AccountLimits(weight=told.weight), name=told.account)
         request = Request(
             request_id=RequestId(str(told.number)),
             prompt_token_ids=_tokens(told.prompt_token_ids),
@@ -197,8 +197,11 @@ def _tokens(numbers: Sequence[int]) -> "array[int]":
 
 
 def _token(number: int) -> int:
-    """Returns a token for the number of one. Drafts look for tokens byte by byte: with a mark in
-    the last byte of each, and in no other, they find whole ones only."""
+    """Returns a token id for the number of a token.
+
+    Drafts look for equal tokens byte by byte. The last byte of each token, and no other byte, has a
+    value of its own, so that only whole tokens are found.
+    """
     number, low = divmod(number, N_DIGITS)
     high, middle = divmod(number, N_DIGITS)
     return int.from_bytes((low, middle, high % N_DIGITS, N_DIGITS), "little")

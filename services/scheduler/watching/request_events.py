@@ -35,23 +35,23 @@ class RequestTeller:
             self._tell(self.whole(request, watch_pb2.REQUEST_TURN_WAITING))
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """Tells nothing: it has no number."""
+        """Tells nothing, since a rejected request has no number."""
 
     def admitted(self, request: Request) -> None:
-        """Tells that a request runs, and what it need not compute."""
+        """Tells that a request runs, and how many tokens of its prompt were cached."""
         if self._audience.is_there:
             event = self._change(request, watch_pb2.REQUEST_TURN_ADMITTED)
             event.n_cached_tokens = request.n_cached_tokens
             self._tell(event)
 
     def first_token(self, request: Request) -> None:
-        """Tells nothing: the iteration says so."""
+        """Tells nothing, since the iteration tells new tokens."""
 
     def suspended(self, request: Request) -> None:
         """Tells that a request lost its pipeline."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
 
-    def put_down(self, request: Request) -> None:
+    def preempted(self, request: Request) -> None:
         """Tells that a request gave up its memory."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_PUT_DOWN)
 
@@ -64,7 +64,7 @@ class RequestTeller:
         self._end(request, scheduler_pb2.COMPLETION_REASON_UNAVAILABLE)
 
     def whole(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:
-        """Returns an event with all that there is to say of a request."""
+        """Returns an event with all fields of a request."""
         event = self._change(request, turn)
         event.request_id = request.request_id
         event.n_prompt_tokens = request.n_prompt_tokens
@@ -101,10 +101,10 @@ class RequestTeller:
 
 
 def turn_of(request: Request) -> watch_pb2.RequestTurn:
-    """Returns what a request in the pool is now."""
+    """Returns the present turn of a request in the pool."""
     if request.state is not RequestState.INITIATION:
         return watch_pb2.REQUEST_TURN_ADMITTED
-    if request.n_put_downs:
+    if request.n_preemptions:
         return watch_pb2.REQUEST_TURN_PUT_DOWN
     if request.n_losses or request.generated_token_ids:
         return watch_pb2.REQUEST_TURN_SUSPENDED

@@ -1,4 +1,4 @@
-"""What is told of a selection: enough to tell one batch from any other."""
+"""The event of a selection, with enough columns to tell one batch from any other."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -12,7 +12,7 @@ from services.scheduler.core.request import Request
 def selection_of(
     batch: Batch | None, number: Callable[[Request], int]
 ) -> watch_pb2.SelectionDecision:
-    """Returns what is told of a batch, or of none; `number` returns the number of a request."""
+    """Returns the event of a batch or of no batch; `number` returns the number of a request."""
     if batch is None:
         return watch_pb2.SelectionDecision()
     spans = batch.spans

@@ -1,10 +1,10 @@
-"""When each stage began an iteration, by the durations that stages report.
+"""When each stage began an iteration, concluded from the durations that stages report.
 
-Clocks of other machines are not asked. A stage begins when the one before it has handed on its
-activations, and the stage itself is done with the iteration before; the first one begins when the
-plan is sent. So it is concluded from front to back, and again from back to front, where the result
-came when the last stage was done: no stage begins later than leaves time for those after it. What
-plans and results took on their way counts as time after the last stage.
+The clocks of other machines are not read. A stage begins when the stage before it has sent its
+activations and the stage itself is done with the iteration before; the first stage begins when the
+plan is sent. A first pass goes from front to back by this rule. The result came when the last stage
+was done, so a second pass, from back to front, makes no stage begin later than the stages after it
+allow. The time that plans and results took on their way counts as time after the last stage.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ class StageTime:
 
 
 class StageStarts:
-    """The stages of one epoch, and when each was done with its last iteration."""
+    """The stages of one epoch, and when each ended its last iteration."""
 
     def __init__(self, n_stages: int) -> None:
         self._done_ns = [0] * n_stages
@@ -28,7 +28,7 @@ class StageStarts:
     def starts(self, sent_ns: int, round_trip_ns: int, times: Sequence[StageTime]) -> list[int]:
         """Returns when each stage began to compute, in nanoseconds since the plan was sent.
 
-        `sent_ns` is when that was; iterations come in their order.
+        The plan was sent at `sent_ns`. Iterations must come in their order.
         """
         starts: list[int] = []
         ready_ns = 0

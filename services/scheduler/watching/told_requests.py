@@ -1,7 +1,7 @@
-"""The requests of which something was told: their numbers, and how far they were computed.
+"""The requests that were told: their numbers, and how many of their tokens were computed.
 
-A number is given when a request is told for the first time, and never again to another one. What is
-known of a request is forgotten when it ends.
+A request gets its number when it is told for the first time; no other request ever gets that
+number. What is known of a request is forgotten when the request ends.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from services.scheduler.core.request import Request
 
 @dataclass(slots=True)
 class ToldRequest:
-    """A request of which something was told."""
+    """What is known of a request that was told."""
 
     number: int
     n_computed: int = 0
-    """Tokens whose keys and values are there, or on their way."""
+    """Number of tokens whose keys and values are in memory, or being computed."""
     n_lost: int = 0
-    """Tokens whose keys and values were there, and had to be given up."""
+    """Number of tokens whose keys and values were in memory and had to be given up."""
 
     def put_down(self) -> None:
         """Notes that the keys and values are gone."""
@@ -36,7 +36,7 @@ class ToldRequests:
         return len(self._told)
 
     def of(self, request: Request) -> ToldRequest:
-        """Returns what is known of a request, which has a number from now on."""
+        """Returns what is known of a request, which gets a number if it has none."""
         told = self._told.get(request)
         if told is None:
             self._n_numbers += 1
@@ -52,7 +52,7 @@ class ToldRequests:
         return self.of(request).number
 
     def get(self, request: Request) -> ToldRequest | None:
-        """Returns what is known of a request, if anything was told of it."""
+        """Returns what is known of a request; None if it was not told."""
         return self._told.get(request)
 
     def forget(self, request: Request) -> None:

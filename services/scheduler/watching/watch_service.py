@@ -1,4 +1,4 @@
-"""WatchService: the gRPC face to those who watch the scheduler."""
+"""WatchService: the gRPC service for watchers of the scheduler."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -16,7 +16,7 @@ CALLERS = {"Watch": {tls.FRONTEND}}
 """Roles that may call each method."""
 
 MAX_WATCHERS = 32
-"""Calls of Watch at most."""
+"""Maximum number of concurrent calls of Watch."""
 
 
 class WatchService:
@@ -24,7 +24,7 @@ class WatchService:
 
     def __init__(self, watching: Watching, *, max_watchers: int = MAX_WATCHERS) -> None:
         self.is_leading = False
-        """Whether there is something to watch."""
+        """Whether this scheduler leads, so that there are events."""
         self._watching = watching
         self._places = StreamPlaces(max_watchers, of="watchers")
 
@@ -34,7 +34,7 @@ class WatchService:
         """Streams what happens from now on, across epochs.
 
         Raises:
-            Unavailable: this scheduler does not lead, or no more; or the watcher was too slow.
+            Unavailable: this scheduler does not lead any more, or the watcher was too slow.
             PoolFull: there are too many watchers.
         """
         if not self.is_leading:

@@ -8,10 +8,10 @@ from orcinus.v1 import watch_pb2
 from services.common.errors import Unavailable
 
 BATCH_S = 0.1
-"""Seconds for which events wait for others to come with them."""
+"""Seconds for which a message waits for further events."""
 
 MAX_PENDING_BYTES = 16 * 2**20
-"""Bytes of events that wait for a watcher at most; watchers share them."""
+"""Maximum bytes of events that wait for a watcher; watchers share the events."""
 
 MAX_MESSAGE_BYTES = 2**19
 """Bytes of events after which another message begins; gRPC takes eight times as much."""
@@ -21,7 +21,7 @@ EVENT_BYTES = 200
 
 
 class Watcher:
-    """The events that one watcher has yet to get. One that does not keep up is let go."""
+    """The events that one watcher has yet to get; the watch of a slow watcher ends."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Watcher:
         batch_s: float = BATCH_S,
     ) -> None:
         self.has_decisions = has_decisions
-        """Whether it is told decisions too."""
+        """Whether the watcher is told decisions, too."""
         self.is_gone = False
-        """Whether it is told nothing more."""
+        """Whether the watch has ended."""
         self._max_pending_bytes = max_pending_bytes
         self._batch_s = batch_s
         self._pending: deque[tuple[watch_pb2.WatchEvent, int]] = deque()
@@ -48,7 +48,7 @@ class Watcher:
         return len(self._pending)
 
     def put(self, event: watch_pb2.WatchEvent, n_bytes: int) -> None:
-        """Adds an event of so many bytes, unless too much waits already: then the watcher goes."""
+        """Adds an event of `n_bytes` bytes; ends the watch if too much waits already."""
         if self.is_gone:
             return
         n_bytes += EVENT_BYTES
@@ -62,17 +62,17 @@ class Watcher:
         self._has_news.set()
 
     def end(self, reason: str) -> None:
-        """Adds no more; what waits still goes out."""
+        """Ends the watch; events that wait are still sent."""
         if not self.is_gone:
             self.is_gone, self._end = True, reason
             self._is_over.set()
             self._has_news.set()
 
     async def next_message(self) -> watch_pb2.WatchResponse:
-        """Waits for events, and a little for more of them; returns them in their order.
+        """Waits for events, and a little longer for more of them; returns the events in order.
 
         Raises:
-            Unavailable: there are no more; says why.
+            Unavailable: the watch is over; the message says why.
         """
         await self._has_news.wait()
         if self._n_pending_bytes < MAX_MESSAGE_BYTES and not self.is_gone:

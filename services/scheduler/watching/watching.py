@@ -1,7 +1,7 @@
-"""Watching: what is told of requests and epochs, and to whom.
+"""Watching: which events are told, and to which watchers.
 
-A watch begins with what there is: the epoch, each request in the pool, the order of the pool. It
-goes on across epochs, until this scheduler no longer leads or the watcher does not keep up.
+A watch begins with the present state: the epoch, each request in the pool, the order of the pool.
+It goes on across epochs, until this scheduler no longer leads or the watcher is too slow.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.audience import Audience
+from services.scheduler.watching.core_calls import tell_calls
 from services.scheduler.watching.decisions import Decisions
 from services.scheduler.watching.epoch_events import EpochTeller
 from services.scheduler.watching.pool_events import PoolTeller
@@ -23,7 +24,7 @@ from services.scheduler.watching.watcher import MAX_PENDING_BYTES, Watcher
 
 
 class Watching:
-    """All that is told by one scheduler process."""
+    """All events that one scheduler process tells."""
 
     def __init__(
         self, settings: SchedulerSettings, *, wall_ns: Callable[[], int] = time.time_ns
@@ -34,7 +35,7 @@ class Watching:
         self._pool = PoolTeller(self._audience, self._told)
         self._epoch: EpochTeller | None = None  # the last one that served
         self.decisions = Decisions(self._audience, self._told)
-        """Tells what cores decide."""
+        """Tells the decisions of cores."""
         self.requests = RequestTeller(
             self._audience, self._told, note_change=self._pool.note_change
         )
@@ -42,11 +43,13 @@ class Watching:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody watches."""
+        """Whether there is a watcher."""
         return self._audience.is_there
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochTeller:
-        """Returns the observer of an epoch that is about to form."""
+        """Returns the observer of an epoch that is about to form; the calls into its core are told,
+        too."""
+        tell_calls(scheduler, self.decisions)
         return EpochTeller(
             self._audience,
             self._told,
@@ -61,7 +64,7 @@ class Watching:
     def watch(
         self, *, has_decisions: bool = False, max_pending_bytes: int = MAX_PENDING_BYTES
     ) -> Iterator[Watcher]:
-        """Yields a watcher, which is told what there is and what happens inside the block."""
+        """Yields a watcher, which is told the present state and the events during the block."""
         watcher = Watcher(has_decisions=has_decisions, max_pending_bytes=max_pending_bytes)
         if self._epoch is not None:
             self._tell_all(watcher, self._epoch)
@@ -77,7 +80,7 @@ class Watching:
             self._epoch.mark(watch_pb2.MARK_KIND_DRAINING, "the scheduler takes no more requests")
 
     def end(self, reason: str) -> None:
-        """Lets all watchers go."""
+        """Ends the watches of all watchers."""
         self._audience.end(reason)
 
     def _begin(self, epoch: EpochTeller) -> None:

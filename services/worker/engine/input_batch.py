@@ -15,15 +15,16 @@ import numpy as np
 from torch import Tensor
 
 from kernels import AttentionPlan, Ops, StateSpans
-from kernels.sampling_columns import ALL_GREEDY, SamplingColumns
+from kernels.forms.sampling_columns import ALL_GREEDY, SamplingColumns
 from kernels.upload import Uploads
 from services.worker.engine.constraints import ConstrainedRows
+from services.worker.engine.counted_tokens import counted_tokens
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import WantedLogprobs
-from services.worker.engine.plan import Ints, Spans
+from services.worker.engine.plan import Ints, Spans, ranges
 from services.worker.engine.recurrent_state import RecurrentState
 from services.worker.engine.request_table import RequestTable
-from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens
+from services.worker.engine.token_counts import CountedTokens
 from services.worker.models.stage import GroupPlan
 
 
@@ -179,7 +180,7 @@ class BatchBuilder:
             sampled_tokens=add((first_tokens + spans.n_tokens - 1)[sampled.spans] - sampled.back),
             sampled_rows=numbers(sampled.rows, self._uploads),
             sampling=self._sampling(sampled.rows, sampled.positions),
-            counted=self._counted(spans, first_tokens),
+            counted=counted_tokens(self._table, spans, first_tokens, self._uploads),
             constrained=self._table.constraints.rows_of(sampled.rows, sampled.positions),
             logprobs=self._table.logprobs.wanted(spans, first_tokens, self._uploads),
             n_spans=len(spans.rows),
@@ -205,7 +206,7 @@ class BatchBuilder:
         has_fixed_shape: bool,
     ) -> AttentionPlan:
         if not self._key_caches[0].shape[2]:
-            return AttentionPlan()  # nobody attends
+            return AttentionPlan()  # no layer attends
         return self._ops.plan_attention(
             layout.starts,
             layout.widths,
@@ -234,23 +235,6 @@ class BatchBuilder:
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)
 
-    def _counted(self, spans: Spans, first_tokens: Ints) -> CountedTokens | None:
-        """Returns the tokens that penalties count; None if no request of the batch has any."""
-        count_rows = self._table.count_rows(spans.rows)
-        if count_rows is None:
-            return None
-        counted = np.flatnonzero(count_rows != NOT_COUNTED)
-        n_tokens = spans.n_tokens[counted]
-        n_prompt = self._table.n_prompt_tokens(spans.rows[counted]) - spans.start_positions[counted]
-        n_prompt = np.clip(n_prompt, 0, n_tokens)
-        firsts, count_rows = first_tokens[counted], count_rows[counted]
-        return CountedTokens(
-            prompt_tokens=self._uploads.add(_ranges(firsts, n_prompt)),
-            prompt_rows=self._uploads.add(np.repeat(count_rows, n_prompt)),
-            generated_tokens=self._uploads.add(_ranges(firsts + n_prompt, n_tokens - n_prompt)),
-            generated_rows=self._uploads.add(np.repeat(count_rows, n_tokens - n_prompt)),
-        )
-
 
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
     """Returns where in the batch spans begin [n_spans], each token's span [n_tokens], and its
@@ -272,12 +256,5 @@ def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
         return spans.token_ids
     n_sent = np.where(spans.token_on_rank, 0, spans.n_tokens)
     flat = np.zeros(n_tokens, dtype=np.int64)
-    flat[_ranges(first_tokens, n_sent)] = spans.token_ids
+    flat[ranges(first_tokens, n_sent)] = spans.token_ids
     return flat
-
-
-def _ranges(firsts: Ints, lengths: Ints) -> Ints:
-    """Returns `lengths[i]` numbers from `firsts[i]`, for each i in turn."""
-    n_before = np.cumsum(lengths) - lengths
-    numbers: Ints = np.arange(lengths.sum()) + np.repeat(firsts - n_before, lengths)
-    return numbers

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.sampling_columns import IN_PROMPT
+from kernels.forms.sampling_columns import IN_PROMPT
 
 NOT_COUNTED = -1
 """Stands in the place of a row for a request whose tokens are not counted."""

@@ -1,6 +1,6 @@
 """A request's rules for single tokens: biases of their logits, and which of them may be sampled.
 
-They are made once, when the request is admitted. Those of a batch are laid out here for the
+Rules are made once, when the request is admitted. The rules of a batch are laid out here for the
 operation that chooses the tokens.
 """
 
@@ -13,7 +13,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.sampling_columns import AllowedTokens, Biases
+from kernels.forms.sampling_columns import AllowedTokens, Biases
 from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 

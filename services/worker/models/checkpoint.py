@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from kernels.packed_linear import Quantization
+from kernels.weights.linear import Quantization
 from services.common.gguf.header import is_gguf
 from services.worker.models.config import ModelConfig
 from services.worker.models.config_file import read_config, read_gguf_config, read_gguf_header

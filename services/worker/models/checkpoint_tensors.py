@@ -13,21 +13,12 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.groups import LONGEST, GroupedMatrix, GroupForm, joined
-from kernels.packed_linear import (
-    Gate,
-    GatedWeight,
-    LinearWeight,
-    PackedExperts,
-    Quantization,
-    TableWeight,
-    can_group,
-    pack_grouped,
-    pack_grouped_experts,
-    pack_grouped_gated,
-)
+from kernels.forms.experts import ExpertForm
+from kernels.packing.experts import PackedExperts, pack_grouped_experts
+from kernels.packing.linear import can_group, pack_grouped, pack_grouped_gated
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.groups import LONGEST, GroupedMatrix, GroupForm, joined
+from kernels.weights.linear import Gate, GatedWeight, LinearWeight, Quantization, TableWeight
 from services.worker.models.quantised.find import find_stored
 from services.worker.models.stored_tensor import GroupedTensor, Spans, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles, enumerate_problems

@@ -68,7 +68,7 @@ class KVSizes:
 @dataclass(frozen=True, slots=True)
 class StateSizes:
     """The memory that a layer keeps of each request, however long it is, in elements: a state for
-    each head, and the last inputs of a convolution. See `kernels.delta_net`."""
+    each head, and the last inputs of a convolution. See `Ops.delta_net`."""
 
     n_heads: int  # of values
     key_dim: int

@@ -1,7 +1,7 @@
 """The decoder that families fill in: tokens in, layers one after the other, logits out.
 
-`DecoderStage` does what all families do alike. A family says what its layers are (`read_layer`,
-mostly of what `decoder_layers.py` has), and overrides a step only where it differs.
+`DecoderStage` does what all families do alike. A family reads its layers (`read_layer`), mostly as
+pieces that `decoder_layers.py` has, and overrides other methods only where it differs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms
-from kernels.logits import Logits
-from kernels.ops import LayerKV
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder_layers import (
     MLP,
@@ -29,17 +27,16 @@ from services.worker.models.decoder_layers import (
     PreNormLayer,
     TokenEmbedding,
 )
-from services.worker.models.layer_stack import LayerByLayer, stack
 from services.worker.models.layers import RMSNorm, VocabParallelEmbedding, VocabParallelHead
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RotaryConfig
-from services.worker.models.stage import StageBatch, StageModel, StagePlace
-from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.models.stage import StageModel, StagePlace
+from services.worker.models.stage_program import StagePieces
 from services.worker.models.weights import TensorSource
 
 
 class DecoderStage(StageModel):
-    """One stage of a decoder; families override the steps in which they differ."""
+    """One stage of a decoder; families override the methods in which they differ."""
 
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     layers_name: ClassVar[str] = "model.layers"
@@ -61,19 +58,15 @@ class DecoderStage(StageModel):
         if place.is_first:
             self._table = self._read_table(source)
             embedding = self.read_embedding(source, TokenEmbedding(self._table))
-        self._decoder_layers = [
-            self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers
-        ]
-        self._head = self.read_head(source) if place.is_last else None
-        by_layer = LayerByLayer(
+        pieces = StagePieces(
             embedding,
             self.make_rotaries(),
-            self._decoder_layers,
-            self._head,
+            [self.read_layer(source, f"{self.layers_name}.{i}", i) for i in place.layers],
+            self.read_head(source) if place.is_last else None,
             self.hidden_size,
             [self.kv_groups.of_layers[i] for i in place.layers],
         )
-        self._layer_stack = stack(by_layer, place, dtype)
+        self.runner = place.ops.runner(pieces.program(dtype, place.tp_size))
 
     def _read_table(self, source: TensorSource) -> VocabParallelEmbedding:
         size, hidden_size = self.config.vocab_size, self.config.hidden_size
@@ -82,7 +75,6 @@ class DecoderStage(StageModel):
             self.embedding_name,
             vocab_size=size,
             hidden_size=hidden_size,
-            ops=self.ops,
             is_tied=self.is_last and self.config.tie_word_embeddings,
         )
 
@@ -111,26 +103,13 @@ class DecoderStage(StageModel):
         return self.read_norm(source, self.norm_name, self.config.hidden_size)
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
-        """Reads what embeds tokens on the first stage; `tokens` embeds them as rows of the table,
-        which is all that is done here."""
+        """Reads the embedding of the first stage; here it is `tokens`, which embeds tokens as rows
+        of the table."""
         return tokens
 
     def make_rotaries(self) -> Sequence[RotaryEmbedding]:
-        """Returns the angles by which queries and keys turn, a kind for each entry; here none."""
+        """Returns the kinds of angles by which queries and keys turn; here none."""
         return ()
-
-    def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
-        return self._layer_stack(inputs, batch, kv)
-
-    def sampled_logits(
-        self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled_tokens: Tensor
-    ) -> Logits:
-        return self._layer_stack.logits(inputs, batch, kv, sampled_tokens)
-
-    def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        if self._head is None:
-            raise RuntimeError("only the last stage has logits")
-        return self._head(hidden, ranks)  # [n, vocab_size]
 
 
 class RotaryStage(DecoderStage):
@@ -146,7 +125,7 @@ class RotaryStage(DecoderStage):
 
     def read_rms_norm(self, source: TensorSource, name: str, size: int) -> RMSNorm:
         """Reads a norm by the mean square."""
-        return RMSNorm(self.read_scale(source, name, size), self.config.rms_norm_eps, self.ops)
+        return RMSNorm(self.read_scale(source, name, size), self.config.rms_norm_eps)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
         """Reads the scale that a norm multiplies by, [size]; here its weight."""
@@ -164,7 +143,7 @@ class RotaryStage(DecoderStage):
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         """Reads the attention of layer `index`; here without biases and norms."""
         form = AttentionForm(window=self.config.layer_windows[index])
-        return Attention.read(source, prefix, self.config, self.ops, form=form)
+        return Attention.read(source, prefix, self.config, form=form)
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         """Reads the MLP of layer `index`; here without biases."""

@@ -1,25 +1,27 @@
 """The layers that several decoder families share: attention, MLPs and what holds them together.
 
-What families vary are plain fields, set once when weights are read. A piece computes when it is
-called, and `record` says the same as steps of a program (`recording.py`). `decoder.py` has the
-stages that are made of them.
+A piece is a frozen dataclass of weights and settings whose `describe` adds the piece's steps to a
+program. For example, a gated MLP is two steps:
+
+    inner = to.gated(self.gate_up, x)
+    return self.down.describe(to, inner, residual)
+
+`decoder.py` has the stages that are made of these pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, Protocol, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import AttentionForm, HeadNorms, Ops
-from kernels.linear_weight import Gate, GatedWeight
-from kernels.ops import LayerKV
+from kernels.program import Program
 from kernels.steps import Buffer, Heads
+from kernels.weights.linear import Gate, GatedWeight
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,
@@ -28,56 +30,62 @@ from services.worker.models.layers import (
     VocabParallelHead,
     read_gated,
 )
-from services.worker.models.recording import Recorder
-from services.worker.models.stage import StageBatch
-from services.worker.models.tensor_parallel import HeadShare, TensorParallel
+from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import TensorSource
 
 Activation = Literal["relu", "gelu", "gelu_new", "gelu_pytorch_tanh"]
 """What Hugging Face's `activation_function` may be."""
 
 
-Norm = Callable[[Tensor], Tensor]  # [..., size] to the same shape
+class Norm(Protocol):
+    """Normalises rows."""
+
+    def describe(self, to: Program, x: Buffer) -> Buffer:
+        """Returns the normalised rows of `x`, of the same width."""
 
 
 class Embedding(Protocol):
     """Turns tokens into hidden states."""
 
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        """Returns [n_tokens, hidden] for `token_ids` [n_tokens], the same on every rank."""
+    def describe(self, to: Program) -> Buffer:
+        """Returns the hidden states of the batch's tokens, the same on every rank."""
 
 
 class Layer(Protocol):
-    """Runs one layer over a batch."""
+    """Computes one layer."""
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        """Returns [n_tokens, hidden] for `hidden` of that shape, which is used up.
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        """Returns the hidden states after the layer; `hidden` is used up.
 
-        The keys and values of the batch are stored in `kv`.
+        `layer` is the index of the layer on its stage, and of the storage of its keys and values.
         """
 
 
 class Head(Protocol):
     """Turns hidden states after the last layer into logits."""
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        """Returns [n, vocab_size] for `hidden` [n, hidden], the same on every rank."""
+    def describe(self, to: Program, hidden: Buffer) -> Buffer:
+        """Returns the logits [n, vocab_size], the same on every rank; `hidden` is used up."""
 
 
 class Mixer(Protocol):
-    """Lets tokens of a sequence take in those before them, as attention does."""
+    """Lets each token of a sequence read earlier tokens, as attention does."""
 
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
+    def describe(
+        self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
+    ) -> Buffer:
+        """Returns [n_tokens, hidden], the same on every rank.
+
+        A `residual` of the same shape is added to the result, and used up. `layer` is the index of
+        the layer on its stage.
+        """
 
 
 class MLP(Protocol):
     """Changes every token by itself."""
 
-    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        """Returns [n_tokens, hidden] for `x` of that shape, the same on every rank.
+    def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        """Returns [n_tokens, hidden], the same on every rank.
 
         A `residual` of the same shape is added to the result, and used up.
         """
@@ -89,11 +97,8 @@ class TokenEmbedding:
 
     table: VocabParallelEmbedding
 
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        return self.table(token_ids, batch.ranks)
-
-    def record(self, to: Recorder) -> Buffer | None:
-        return self.table.record(to)
+    def describe(self, to: Program) -> Buffer:
+        return self.table.describe(to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +108,8 @@ class PositionedEmbedding:
     tokens: Embedding
     table: Tensor  # [n_positions, hidden]
 
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        return self.tokens(token_ids, batch) + F.embedding(batch.positions, self.table)
-
-    def record(self, to: Recorder) -> Buffer | None:
-        tokens = to.embedding(self.tokens)
-        return None if tokens is None else to.add_positions(self.table, tokens)
+    def describe(self, to: Program) -> Buffer:
+        return to.add_positions(self.table, self.tokens.describe(to))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +121,8 @@ class Attention:
     n_heads: int
     n_kv_heads: int
     head_dim: int
-    ops: Ops
     form: AttentionForm
-    rotary: int | None  # which of the batch's angles turn queries and keys; None: none do
+    rotary: int | None  # the kind of angles that turn queries and keys; None: they do not turn
     head_norms: HeadNorms | None = None  # of queries and keys, before they turn
     sinks: Tensor | None = None  # [n_heads] float32, scores beside those of keys
 
@@ -132,7 +132,6 @@ class Attention:
         source: TensorSource,
         prefix: str,
         config: ModelConfig,
-        ops: Ops,
         *,
         form: AttentionForm,
         qkv_bias: bool = False,
@@ -146,9 +145,9 @@ class Attention:
     ) -> Self:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
-        `fused_name` is that of one matrix which has the first three, one after the other. `order`
-        is the stored place of each element of a head of queries or keys, as `rope.head_order` has
-        it. Raises ValueError for norms of heads that do not turn.
+        `fused_name` is the name of one matrix that holds queries, keys and values, one after the
+        other. `order` is the stored place of each element in a head of queries or keys, as
+        `rope.head_order` returns it. Raises ValueError for norms of heads that do not turn.
         """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
@@ -186,64 +185,32 @@ class Attention:
             n_heads=len(heads.q),
             n_kv_heads=len(heads.kv),
             head_dim=config.head_dim,
-            ops=ops,
             form=form,
             rotary=rotary,
             head_norms=head_norms,
             sinks=sinks,
         )
 
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Returns [n_tokens, hidden], with `residual` of the same shape added and used up."""
-        keys, values = kv
-        q = self._take_in(self.qkv(x), keys, values, batch)
-        attended = self.ops.attention(q, keys, values, batch.attention, self.form, self.sinks)
-        return self.output(attended.flatten(1), batch.ranks, residual)  # [n_tokens, hidden]
+    @property
+    def heads(self) -> Heads:
+        """The heads of this rank in a row of `qkv`."""
+        return Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
 
-    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
-        qkv = self.qkv.record(to, x)
-        heads = Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
-        self._record_take_in(to, qkv, heads, layer)
-        attended = to.attend(qkv, heads, self.form, self.sinks, layer=layer)
-        return self.output.record(to, attended, residual)
+    def describe(
+        self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
+    ) -> Buffer:
+        """Implements `Mixer.describe`."""
+        qkv = self.describe_stored(to, self.qkv.describe(to, x), layer)
+        attended = to.attend(qkv, self.heads, self.form, self.sinks, layer=layer)
+        return self.output.describe(to, attended, residual)
 
-    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
-        """Stores keys and values and returns queries [n_tokens, n_heads, head_dim], both turned
-        where there are angles; `qkv` is used up."""
-        n_heads = self.n_heads
+    def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
+        """Stores keys and values, and returns rows that begin with the queries, [n_tokens, any]."""
         if self.rotary is None:
-            heads = qkv.view(qkv.shape[0], -1, self.head_dim)  # q, k and v heads
-            k, v = heads[:, n_heads : -self.n_kv_heads], heads[:, -self.n_kv_heads :]
-            self.ops.write_kv(k, v, keys, values, batch.slots)
-            return heads[:, :n_heads]
-        cos, sin = batch.angles[self.rotary]
-        return self.ops.rotary_write_kv(
-            qkv, cos, sin, keys, values, batch.slots, n_heads, self.head_norms
-        )
-
-    def _record_take_in(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
-        """Adds the steps of `_take_in`; one that is replaced without its steps is called."""
-        if type(self)._take_in is Attention._take_in:
-            self._record_turn(to, qkv, heads, layer)
+            to.write_kv(qkv, self.heads, layer=layer)
         else:
-            to.call(partial(self._take_in_place, layer, to.group_of(layer)), qkv)
-
-    def _record_turn(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
-        """Adds the step that turns queries and keys, if they do, and stores keys and values."""
-        if self.rotary is None:
-            to.write_kv(qkv, heads, layer=layer)
-        else:
-            to.rotary_write_kv(qkv, heads, self.head_norms, rotary=self.rotary, layer=layer)
-
-    def _take_in_place(
-        self, layer: int, group: int, batch: StageBatch, kv: Sequence[LayerKV], qkv: Tensor
-    ) -> None:
-        """Does `_take_in` and leaves the queries in their place in `qkv`."""
-        q = self._take_in(qkv, *kv[layer], batch.of_groups()[group]).flatten(1)
-        if q.data_ptr() != qkv.data_ptr():  # operations may have left them there
-            qkv[:, : q.shape[1]].copy_(q)
+            to.rotary_write_kv(qkv, self.heads, self.head_norms, rotary=self.rotary, layer=layer)
+        return qkv
 
 
 def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
@@ -276,9 +243,9 @@ class GatedMLP:
         has_bias: bool = False,
         fused_name: str | None = None,
     ) -> Self:
-        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, `size` wide inside.
+        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, of inner size `size`.
 
-        `fused_name` is that of one matrix which has the first two, one after the other.
+        `fused_name` is the name of one matrix that holds the first two, one after the other.
         """
         names = ["gate_proj", "up_proj"] if fused_name is None else [fused_name]
         gate_up = read_gated(
@@ -299,11 +266,13 @@ class GatedMLP:
         )
         return cls(gate_up, down)
 
-    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        return self.down(self.gate_up(x), ranks, residual)  # [n_tokens, hidden]
+    def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        """Implements `MLP.describe`."""
+        return self.down.describe(to, to.gated(self.gate_up, x), residual)
 
-    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        return self.down.record(to, to.gated(self.gate_up, x), residual)
+    def describe_share(self, to: Program, x: Buffer) -> Buffer:
+        """Returns this rank's summand of the result, [n_tokens, hidden], without the bias."""
+        return to.multiply(self.down.weight, to.gated(self.gate_up, x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,31 +282,20 @@ class PlainMLP:
     up: ColumnParallelLinear
     down: RowParallelLinear
     activation: Activation
-    ops: Ops
 
-    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        return self.down(self._activated(self.up(x)), ranks, residual)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        inner = self.up.record(to, x)
+    def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        """Implements `MLP.describe`."""
+        inner = self.up.describe(to, x)
         is_plain = self.activation in ("relu", "gelu")
         to.activate(self.activation if is_plain else "gelu_tanh", inner)
-        return self.down.record(to, inner, residual)
-
-    def _activated(self, x: Tensor) -> Tensor:
-        if self.activation == "relu":
-            return F.relu(x)
-        return self.ops.gelu(x) if self.activation == "gelu" else self.ops.gelu_tanh(x)
+        return self.down.describe(to, inner, residual)
 
 
 @dataclass(frozen=True, slots=True)
 class NoNorm:
-    """Stands where others have a norm, and changes nothing."""
+    """Stands where other models have a norm, and changes nothing."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return x
-
-    def record(self, to: Recorder, x: Buffer) -> Buffer:
+    def describe(self, to: Program, x: Buffer) -> Buffer:
         return x
 
 
@@ -348,18 +306,14 @@ class LayerNorm:
     weight: Tensor  # [hidden]
     bias: Tensor  # [hidden]
     eps: float
-    ops: Ops
 
     @classmethod
-    def read(cls, source: TensorSource, name: str, *, size: int, eps: float, ops: Ops) -> Self:
+    def read(cls, source: TensorSource, name: str, *, size: int, eps: float) -> Self:
         """Reads `{name}.weight` and `{name}.bias`, [size]."""
         weight, bias = source.tensor(f"{name}.weight", size), source.tensor(f"{name}.bias", size)
-        return cls(weight, bias, eps, ops)
+        return cls(weight, bias, eps)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.layer_norm(x, self.weight, self.bias, self.eps)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer) -> Buffer:
+    def describe(self, to: Program, x: Buffer) -> Buffer:
         return to.layer_norm(x, self.weight, self.bias, self.eps)
 
 
@@ -372,13 +326,10 @@ class PreNormLayer:
     mlp_norm: Norm
     mlp: MLP
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        hidden = self.attention(self.attention_norm(hidden), batch, kv, hidden)
-        return self.mlp(self.mlp_norm(hidden), batch.ranks, hidden)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        hidden = to.attention(self.attention, to.norm(self.attention_norm, hidden), layer, hidden)
-        return to.mlp(self.mlp, to.norm(self.mlp_norm, hidden), hidden)
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        normed = self.attention_norm.describe(to, hidden)
+        hidden = self.attention.describe(to, normed, layer, hidden)
+        return self.mlp.describe(to, self.mlp_norm.describe(to, hidden), hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +339,5 @@ class NormedHead:
     norm: Norm
     projection: VocabParallelHead
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.projection(self.norm(hidden), ranks)  # [n, vocab_size]
-
-    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
-        return self.projection.record(to, to.norm(self.norm, hidden))
+    def describe(self, to: Program, hidden: Buffer) -> Buffer:
+        return self.projection.describe(to, self.norm.describe(to, hidden))

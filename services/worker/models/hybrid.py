@@ -1,7 +1,7 @@
-"""What mixes tokens in hybrids: most layers keep a state of each request, others attend to keys.
+"""The mixers of hybrid models: most layers keep a state for each request, others attend to keys.
 
-Beside each other in a model are Gated DeltaNet (`kernels.delta_net`) and attention whose output is
-gated. What a layer is given as its storage is its states or its keys and values.
+Layers with a state are `GatedDeltaNet` (`Ops.delta_net`); the others are `GatedAttention`, which
+multiplies its output by gates. The storage of a layer holds its states, or its keys and values.
 """
 
 from __future__ import annotations
@@ -13,13 +13,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, DeltaNetForm, HeadNorms, Ops
-from kernels.ops import LayerKV
+from kernels import AttentionForm, DeltaNetForm, HeadNorms
+from kernels.program import Program
 from kernels.steps import Buffer, Heads
 from services.worker.models.config import ModelConfig, StateSizes
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
-from services.worker.models.recording import Recorder
-from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -39,27 +37,27 @@ class DeltaNetShape:
 
     @property
     def n_keys(self) -> int:
-        """The elements of a token's queries, or of its keys."""
+        """Number of elements of a token's queries, and of its keys."""
         return self.n_key_heads * self.key_dim
 
     @property
     def n_values(self) -> int:
-        """The elements of a token's values."""
+        """Number of elements of a token's values."""
         return self.n_value_heads * self.value_dim
 
     @property
     def n_channels(self) -> int:
-        """The elements of a token's queries, keys and values together."""
+        """Number of elements of a token's queries, keys and values together."""
         return 2 * self.n_keys + self.n_values
 
     @property
     def group_size(self) -> int:
-        """How many value heads share a key head."""
+        """Number of value heads that share a key head."""
         return self.n_value_heads // self.n_key_heads
 
     @property
     def states(self) -> StateSizes:
-        """The sizes of the state that the layer keeps of each request."""
+        """The sizes of the state that the layer keeps for each request."""
         return StateSizes(
             self.n_value_heads, self.key_dim, self.value_dim, self.kernel_size - 1, self.n_channels
         )
@@ -67,19 +65,20 @@ class DeltaNetShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetShare:
-    """The part of a layer that one rank has: its key heads, and what belongs to them."""
+    """One rank's part of a layer: key heads, and the value heads that share them."""
 
     shape: DeltaNetShape
     key_heads: range
 
     @classmethod
     def of(cls, shape: DeltaNetShape, source: TensorSource) -> Self:
-        """Returns a rank's part; raises UnsupportedModel if the heads cannot be divided so."""
+        """Returns a rank's part; raises UnsupportedModel if the heads cannot be divided equally."""
         n_heads, what = shape.n_key_heads, "linear_num_key_heads"
         return cls(shape, even_share(n_heads, source.tp_rank, source.tp_size, what=what))
 
     def scaled(self, size: int, first: int = 0) -> range:
-        """Returns this rank's elements where each key head has `size`, the first at `first`."""
+        """Returns the range of this rank's elements in a tensor that holds `size` elements per key
+        head and begins at `first`."""
         return range(first + self.key_heads.start * size, first + self.key_heads.stop * size)
 
     @property
@@ -88,12 +87,13 @@ class DeltaNetShare:
 
     @property
     def values(self) -> range:
-        """The elements of this rank's values."""
+        """The range of this rank's elements among all values."""
         return self.scaled(self.shape.group_size * self.shape.value_dim)
 
     @property
     def channels(self) -> tuple[range, range, range]:
-        """The elements of this rank's queries, keys and values among those of all, side by side."""
+        """The ranges of this rank's queries, keys and values in a row of all queries, keys and
+        values."""
         n_keys, key_dim = self.shape.n_keys, self.shape.key_dim
         values = self.scaled(self.shape.group_size * self.shape.value_dim, 2 * n_keys)
         return self.scaled(key_dim), self.scaled(key_dim, n_keys), values
@@ -106,7 +106,6 @@ class GatedDeltaNet:
     inputs: ColumnParallelLinear  # to a token's queries, keys, values, z, b and a
     output: RowParallelLinear
     form: DeltaNetForm
-    ops: Ops
 
     @classmethod
     def read(
@@ -118,10 +117,9 @@ class GatedDeltaNet:
         *,
         hidden_size: int,
         eps: float,
-        ops: Ops,
     ) -> Self:
-        """Reads what is under `prefix` beside the projection `inputs`, which families store in
-        different ways."""
+        """Reads the tensors under `prefix`, except the projection `inputs`, which each family
+        stores in its own way."""
         shape, name = share.shape, f"{prefix}.conv1d.weight"
         stored = (shape.n_channels, 1, shape.kernel_size)
         conv = source.joined([Part(name, stored, Shard(0, span)) for span in share.channels])
@@ -149,26 +147,20 @@ class GatedDeltaNet:
             share=share.values,
             has_bias=False,
         )
-        return cls(inputs, output, form, ops)
+        return cls(inputs, output, form)
 
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Implements `Mixer`; raises ValueError for a batch without the places of states."""
-        if batch.states is None:
-            raise ValueError("the batch does not say where the states of its requests are")
-        mixed = self.ops.delta_net(self.inputs(x), *kv, batch.states, self.form)
-        return self.output(mixed, batch.ranks, residual)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
-        mixed = to.delta_net(self.inputs.record(to, x), self.form, layer=layer)
-        return self.output.record(to, mixed, residual)
+    def describe(
+        self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
+    ) -> Buffer:
+        """Implements `Mixer.describe`."""
+        mixed = to.delta_net(self.inputs.describe(to, x), self.form, layer=layer)
+        return self.output.describe(to, mixed, residual)
 
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """This rank's share of attention each of whose outputs has a gate, computed from its query's
-    token."""
+    """This rank's share of attention whose outputs are multiplied by the sigmoid of gates, which
+    are projected beside the queries."""
 
     inputs: ColumnParallelLinear  # to a token's queries, keys, values and gates
     output: RowParallelLinear
@@ -176,7 +168,6 @@ class GatedAttention:
     head_dim: int
     n_attended: int  # outputs of `inputs` that are queries, keys or values
     head_norms: HeadNorms
-    ops: Ops
 
     @classmethod
     def read(
@@ -184,7 +175,6 @@ class GatedAttention:
         source: TensorSource,
         prefix: str,
         config: ModelConfig,
-        ops: Ops,
         *,
         order: Sequence[int],
         has_bias: bool,
@@ -216,38 +206,20 @@ class GatedAttention:
             head_dim=head_dim,
             n_attended=len(q) + 2 * len(kv),
             head_norms=head_norms,
-            ops=ops,
         )
 
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Implements `Mixer`."""
-        projected, (keys, values), (cos, sin) = self.inputs(x), kv, batch.angles[0]
-        q = self.ops.rotary_write_kv(
-            projected[:, : self.n_attended].contiguous(),
-            cos,
-            sin,
-            keys,
-            values,
-            batch.slots,
-            self.n_heads,
-            self.head_norms,
-        )
-        attended = self.ops.attention(q, keys, values, batch.attention, AttentionForm())
-        gates = projected[:, self.n_attended :]
-        gated = self.ops.sigmoid_and_mul(gates, attended.flatten(1))
-        return self.output(gated, batch.ranks, residual)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
-        projected = self.inputs.record(to, x)
+    def describe(
+        self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
+    ) -> Buffer:
+        """Implements `Mixer.describe`."""
+        projected = self.inputs.describe(to, x)
         qkv = to.take_part(projected, 0, self.n_attended)
         n_kv_heads = (self.n_attended // self.head_dim - self.n_heads) // 2
         heads = Heads(n_heads=self.n_heads, n_kv_heads=n_kv_heads, head_dim=self.head_dim)
         to.rotary_write_kv(qkv, heads, self.head_norms, rotary=0, layer=layer)
         attended = to.attend(qkv, heads, AttentionForm(), None, layer=layer)
         gated = to.sigmoid_and_mul(projected, attended, self.n_attended)
-        return self.output.record(to, gated, residual)
+        return self.output.describe(to, gated, residual)
 
 
 def _gates_last(n_heads: int, n_kv_heads: int, order: Tensor) -> Tensor:

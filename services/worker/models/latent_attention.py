@@ -20,19 +20,17 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, Ops
-from kernels.head_products import HeadProducts
-from kernels.ops import LayerKV
-from kernels.packed_heads import pack_heads
+from kernels import AttentionForm
+from kernels.packing.heads import pack_heads
+from kernels.program import Program
 from kernels.steps import Buffer, Heads
+from kernels.weights.head_products import HeadProducts
 from services.worker.models.config import JsonObject, KVSizes, PositiveInt, UnsupportedModel
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Layer, Norm, PreNormLayer
 from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
-from services.worker.models.recording import Recorder
 from services.worker.models.rope import yarn_scale
 from services.worker.models.rotary_config import RotaryConfig
-from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import Shard, TensorSource
 
@@ -105,11 +103,9 @@ class QueryLatent:
     down: ColumnParallelLinear
     norm: Norm
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.norm(self.down(x))  # [n_tokens, query_rank]
-
-    def record(self, to: Recorder, x: Buffer) -> Buffer:
-        return to.norm(self.norm, self.down.record(to, x))
+    def describe(self, to: Program, x: Buffer) -> Buffer:
+        """Returns [n_tokens, query_rank]."""
+        return self.norm.describe(to, self.down.describe(to, x))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +123,16 @@ class LatentAttention:
     still_dim: int
     latent_dim: int
     form: AttentionForm
-    ops: Ops
 
     @classmethod
-    def read(cls, source: TensorSource, prefix: str, config: LatentConfig, ops: Ops) -> Self:
+    def read(cls, source: TensorSource, prefix: str, config: LatentConfig) -> Self:
         """Reads the projections under `prefix`."""
         heads = HeadShare.of(config, source.tp_rank, source.tp_size).q
         still, latent_dim, value_dim = config.still_dim, config.latent_dim, config.value_dim
         to_latents, to_values = _read_head_matrices(source, f"{prefix}.kv_b_proj", config, heads)
         values = range(heads.start * value_dim, heads.stop * value_dim)
         return cls(
-            query_latent=_read_query_latent(source, prefix, config, ops),
+            query_latent=_read_query_latent(source, prefix, config),
             queries=_read_queries(source, prefix, config, heads),
             latent=_read_whole(
                 source,
@@ -146,7 +141,7 @@ class LatentAttention:
                 n_out=latent_dim + config.head_dim,
                 order=_turned_order(config, n_before=latent_dim, n_heads=1),
             ),
-            latent_norm=_read_norm(source, f"{prefix}.kv_a_layernorm", latent_dim, ops),
+            latent_norm=_read_norm(source, f"{prefix}.kv_a_layernorm", latent_dim),
             to_latents=pack_heads(to_latents),
             to_values=pack_heads(to_values),
             output=RowParallelLinear.read(
@@ -161,58 +156,34 @@ class LatentAttention:
             still_dim=still,
             latent_dim=latent_dim,
             form=AttentionForm(scale=config.score_scale),
-            ops=ops,
         )
 
-    def __call__(
-        self, x: Tensor, batch: StageBatch, kv: LayerKV, residual: Tensor | None = None
-    ) -> Tensor:
-        """Implements `Mixer`."""
-        keys, _ = kv
-        cos, sin = batch.angles[0]
-        self._store(x, cos, sin, keys, batch.slots)
-        q = self._queries(x, cos, sin)
-        latents = keys[..., : self.latent_dim]
-        attended = self.ops.attention(q, keys, latents, batch.attention, self.form)
-        values = self.to_values(attended)  # [n_tokens, n_heads, value_dim]
-        return self.output(values.flatten(1), batch.ranks, residual)
-
-    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
-        made = self._record_store(to, x, layer)
-        q = self._record_queries(to, x, made.width)
-        heads = Heads(n_heads=self.n_heads, n_kv_heads=1, head_dim=made.width)
+    def describe(
+        self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
+    ) -> Buffer:
+        """Implements `Mixer.describe`."""
+        stored = self._describe_stored(to, x, layer)
+        q = self._describe_queries(to, x, stored.width)
+        heads = Heads(n_heads=self.n_heads, n_kv_heads=1, head_dim=stored.width)
         attended = to.attend(q, heads, self.form, None, layer=layer, n_shared=self.latent_dim)
         values = to.buffer(self.n_heads * self.to_values.shape[1])
         to.multiply_heads(self.to_values, attended, values)
-        return self.output.record(to, values, residual)
+        return self.output.describe(to, values, residual)
 
-    def _store(self, x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, slots: Tensor) -> None:
-        """Stores each token's normalised latent and what turns of its key in `keys`."""
-        made = self.latent(x)  # [n_tokens, latent_dim + turned]
-        latent = self.latent_norm(made[:, : self.latent_dim])
-        turned = self.ops.rotary(made[:, None, self.latent_dim :], cos, sin)
-        keys.flatten(0, 1).index_copy_(0, slots, torch.cat((latent[:, None], turned), -1))
-
-    def _record_store(self, to: Recorder, x: Buffer, layer: int) -> Buffer:
-        """Returns what is stored, [n_tokens, latent_dim + turned]."""
-        made = self.latent.record(to, x)
-        self.latent_norm.record_parts(to, made, 0, 1)
+    def _describe_stored(self, to: Program, x: Buffer, layer: int) -> Buffer:
+        """Stores each token's normalised latent and the part of its key that turns; returns what is
+        stored, [n_tokens, latent_dim + turned]."""
+        made = self.latent.describe(to, x)
+        self.latent_norm.describe_parts(to, made, 0, 1)
         to.turn_heads(made, made, n_heads=1, rotary=0, size=made.width - self.latent_dim)
         to.write_latents(made, layer=layer)
         return made
 
-    def _queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Returns queries of latents, [n_tokens, n_heads, latent_dim + turned]."""
-        q = self.queries(x if self.query_latent is None else self.query_latent(x))
-        q = q.view(len(x), self.n_heads, -1)
-        still, turning = q[..., : self.still_dim], q[..., self.still_dim :]
-        return torch.cat((self.to_latents(still), self.ops.rotary(turning, cos, sin)), -1)
-
-    def _record_queries(self, to: Recorder, x: Buffer, key_dim: int) -> Buffer:
-        """Returns queries of latents, of the size of keys each."""
+    def _describe_queries(self, to: Program, x: Buffer, key_dim: int) -> Buffer:
+        """Returns queries of latents, of `key_dim` elements for each head."""
         if self.query_latent is not None:
-            x = self.query_latent.record(to, x)
-        q, of_latents = self.queries.record(to, x), to.buffer(self.n_heads * key_dim)
+            x = self.query_latent.describe(to, x)
+        q, of_latents = self.queries.describe(to, x), to.buffer(self.n_heads * key_dim)
         to.multiply_heads(self.to_latents, q, of_latents)
         n_turned = key_dim - self.latent_dim
         to.turn_heads(q, of_latents, n_heads=self.n_heads, rotary=0, size=n_turned)
@@ -228,20 +199,20 @@ class LatentStage(RotaryStage):
         hidden_size = self.config.hidden_size
         return PreNormLayer(
             self.read_norm(source, f"{prefix}.input_layernorm", hidden_size),
-            LatentAttention.read(source, f"{prefix}.self_attn", self.config, self.ops),
+            LatentAttention.read(source, f"{prefix}.self_attn", self.config),
             self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),
             self.read_mlp(source, f"{prefix}.mlp", index),
         )
 
 
 def _read_query_latent(
-    source: TensorSource, prefix: str, config: LatentConfig, ops: Ops
+    source: TensorSource, prefix: str, config: LatentConfig
 ) -> QueryLatent | None:
     if config.query_rank is None:
         return None
     return QueryLatent(
         _read_whole(source, f"{prefix}.q_a_proj", config, n_out=config.query_rank),
-        _read_norm(source, f"{prefix}.q_a_layernorm", config.query_rank, ops),
+        _read_norm(source, f"{prefix}.q_a_layernorm", config.query_rank),
     )
 
 
@@ -282,8 +253,8 @@ def _read_whole(
     )
 
 
-def _read_norm(source: TensorSource, name: str, size: int, ops: Ops) -> RMSNorm:
-    return RMSNorm(source.tensor(f"{name}.weight", size), _LATENT_NORM_EPS, ops)
+def _read_norm(source: TensorSource, name: str, size: int) -> RMSNorm:
+    return RMSNorm(source.tensor(f"{name}.weight", size), _LATENT_NORM_EPS)
 
 
 def _read_head_matrices(

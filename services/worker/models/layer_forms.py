@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from kernels import Ops
-from kernels.ops import LayerKV
+from kernels.program import Program
 from kernels.steps import Buffer
 from services.worker.models.decoder_layers import MLP, Attention, Embedding, Head, Norm
-from services.worker.models.recording import Recorder
-from services.worker.models.stage import StageBatch
-from services.worker.models.tensor_parallel import TensorParallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +16,8 @@ class ScaledEmbedding:
     tokens: Embedding
     factor: float
 
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        return self.tokens(token_ids, batch) * self.factor
-
-    def record(self, to: Recorder) -> Buffer | None:
-        tokens = to.embedding(self.tokens)
-        return None if tokens is None else to.scale(tokens, self.factor)
+    def describe(self, to: Program) -> Buffer:
+        return to.scale(self.tokens.describe(to), self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +31,12 @@ class SandwichLayer:
     mlp: MLP
     mlp_out_norm: Norm
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        attended = self.attention(self.attention_norm(hidden), batch, kv)
-        hidden = hidden + self.attended_norm(attended)
-        # [n_tokens, hidden]
-        return hidden + self.mlp_out_norm(self.mlp(self.mlp_norm(hidden), batch.ranks))
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        attended = to.attention(self.attention, to.norm(self.attention_norm, hidden), layer)
-        hidden = to.add(hidden, to.norm(self.attended_norm, attended))
-        changed = to.mlp(self.mlp, to.norm(self.mlp_norm, hidden))
-        return to.add(hidden, to.norm(self.mlp_out_norm, changed))
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        normed = self.attention_norm.describe(to, hidden)
+        attended = self.attention.describe(to, normed, layer)
+        hidden = to.add(hidden, self.attended_norm.describe(to, attended))
+        changed = self.mlp.describe(to, self.mlp_norm.describe(to, hidden))
+        return to.add(hidden, self.mlp_out_norm.describe(to, changed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +48,10 @@ class PostNormLayer:
     mlp: MLP
     mlp_out_norm: Norm
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        hidden = hidden + self.attended_norm(self.attention(hidden, batch, kv))
-        return hidden + self.mlp_out_norm(self.mlp(hidden, batch.ranks))  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        attended = to.attention(self.attention, hidden, layer)
-        hidden = to.add(hidden, to.norm(self.attended_norm, attended))
-        return to.add(hidden, to.norm(self.mlp_out_norm, to.mlp(self.mlp, hidden)))
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        attended = self.attention.describe(to, hidden, layer)
+        hidden = to.add(hidden, self.attended_norm.describe(to, attended))
+        return to.add(hidden, self.mlp_out_norm.describe(to, self.mlp.describe(to, hidden)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +63,12 @@ class ScaledLayer:
     mlp_norm: Norm
     mlp: MLP
     factor: float
-    ops: Ops
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        attended = self.attention(self.attention_norm(hidden), batch, kv)
-        hidden = self.ops.add_scaled(hidden, attended, self.factor)
-        changed = self.mlp(self.mlp_norm(hidden), batch.ranks)
-        return self.ops.add_scaled(hidden, changed, self.factor)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        attended = to.attention(self.attention, to.norm(self.attention_norm, hidden), layer)
-        hidden = to.add(hidden, attended, self.factor)
-        return to.add(hidden, to.mlp(self.mlp, to.norm(self.mlp_norm, hidden)), self.factor)
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        normed = self.attention_norm.describe(to, hidden)
+        hidden = to.add(hidden, self.attention.describe(to, normed, layer), self.factor)
+        changed = self.mlp.describe(to, self.mlp_norm.describe(to, hidden))
+        return to.add(hidden, changed, self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +79,9 @@ class ParallelLayer:
     attention: Attention
     mlp: MLP
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        normed = self.norm(hidden)
-        hidden = self.attention(normed, batch, kv, hidden)
-        return self.mlp(normed, batch.ranks, hidden)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        normed = to.norm(self.norm, hidden)
-        return to.mlp(self.mlp, normed, to.attention(self.attention, normed, layer, hidden))
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        normed = self.norm.describe(to, hidden)
+        return self.mlp.describe(to, normed, self.attention.describe(to, normed, layer, hidden))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +91,8 @@ class ScaledHead:
     head: Head
     factor: float
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.head(hidden, ranks) * self.factor
-
-    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
-        logits = to.head(self.head, hidden)
-        return None if logits is None else to.scale(logits, self.factor)
+    def describe(self, to: Program, hidden: Buffer) -> Buffer:
+        return to.scale(self.head.describe(to, hidden), self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +101,6 @@ class CappedHead:
 
     head: Head
     cap: float
-    ops: Ops
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.ops.soft_cap(self.head(hidden, ranks), self.cap)
-
-    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
-        logits = to.head(self.head, hidden)
-        return None if logits is None else to.soft_cap(logits, self.cap)
+    def describe(self, to: Program, hidden: Buffer) -> Buffer:
+        return to.soft_cap(self.head.describe(to, hidden), self.cap)

@@ -1,13 +1,12 @@
-"""Layers that model families share, built from a checkpoint's tensors, run on flat batches.
+"""Linear layers, embeddings, heads and norms that model families share.
 
-Plain objects that hold tensors, not `torch.nn.Module`s: nothing here is trained, moved or hooked,
-and an attribute look-up of a module costs as much as a small kernel. A layer that reads a fused
-weight (query, key and value; gate and up) reads its parts into one tensor, each part divided among
-the ranks on its own.
+Each is an object that holds tensors of a checkpoint and describes what is computed with them: its
+`describe` adds steps to a `kernels.program.Program`. A layer with a fused weight (query, key and
+value; gate and up) reads the parts of the weight into one tensor, each part divided among the ranks
+on its own.
 
-What is divided (`tensor_parallel` says how) holds this rank's share and takes the collectives with
-each call; what is not is the same on every rank. All tensors are [n_tokens, ...]: requests are only
-seen inside the attention operation.
+A layer that is divided among ranks (`tensor_parallel` says how) holds this rank's share, and its
+steps say where the ranks meet; other layers are the same on every rank.
 """
 
 from __future__ import annotations
@@ -16,21 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import Ops
-from kernels.gated_in_two import GatedInTwo
-from kernels.packed_linear import (
-    Gate,
-    GatedWeight,
-    LinearWeight,
-    PlainWeight,
-    TableWeight,
-)
+from kernels.program import Program
 from kernels.steps import Buffer
-from services.worker.models.recording import Recorder
-from services.worker.models.tensor_parallel import TensorParallel, even_share, vocab_share
+from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.linear import Gate, GatedWeight, LinearWeight, PlainWeight, TableWeight
+from services.worker.models.tensor_parallel import even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
 
@@ -56,10 +48,10 @@ class ColumnParallelLinear:
     ) -> Self:
         """Reads the projections `names`, of `n_out` outputs each, as one.
 
-        `shares` are the outputs of each that this rank has, by default an even part of each. A name
-        may occur several times, with other shares: so one stored matrix is read as several
-        projections. `is_transposed` says that matrices are stored as [n_in, n_out]. `order` are the
-        places of this rank's outputs among those that are read, [n_out of this rank].
+        `shares` are this rank's outputs of each projection, by default an even part. A name may
+        occur several times with different shares, so that one stored matrix is read as several
+        projections. With `is_transposed`, matrices are stored as [n_in, n_out]. `order` has, for
+        each output, its place among the outputs that are read, [n_out of this rank].
         """
         if shares is None:
             shares = [
@@ -74,10 +66,8 @@ class ColumnParallelLinear:
         weight = source.weight(weights, order)
         return cls(weight, source.joined(biases, order) if has_bias else None)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.weight(x, self.bias)  # [n_tokens, n_out of this rank]
-
-    def record(self, to: Recorder, x: Buffer) -> Buffer:
+    def describe(self, to: Program, x: Buffer) -> Buffer:
+        """Returns [n_tokens, n_out of this rank]."""
         return to.multiply(self.weight, x, self.bias)
 
 
@@ -91,10 +81,11 @@ def read_gated(
     ops: Ops,
     has_bias: bool,
 ) -> GatedWeight:
-    """Reads the projections `names`, of a gate and of what it gates, of `size` outputs each.
+    """Reads the projections `names`, to gates and to the numbers that are gated, of `size` outputs
+    each.
 
-    A single name is that of a matrix that has both, one after the other. Returns this rank's share
-    of both; with biases they are multiplied and gated one after the other.
+    A single name is the name of a matrix that holds both, one after the other. Returns this rank's
+    share of both; projections with biases are multiplied and gated in two operations.
     """
     op = ops.silu_and_mul if gate == "silu" else ops.gelu_and_mul
     firsts, n_stored = ((0, size), 2 * size) if len(names) == 1 else ((0, 0), size)
@@ -117,9 +108,10 @@ def read_gated(
 
 @dataclass(frozen=True, slots=True)
 class RowParallelLinear:
-    """`x @ weight.T + bias`, whole on every rank, where each has its share of the columns of `x`.
+    """`x @ weight.T + bias`, summed over the ranks, each of which has its share of the columns of
+    `x`.
 
-    Rank 0 alone has the `bias`, so that the sum over the ranks has it once.
+    Rank 0 alone has the `bias`, so that the sum includes the bias once.
     """
 
     weight: LinearWeight  # [n_out, n_in of this rank]
@@ -145,22 +137,14 @@ class RowParallelLinear:
         has_bias = has_bias and source.tp_rank == 0
         return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
-    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+    def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
         """Returns [n_tokens, n_out], the same on every rank.
 
         A `residual` of that shape, the same on every rank, is added and used up.
         """
-        if ranks.size == 1:
-            return self.weight(x, self.bias, residual)  # [n_tokens, n_out]
-        out = self.weight(x, self.bias)
-        ranks.all_reduce(out)
-        return out if residual is None else out.add_(residual)
-
-    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
         if to.tp_size == 1:
             return to.multiply(self.weight, x, self.bias, residual)
-        out = to.multiply(self.weight, x, self.bias)
-        to.all_reduce(out)
+        out = to.all_reduce(to.multiply(self.weight, x, self.bias))
         return out if residual is None else to.add(residual, out)
 
 
@@ -171,7 +155,6 @@ class VocabParallelEmbedding:
     table: TableWeight  # [n_tokens of this rank, hidden]
     share: range  # which tokens these are
     vocab_size: int
-    ops: Ops
 
     @classmethod
     def read(
@@ -181,39 +164,26 @@ class VocabParallelEmbedding:
         *,
         vocab_size: int,
         hidden_size: int,
-        ops: Ops,
         is_tied: bool = False,
     ) -> Self:
         """Reads this rank's rows of the table `name`; `is_tied` says that a head uses it too."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
         table = source.table(part) if is_tied else source.rows(part)
-        return cls(table, share, vocab_size, ops)
+        return cls(table, share, vocab_size)
 
-    def __call__(self, token_ids: Tensor, ranks: TensorParallel) -> Tensor:
-        if ranks.size == 1:
-            return self.table.rows(token_ids)  # [n_tokens, hidden]
-        hidden = self._own_rows(token_ids)
-        ranks.all_reduce(hidden)
-        return hidden
+    def describe(self, to: Program, *, is_open: bool = False) -> Buffer:
+        """Returns the rows of the batch's tokens, [n_tokens, hidden].
 
-    def record(self, to: Recorder) -> Buffer | None:
-        """Returns the buffer of the batch's embedded tokens; None where ranks share the table."""
-        if to.tp_size > 1:
-            return None
+        If the table `is_open`, tokens beyond its end have the row of token 0; otherwise there are
+        none.
+        """
+        if to.tp_size > 1 or is_open:
+            share = to.embed_share(self.table, self.share, self.vocab_size, is_open=is_open)
+            return to.all_reduce(share)
         if isinstance(self.table, PlainWeight):
             return to.embed(self.table.weight)
         return to.embed_packed(self.table)
-
-    def _own_rows(self, token_ids: Tensor) -> Tensor:
-        """Returns [n_tokens, hidden], zeros for tokens of other ranks."""
-        first = self.share.start
-        if isinstance(self.table, PlainWeight):
-            return self.ops.embedding(self.table.weight, token_ids, first)
-        rows = token_ids - first
-        is_elsewhere = (rows < 0) | (rows >= len(self.share))
-        hidden = self.table.rows(rows.masked_fill(is_elsewhere, 0))
-        return hidden.masked_fill_(is_elsewhere[:, None], 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,19 +206,9 @@ class VocabParallelHead:
         """Returns the head whose matrix is the embedding's table."""
         return cls(embedding.table, embedding.share, embedding.vocab_size)
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        """Returns logits [n, vocab_size] for `hidden` [n, hidden], the same on every rank."""
-        logits = self.weight(hidden)  # [n, n_tokens of this rank]
-        if ranks.size == 1:
-            return logits
-        n_missing = -(-self.vocab_size // ranks.size) - len(self.share)
-        if n_missing:  # a gather takes equal parts; see vocab_share
-            logits = F.pad(logits, (0, n_missing))
-        return ranks.all_gather(logits)[:, : self.vocab_size]
-
-    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
-        """Returns the buffer of the logits; None where ranks share the matrix."""
-        return None if to.tp_size > 1 else to.multiply(self.weight, hidden)
+    def describe(self, to: Program, hidden: Buffer) -> Buffer:
+        """Returns logits [n, vocab_size], the same on every rank."""
+        return to.all_gather(to.multiply(self.weight, hidden), self.vocab_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,14 +217,12 @@ class RMSNorm:
 
     weight: Tensor  # [size], float32 or of the type of what it normalises
     eps: float
-    ops: Ops
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.ops.rms_norm(x, self.weight, self.eps)  # [..., size]
-
-    def record(self, to: Recorder, x: Buffer) -> Buffer:
+    def describe(self, to: Program, x: Buffer) -> Buffer:
+        """Returns the normalised rows of `x`."""
         return to.rms_norm(x, self.weight, self.eps)
 
-    def record_parts(self, to: Recorder, x: Buffer, first: int, n: int) -> None:
-        """Normalises `n` parts of each row of `x` side by side, from the element `first` on."""
+    def describe_parts(self, to: Program, x: Buffer, first: int, n: int) -> None:
+        """Normalises `n` parts of each row of `x` side by side, from the element `first` on, in
+        place."""
         to.rms_norm_parts(x, first, self.weight, self.eps, n=n)

@@ -1,8 +1,9 @@
 """A mixture of experts in place of an MLP: every token goes through the few that it chooses.
 
-Ranks that share a layer divide each expert's inside and not the experts: all have the same work,
-whatever is chosen, and one sum puts it together, as after any other MLP. That all ranks choose the
-same experts needs no message, since they see the same hidden states.
+Ranks that share a layer divide the inner size of each expert and not the experts. So all ranks have
+the same work, whatever experts are chosen, and one sum over the ranks ends the layer, as after any
+other MLP. All ranks choose the same experts without a message, because all have the same hidden
+states.
 """
 
 from __future__ import annotations
@@ -13,43 +14,33 @@ from typing import Self
 from torch import Tensor
 
 from kernels import Ops
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import (
-    Biased,
-    GatedWeight,
-    LinearWeight,
-    PackedExperts,
-    pack,
-)
+from kernels.packing.experts import Biased, PackedExperts
+from kernels.packing.linear import pack
+from kernels.program import Program
 from kernels.steps import Buffer, Expert, Gated
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import GatedWeight, LinearWeight
 from services.worker.models.decoder_layers import GatedMLP
-from services.worker.models.recording import Recorder
-from services.worker.models.tensor_parallel import TensorParallel, even_share
+from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A gated MLP that every token goes through, as far as a gate of its own lets it."""
+    """A gated MLP of every token, whose result is multiplied by the sigmoid of another gate."""
 
     mlp: GatedMLP  # this rank's share
     gate: LinearWeight  # [1, hidden]
-    ops: Ops
 
     @classmethod
-    def read(
-        cls, source: TensorSource, prefix: str, mlp: GatedMLP, *, hidden_size: int, ops: Ops
-    ) -> Self:
+    def read(cls, source: TensorSource, prefix: str, mlp: GatedMLP, *, hidden_size: int) -> Self:
         """Reads the gate `shared_expert_gate` under `prefix`, of the shared expert `mlp`."""
         gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, hidden_size)
-        return cls(mlp, pack(gate), ops)
+        return cls(mlp, pack(gate))
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Returns this rank's share of the result, [n_tokens, hidden]."""
-        return self.ops.sigmoid_and_mul(self.gate(x), self.mlp.down.weight(self.mlp.gate_up(x)))
-
-    def record(self, to: Recorder, x: Buffer) -> Buffer:
-        changed = to.multiply(self.mlp.down.weight, to.gated(self.mlp.gate_up, x))
+    def describe(self, to: Program, x: Buffer) -> Buffer:
+        """Returns this rank's summand of the result, [n_tokens, hidden]."""
+        changed = self.mlp.describe_share(to, x)
         return to.sigmoid_and_mul(to.multiply(self.gate, x), changed)
 
 
@@ -60,44 +51,33 @@ class ExpertMixture:
     router: LinearWeight  # [n_experts, hidden]
     experts: ExpertMLP  # this rank's share
     n_chosen: int
-    normalises: bool  # the weights of those chosen add up to one
-    ops: Ops
+    normalises: bool  # whether the weights of the chosen experts add up to one
     shared: SharedExpert | None = None  # beside those chosen
     router_bias: Tensor | None = None  # [n_experts]
 
-    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
+    def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        """Implements `MLP.describe`."""
         # As in transformers: scores in the model's element type, everything after in float32.
-        scores = self.router(x, self.router_bias)  # [n_tokens, n_experts]
-        weights, experts = self.ops.route(scores, self.n_chosen, self.normalises)
-        out = self.experts(x, experts, weights)
-        if self.shared is not None:
-            out += self.shared(x)
-        ranks.all_reduce(out)
-        return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
         scores = to.multiply(self.router, x, self.router_bias)
         experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
-        out = record_experts(to, self.experts, x, experts, weights)
+        out = describe_experts(to, self.experts, x, experts, weights)
         if self.shared is not None:
-            out = to.add(out, self.shared.record(to, x))
+            out = to.add(out, self.shared.describe(to, x))
         to.all_reduce(out)
         return out if residual is None else to.add(residual, out)
 
 
-def record_experts(
-    to: Recorder, mlps: ExpertMLP, x: Buffer, experts: Buffer, weights: Buffer
+def describe_experts(
+    to: Program, mlps: ExpertMLP, x: Buffer, experts: Buffer, weights: Buffer
 ) -> Buffer:
-    """Adds the steps of `mlps`; those in one matrix are called."""
+    """Returns the weighted sum of the experts that a router has chosen, [n_tokens, hidden]; experts
+    whose matrices are one tensor are called."""
     if isinstance(mlps, PackedExperts):
         both = zip(mlps.gate_up, mlps.down, strict=True)
         each = [_expert(gate_up, down) for gate_up, down in both]
         return to.run_experts(each, x, experts, weights)
     out = to.buffer(x.width)
-    to.call(
-        lambda batch, kv, out, *inputs: out.copy_(mlps(*inputs)),
-        out, x, experts, weights,
-    )  # fmt: skip
+    to.call("experts", mlps, (x, experts, weights), out)
     return out
 
 
@@ -121,7 +101,7 @@ def read_experts(
     ops: Ops,
     shared: SharedExpert | None = None,
 ) -> ExpertMixture:
-    """Reads the router `gate` and the experts under `prefix`, each `size` wide inside."""
+    """Reads the router `gate` and the experts under `prefix`, each of inner size `size`."""
     router = source.tensor(f"{prefix}.gate.weight", n_experts, hidden_size)
     mlps = read_expert_mlps(
         source,
@@ -132,7 +112,7 @@ def read_experts(
         n_experts=n_experts,
         ops=ops,
     )
-    return ExpertMixture(pack(router), mlps, n_chosen, normalises, ops, shared)
+    return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)
 
 
 def read_expert_mlps(
@@ -145,7 +125,7 @@ def read_expert_mlps(
     n_experts: int,
     ops: Ops,
 ) -> ExpertMLP:
-    """Reads this rank's share of the experts 0, 1, ... under `prefix`, each `size` wide inside."""
+    """Reads this rank's share of the experts 0, 1, ... under `prefix`, of inner size `size`."""
     share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
     gate, up, down = names
     experts = [f"{prefix}.{i}" for i in range(n_experts)]

@@ -1,7 +1,8 @@
-"""Attention whose queries, keys and values are normalised head by head, as of Gemma 3n and 4.
+"""Attention whose queries, keys and values are normalised head by head, in Gemma 3n and 4.
 
-A layer may project all three, or queries and keys alone, which then are its values as well; or
-queries alone, which attend to what an earlier layer of the same stage has stored.
+There are three kinds of layers. One projects queries, keys and values. One projects queries and
+keys, and its keys are also its values. One projects queries alone, which attend to the keys and
+values that an earlier layer of the same stage has stored.
 """
 
 from __future__ import annotations
@@ -10,15 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
-from torch import Tensor
-
-from kernels import AttentionForm, Ops
-from kernels.steps import Buffer, Heads
+from kernels import AttentionForm
+from kernels.program import Program
+from kernels.steps import Buffer
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder_layers import Attention
 from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
-from services.worker.models.recording import Recorder
-from services.worker.models.stage import StageBatch
 from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import TensorSource
 
@@ -35,7 +33,8 @@ class KVNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormedAttention(Attention):
-    """This rank's share; without norms of keys and values it attends to another layer's."""
+    """This rank's share of the attention; without `kv_norms` it attends to the keys and values of
+    another layer."""
 
     rotary: int
     q_norm: RMSNorm
@@ -47,7 +46,6 @@ class NormedAttention(Attention):
         source: TensorSource,
         prefix: str,
         config: ModelConfig,
-        ops: Ops,
         *,
         projected: Projected,
         form: AttentionForm,
@@ -87,41 +85,27 @@ class NormedAttention(Attention):
             n_kv_heads=len(heads.kv),
             head_dim=config.head_dim,
             form=form,
-            ops=ops,
             rotary=rotary,
             q_norm=q_norm,
             kv_norms=kv_norms,
         )
 
-    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
-        n_heads, n_kv = self.n_heads, self.n_kv_heads
-        heads = qkv.view(qkv.shape[0], -1, self.head_dim)  # q, k and v heads
-        cos, sin = batch.angles[self.rotary]
-        if self.kv_norms is not None:
-            # The last heads are values; where there are none of these, they are the keys.
-            k, v = heads[:, n_heads : n_heads + n_kv], heads[:, -n_kv:]
-            k = self.ops.rotary(self.kv_norms.k(k), cos, sin)
-            self.ops.write_kv(k, self.kv_norms.v(v), keys, values, batch.slots)
-        return self.ops.rotary(self.q_norm(heads[:, :n_heads]), cos, sin)
-
-    def record(self, to: Recorder, x: Buffer, layer: int, residual: Buffer | None = None) -> Buffer:
-        qkv = self.qkv.record(to, x)
-        heads = Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
-        self.q_norm.record_parts(to, qkv, 0, self.n_heads)
+    def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
         if self.kv_norms is None:
+            self.q_norm.describe_parts(to, qkv, 0, self.n_heads)
             to.turn_heads(qkv, qkv, n_heads=self.n_heads, rotary=self.rotary, size=self.head_dim)
-        else:
-            qkv = self._with_values(to, qkv)
-            first_key = self.n_heads * self.head_dim
-            first_value = first_key + self.n_kv_heads * self.head_dim
-            self.kv_norms.k.record_parts(to, qkv, first_key, self.n_kv_heads)
-            self.kv_norms.v.record_parts(to, qkv, first_value, self.n_kv_heads)
-            to.rotary_write_kv(qkv, heads, None, rotary=self.rotary, layer=layer)
-        attended = to.attend(qkv, heads, self.form, self.sinks, layer=layer)
-        return self.output.record(to, attended, residual)
+            return qkv
+        qkv = self._with_values(to, qkv)
+        first_key = self.n_heads * self.head_dim
+        first_value = first_key + self.n_kv_heads * self.head_dim
+        self.q_norm.describe_parts(to, qkv, 0, self.n_heads)
+        self.kv_norms.k.describe_parts(to, qkv, first_key, self.n_kv_heads)
+        self.kv_norms.v.describe_parts(to, qkv, first_value, self.n_kv_heads)
+        to.rotary_write_kv(qkv, self.heads, None, rotary=self.rotary, layer=layer)
+        return qkv
 
-    def _with_values(self, to: Recorder, qkv: Buffer) -> Buffer:
-        """Returns queries, keys and values; where there are no values, they are the keys."""
+    def _with_values(self, to: Program, qkv: Buffer) -> Buffer:
+        """Returns queries, keys and values; if no values are projected, the keys are the values."""
         n_keys = self.n_kv_heads * self.head_dim
         first_key = self.n_heads * self.head_dim
         if qkv.width > first_key + n_keys:
@@ -133,10 +117,10 @@ class NormedAttention(Attention):
 
 
 def sources_of(windows: Sequence[int | None], n_shared: int) -> Sequence[int]:
-    """Returns the layer whose keys and values each layer attends to, where the last `n_shared`
-    attend to those of the last of their kind before: with a window, or without.
+    """Returns, for each layer, the layer whose keys and values it attends to.
 
-    Raises ValueError if there is none.
+    Each of the last `n_shared` layers attends to the last earlier layer of its kind, which has a
+    window or has none. Raises ValueError if there is no such layer.
     """
     n_own = len(windows) - n_shared
     last_of_kind = {windows[i] is None: i for i in range(n_own)}

@@ -1,8 +1,8 @@
-"""Inputs that each layer has of its own for each token, as of Gemma 3n and 4.
+"""Inputs for each layer, in Gemma 3n and 4: a vector for each token and layer.
 
-The first stage makes the inputs of all layers, of a token's row in a second table and of its
-embedding. They then lie behind the residual stream in the token's row of hidden states, so that
-they are on every stage: [n_tokens, residual stream, inputs of layer 0, of layer 1, ...].
+The first stage computes the inputs of all layers from a token's row in a second table and from its
+embedding. The inputs follow the residual stream in the token's row of hidden states, so that every
+stage has them: [n_tokens, residual stream, inputs of layer 0, of layer 1, ...].
 """
 
 from __future__ import annotations
@@ -10,21 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from torch import Tensor
-
-from kernels import Ops
-from kernels.linear_weight import LinearWeight
+from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.linear import LinearWeight
 from services.worker.models.decoder_layers import Head, Norm
-from services.worker.models.layers import VocabParallelEmbedding
-from services.worker.models.recording import Recorder
-from services.worker.models.tensor_parallel import TensorParallel
+from services.worker.models.layers import RMSNorm, VocabParallelEmbedding
 from services.worker.models.weights import Part, TensorSource
 
 
 def whole_weight(source: TensorSource, name: str, n_out: int, n_in: int) -> LinearWeight:
-    """Reads the matrix `{name}.weight` [n_out, n_in], which every rank has whole: of small ones,
-    a sum over the ranks would take longer than the product."""
+    """Reads the matrix `{name}.weight` [n_out, n_in], which every rank has whole: summing the
+    products of a small matrix over the ranks would take longer than the product."""
     return source.weight([Part(f"{name}.weight", (n_out, n_in))])
 
 
@@ -36,30 +32,28 @@ class PerLayerTable:
     table_factor: float
     projection: LinearWeight  # [n_layers * size, hidden]
     projection_factor: float
-    norm: Norm  # of one layer's inputs
+    norm: RMSNorm  # of one layer's inputs
     size: int  # of one layer's inputs
 
-    def __call__(self, token_ids: Tensor, embedded: Tensor, ranks: TensorParallel) -> Tensor:
+    def describe(self, to: Program, embedded: Buffer) -> Buffer:
         """Returns [n_tokens, n_layers * size] for tokens that are embedded as [n_tokens, hidden].
 
         Tokens beyond the end of the table have the inputs of token 0.
         """
-        is_beyond = token_ids >= self.table.vocab_size
-        rows = self.table(token_ids.masked_fill(is_beyond, 0), ranks) * self.table_factor
-        projected = self.projection(embedded) * self.projection_factor
-        normed = self.norm(projected.view(len(projected), -1, self.size))
-        return (normed.flatten(1) + rows) * 2**-0.5
+        rows = to.scale(self.table.describe(to, is_open=True), self.table_factor)
+        projected = to.scale(to.multiply(self.projection, embedded), self.projection_factor)
+        self.norm.describe_parts(to, projected, 0, projected.width // self.size)
+        return to.scale(to.add(projected, rows), 2**-0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerGate:
-    """Lets a layer's own inputs through as its hidden states say."""
+    """Multiplies the inputs of a layer by gates of the layer's hidden states."""
 
     gate: LinearWeight  # [size, hidden]
     projection: LinearWeight  # [hidden, size]
     norm: Norm
-    place: slice  # of the inputs in a row
-    ops: Ops
+    begin: int  # the place of the inputs in a row
 
     @classmethod
     def read(
@@ -71,37 +65,28 @@ class PerLayerGate:
         size: int,
         begin: int,
         norm: Norm,
-        ops: Ops,
     ) -> Self:
         """Reads both matrices under `prefix`; `begin` is the place of the inputs in a row."""
         return cls(
             whole_weight(source, f"{prefix}.per_layer_input_gate", size, hidden_size),
             whole_weight(source, f"{prefix}.per_layer_projection", hidden_size, size),
             norm,
-            slice(begin, begin + size),
-            ops,
+            begin,
         )
 
-    def __call__(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Returns [n_tokens, hidden] of hidden states of that shape and of whole rows."""
-        gated = self.ops.gelu_tanh(self.gate(hidden)) * rows[:, self.place]
-        return self.norm(self.projection(gated))
-
-    def record(self, to: Recorder, hidden: Buffer, rows: Buffer) -> Buffer:
+    def describe(self, to: Program, hidden: Buffer, rows: Buffer) -> Buffer:
+        """Returns [n_tokens, hidden] of `hidden` of that shape and of whole `rows`."""
         gates = to.activate("gelu_tanh", to.multiply(self.gate, hidden))
-        gated = to.mul(gates, rows, self.place.start)
-        return to.norm(self.norm, to.multiply(self.projection, gated))
+        gated = to.mul(gates, rows, self.begin)
+        return self.norm.describe(to, to.multiply(self.projection, gated))
 
 
 @dataclass(frozen=True, slots=True)
-class StreamHead:
+class HeadWithoutInputs:
     """A head of the residual stream, which is the first `size` elements of a row."""
 
     head: Head
     size: int
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.head(hidden[:, : self.size], ranks)
-
-    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
-        return to.head(self.head, to.take_part(hidden, 0, self.size))
+    def describe(self, to: Program, hidden: Buffer) -> Buffer:
+        return self.head.describe(to, to.take_part(hidden, 0, self.size))

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from kernels.packed_linear import Quantization
+from kernels.weights.linear import Quantization
 from services.worker.models.weights import (
     OnProgress,
     Part,

@@ -7,7 +7,8 @@ from typing import Any, Protocol
 import torch
 
 from kernels import ops_for
-from kernels.packed_linear import Quantization, can_compute
+from kernels.packing.linear import can_compute
+from kernels.weights.linear import Quantization
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.families.cohere import CohereStage

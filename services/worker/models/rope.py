@@ -36,7 +36,7 @@ FIRST_POSITIONS = 4096
 
 
 class RotaryEmbedding:
-    """The angles of positions, in the form that `kernels.rotary` takes.
+    """The angles of positions, in the form that `Ops.rotary` takes.
 
     Elements of a head that do not turn have the angle 0; `head_order` says where they are.
 
@@ -78,7 +78,8 @@ class RotaryEmbedding:
         )
 
     def cover(self, positions: Tensor) -> None:
-        """Lets the tables, if there are any, reach to all of `positions` that the model has."""
+        """Makes the tables, if there are any, long enough for all of `positions` that the model
+        has."""
         if self.angles is None:
             return
         longest = min(int(positions.max()) + 1, self._n_positions)
@@ -101,7 +102,7 @@ def head_order(config: RotaryConfig) -> Sequence[int] | None:
     None if they are stored as they are turned.
 
     In this order the two elements of each pair that turns are half a head apart, as
-    `kernels.rotary` has them, and what does not turn is at the end of each half. Scores do not
+    `Ops.rotary` has them, and what does not turn is at the end of each half. Scores do not
     depend on the order, as long as queries and keys have the same.
     """
     n_turned, n_all = config.rotary_dim, config.head_dim

@@ -3,15 +3,15 @@
 A stage holds consecutive layers [first, last) of the model (the paper's inter-layer parallelism).
 The first stage also embeds tokens, the last one also turns hidden states into logits. Ranks that
 share a stage each hold a part of every layer (intra-layer parallelism) and compute together: each
-calls the same methods with the same arguments and gets the same results. A family is one file that
-implements `StageModel` and one line in the registry of `services.worker.models`.
+calls the same methods with the same arguments and gets the same results. A family is one file with
+a subclass of `StageModel` and one line in the registry of `services.worker.models`. The subclass
+reads weights and describes the stage as a `kernels.program.Program`, which its operations run.
 
 Knows no requests, no plans and no K/V bookkeeping: only flat tensors and where to store what.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -20,13 +20,11 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionPlan, Ops, StateSpans
-from kernels.logits import Logits
-from kernels.ops import LayerKV
+from kernels.forms.logits import Logits
+from kernels.ops import LayerKV, ProgramRunner
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
-
-Angles = tuple[Tensor, Tensor]  # cosines and signed sines, [n_tokens, 1, head_dim]
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
@@ -73,7 +71,6 @@ class StageBatch:
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
     attention: AttentionPlan
     ranks: TensorParallel = SINGLE  # that share the stage
-    angles: Sequence[Angles] = ()  # of each kind of rotary embedding; for layers, from their stack
     states: StateSpans | None = None  # where layers keep a state of each request
     # Of each K/V group; layers are given `slots` and `attention` of their own. Empty: there is one.
     groups: Sequence[GroupPlan] = ()
@@ -87,10 +84,13 @@ class StageBatch:
         ]
 
 
-class StageModel(ABC):
+class StageModel:
     """One rank's share of the weights of a stage, and what it computes with them."""
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
+
+    runner: ProgramRunner
+    """Runs the program of the stage; set when the weights have been read."""
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
@@ -128,7 +128,6 @@ class StageModel(ABC):
         """The size of a token's hidden states, which travel between stages in `dtype`."""
         return self.config.hidden_size
 
-    @abstractmethod
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Returns the hidden states after this stage's last layer, [n_tokens, hidden_size].
 
@@ -136,20 +135,29 @@ class StageModel(ABC):
         [n_tokens, hidden_size] of the stage before, and used up. Keys and values are stored in
         `kv`, an entry for each layer.
         """
+        return self.runner(inputs, batch, kv)
 
-    @abstractmethod
     def sampled_logits(
         self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV], sampled_tokens: Tensor
     ) -> Logits:
-        """Returns the logits of sampled tokens, [n_sampled, vocab_size]; last stage only.
+        """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
         `sampled_tokens` [n_sampled] are their places in the batch, in order. The other arguments,
-        and what is stored, are those of `forward`. The next call may overwrite the result.
+        and what is stored, are those of `forward`. The next call may overwrite the result. Raises
+        RuntimeError on any stage but the last one.
         """
+        self._check_is_last()
+        return self.runner.logits(inputs, batch, kv, sampled_tokens)
 
-    @abstractmethod
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
-        """Returns logits [n, vocab_size] of hidden states [n, hidden_size]; last stage only.
+        """Returns logits [n, vocab_size] of hidden states [n, hidden_size] after the last layer.
 
         In the model's element type, or in float32 where a family computes more than a product.
+        Raises RuntimeError on any stage but the last one.
         """
+        self._check_is_last()
+        return self.runner.head(hidden, ranks)
+
+    def _check_is_last(self) -> None:
+        if not self.is_last:
+            raise RuntimeError("only the last stage has logits")

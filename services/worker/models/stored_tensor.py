@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from kernels.groups import GroupForm
+from kernels.weights.groups import GroupForm
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import pieces
 

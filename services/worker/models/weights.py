@@ -24,19 +24,17 @@ import torch
 from torch import Tensor
 
 from kernels import Ops
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import (
+from kernels.forms.experts import ExpertForm
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack, pack_gated, pack_table
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import (
     Gate,
     GatedWeight,
     LinearWeight,
     PlainWeight,
     Quantization,
     TableWeight,
-    pack,
-    pack_experts,
-    pack_gated,
-    pack_table,
 )
 from services.worker.models.config import UnsupportedModel
 

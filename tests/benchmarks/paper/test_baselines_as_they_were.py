@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from benchmarks.paper.cellular import CellularPolicy
 from benchmarks.paper.faster_transformer import FasterTransformer
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from simulator.costs import LinearCosts

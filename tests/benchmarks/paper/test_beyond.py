@@ -10,7 +10,7 @@ from benchmarks.paper.beyond.loads import Load, TwoClients
 from benchmarks.paper.beyond.setups import IterationLevel, RequestLevel
 from benchmarks.paper.beyond.trials import InBand, Trial
 from benchmarks.paper.gpu_costs import Gpu
-from simulator.costs import LinearCosts, Work
+from simulator.costs import IterationWork, LinearCosts
 from simulator.workload import Lengths, equal_lengths, mixed_lengths
 
 GPU = Gpu(layer_s=1e-4, bandwidth=1e12, products=1e14, request_s=1e-6, pair_s=1e-9)
@@ -20,7 +20,7 @@ FEW = Load(mixed_lengths(12, seed=0))
 
 def test_messages_in_band_keep_each_stage_waiting() -> None:
     costs = InBand(LinearCosts(((1.0,) + (0.0,) * 9,) * 3, hop_s=0.5), (0.25, 0.125))
-    assert [costs.stage_s(index, Work(1, 1, 1, 0, 1)) for index in range(3)] == [
+    assert [costs.stage_s(index, IterationWork(1, 1, 1, 0, 1)) for index in range(3)] == [
         1.25,
         1.125,
         1.125,

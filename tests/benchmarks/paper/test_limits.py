@@ -13,7 +13,7 @@ from benchmarks.paper.beyond.trials import Trial
 from benchmarks.paper.faster_transformer import Kinder, Prompts
 from benchmarks.paper.gpu_costs import Gpu
 from benchmarks.paper.models import MODELS, PaperModel
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler

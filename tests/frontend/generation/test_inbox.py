@@ -12,7 +12,7 @@ from services.frontend.generation.inbox import (
     READ_AT_ONCE,
     Inbox,
 )
-from services.frontend.link.scheduler_events import Event, Finished, Tokens
+from services.frontend.link.scheduler_events import Completed, Event, OutputTokens
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.memory_budget import MemoryBudget
@@ -38,17 +38,17 @@ async def test_unread_tokens_come_in_order_and_before_their_end() -> None:
     for token_id in range(N_TOKENS):
         for name in ("a", "b"):
             n_cached = 0 if token_id else 5
-            inbox.put_nowait(Tokens(name, (token_id,), 7 + token_id, None, n_cached))
-    inbox.put_nowait(Finished("a", FinishReason.STOP))
-    inbox.put_nowait(Finished("b", FinishReason.LENGTH))
+            inbox.put_nowait(OutputTokens(name, (token_id,), 7 + token_id, None, n_cached))
+    inbox.put_nowait(Completed("a", FinishReason.STOP))
+    inbox.put_nowait(Completed("b", FinishReason.LENGTH))
     for token_id in range(2 * MAX_LOOSE):
-        inbox.put_nowait(Tokens("c", (token_id,), token_id))
+        inbox.put_nowait(OutputTokens("c", (token_id,), token_id))
     assert 4 * 2 * N_TOKENS < budget.n_bytes < 40 * 2 * N_TOKENS
     read: dict[str, list[int]] = {"a": [], "b": [], "c": []}
     ended: list[Event] = []
     while len(ended) < 2 or len(read["c"]) < 2 * MAX_LOOSE:
         event = await soon(inbox.get())
-        if isinstance(event, Tokens):
+        if isinstance(event, OutputTokens):
             assert not any(end.request_id == event.request_id for end in ended)
             assert len(event.token_ids) <= READ_AT_ONCE
             if event.request_id != "c":
@@ -65,24 +65,24 @@ async def test_unread_tokens_come_in_order_and_before_their_end() -> None:
 async def test_tokens_of_one_answer_that_are_there_come_together() -> None:
     inbox, _ = inbox_in(MemoryBudget(2**20))
     told = [logprobs_of([token_id]) for token_id in range(3)]
-    inbox.put_nowait(Tokens("a", (0,), 7, told[0], 5))
-    inbox.put_nowait(Tokens("a", (1, 2), 8, Logprobs.joined(told[1:])))
-    inbox.put_nowait(Tokens("b", (3,), 0))
-    inbox.put_nowait(Tokens("a", (4,), 10))
-    inbox.put_nowait(Finished("a", FinishReason.STOP))
+    inbox.put_nowait(OutputTokens("a", (0,), 7, told[0], 5))
+    inbox.put_nowait(OutputTokens("a", (1, 2), 8, Logprobs.joined(told[1:])))
+    inbox.put_nowait(OutputTokens("b", (3,), 0))
+    inbox.put_nowait(OutputTokens("a", (4,), 10))
+    inbox.put_nowait(Completed("a", FinishReason.STOP))
     first = await soon(inbox.get())
-    assert isinstance(first, Tokens)
+    assert isinstance(first, OutputTokens)
     assert (first.request_id, list(first.token_ids)) == ("a", [0, 1, 2])
     assert (first.start, first.n_cached) == (7, 5)
     assert first.logprobs == Logprobs.joined(told)
-    assert await soon(inbox.get()) == Tokens("b", (3,), 0)
-    assert await soon(inbox.get()) == Tokens("a", (4,), 10)
-    assert await soon(inbox.get()) == Finished("a", FinishReason.STOP)
+    assert await soon(inbox.get()) == OutputTokens("b", (3,), 0)
+    assert await soon(inbox.get()) == OutputTokens("a", (4,), 10)
+    assert await soon(inbox.get()) == Completed("a", FinishReason.STOP)
 
 
 async def test_a_reader_who_is_hardly_late_gets_tokens_as_they_came() -> None:
     inbox, _ = inbox_in(MemoryBudget(2**20))
-    sent = [Tokens("a", (token_id,), token_id) for token_id in range(N_LATE)]
+    sent = [OutputTokens("a", (token_id,), token_id) for token_id in range(N_LATE)]
     for tokens in sent:
         inbox.put_nowait(tokens)
     assert [await soon(inbox.get()) for _ in sent] == sent
@@ -92,11 +92,11 @@ async def test_no_more_tokens_come_together_than_are_read_at_once() -> None:
     inbox, _ = inbox_in(MemoryBudget(2**20))
     n_tokens = READ_AT_ONCE + 3
     for token_id in range(n_tokens):
-        inbox.put_nowait(Tokens("a", (token_id,), token_id))
+        inbox.put_nowait(OutputTokens("a", (token_id,), token_id))
     lengths: list[int] = []
     while sum(lengths) < n_tokens:
         event = await soon(inbox.get())
-        assert isinstance(event, Tokens)
+        assert isinstance(event, OutputTokens)
         lengths.append(len(event.token_ids))
     assert lengths == [READ_AT_ONCE, 1, 1, 1]
 
@@ -107,7 +107,7 @@ async def test_too_much_unread_ends_the_call(max_bytes: int) -> None:
     inbox, refusals = inbox_in(budget)
     n_put = 0
     while inbox.error is None:
-        inbox.put_nowait(Tokens("a", (1,), n_put))
+        inbox.put_nowait(OutputTokens("a", (1,), n_put))
         n_put += 1
         assert n_put <= MAX_UNREAD_BYTES
         assert budget.n_bytes <= min(max_bytes, MAX_UNREAD_BYTES)
@@ -121,7 +121,7 @@ async def test_too_much_unread_ends_the_call(max_bytes: int) -> None:
 async def test_reader_that_has_much_to_read_lets_others_in() -> None:
     inbox, _ = inbox_in(MemoryBudget(2**30))
     for token_id in range(N_TOKENS):
-        inbox.put_nowait(Tokens("a", (token_id,), token_id))
+        inbox.put_nowait(OutputTokens("a", (token_id,), token_id))
     n_turns, n_read = 0, 0
 
     async def tick() -> None:
@@ -133,7 +133,7 @@ async def test_reader_that_has_much_to_read_lets_others_in() -> None:
     ticking = asyncio.ensure_future(tick())
     while n_read < N_TOKENS:
         event = await soon(inbox.get())
-        assert isinstance(event, Tokens)
+        assert isinstance(event, OutputTokens)
         n_read += len(event.token_ids)
     ticking.cancel()
     assert n_turns >= N_TOKENS // READ_AT_ONCE - 3
@@ -143,9 +143,9 @@ async def test_reader_that_is_cancelled_loses_nothing() -> None:
     inbox, _ = inbox_in(MemoryBudget(2**20))
     waiting = asyncio.ensure_future(inbox.get())
     await asyncio.sleep(0)
-    inbox.put_nowait(Tokens("a", (1,), 0))
+    inbox.put_nowait(OutputTokens("a", (1,), 0))
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     event = await soon(inbox.get())
-    assert isinstance(event, Tokens)
+    assert isinstance(event, OutputTokens)
     assert event.token_ids == (1,)

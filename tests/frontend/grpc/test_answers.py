@@ -12,15 +12,15 @@ from services.common.sampling import SamplingParams
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.generation.generation import Generation, Usage
-from services.frontend.grpc.answers import Answers
+from services.frontend.grpc.answers import AnswerMessages
 from services.frontend.request.conversation import Conversation, ToolChoice
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, Prompt
 from services.frontend.text.message_reader import (
+    CallDelta,
     MessageDelta,
     MessageReader,
     Part,
-    ToolCallDelta,
     Words,
 )
 
@@ -47,10 +47,10 @@ class Shouts:
         for character in text:
             if character.isdigit():
                 call_id = f"id-{character}"
-                calls.append(ToolCallDelta(index=self.n_tool_calls, id=call_id, name=character))
+                calls.append(CallDelta(index=self.n_tool_calls, id=call_id, name=character))
                 self.n_tool_calls += 1
             elif self.n_tool_calls and not character.isalpha():
-                calls.append(ToolCallDelta(index=self.n_tool_calls - 1, arguments=character))
+                calls.append(CallDelta(index=self.n_tool_calls - 1, arguments=character))
         thought, said = "".join(filter(str.isupper, text)), "".join(filter(str.islower, text))
         return MessageDelta((Words(thought, is_reasoning=True), Words(said), *calls))
 
@@ -99,8 +99,8 @@ def generation(*prompts: Prompt, **given: Any) -> FakeGeneration:
     return FakeGeneration(encoded, made, **rest)
 
 
-def answers_of(fake: FakeGeneration, **request: Any) -> Answers:
-    return Answers(cast(Generation, fake), inference_pb2.GenerateStreamRequest(**request))
+def answers_of(fake: FakeGeneration, **request: Any) -> AnswerMessages:
+    return AnswerMessages(cast(Generation, fake), inference_pb2.GenerateStreamRequest(**request))
 
 
 CHAT = Conversation(())

@@ -96,15 +96,16 @@ async def test_a_flood_of_resets_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_flood_of_continuations_ends_its_connection(tmp_path: Path) -> None:
-    async with attacked(tmp_path) as (_, client):
+    async with attacked(tmp_path) as (site, client):
         stream = client.h2.get_next_available_stream_id()
-        header = b"\x00\x01a\x7f\xe1\x1e" + b"b" * 4000  # a literal of 4,000 bytes, not indexed
+        header = b"\x00\x01a\x7f\xe1\x1e" + b"b" * 4064  # a literal of 4,064 bytes, not indexed
         client.send_raw(frame(HEADERS, header, stream=stream))
         with contextlib.suppress(ConnectionError):  # it is cut on the way
             for _ in range(2000):  # 8 MB of metadata for one call
                 client.send_raw(frame(CONTINUATION, header, stream=stream))
                 await client._writer.drain()
         await client.wait_closed()
+        assert site.frontend._refusals[Refusal.HEAD_TOO_LARGE] == 1
 
 
 async def test_metadata_that_is_too_large_is_refused(tmp_path: Path) -> None:

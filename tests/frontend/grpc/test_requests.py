@@ -6,10 +6,10 @@ import pytest
 from orcinus.v1 import inference_pb2
 
 from services.common import errors
-from services.frontend.grpc.requests import MAX_TURNS, to_request
-from services.frontend.http import chat_message
+from services.frontend.grpc.requests import to_request
 from services.frontend.request.conversation import (
     MAX_TOOLS,
+    MAX_TURNS,
     ChatMessage,
     Conversation,
     Tool,
@@ -178,4 +178,3 @@ def test_lists_of_prompts_are_texts_and_tokens() -> None:
 
 def test_a_conversation_has_as_many_turns_as_over_http() -> None:
     read(messages=[TURN] * MAX_TURNS)
-    assert chat_message.MAX_TURNS == MAX_TURNS

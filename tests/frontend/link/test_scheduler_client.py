@@ -15,11 +15,11 @@ from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING
 from services.frontend.link.scheduler_client import ATTEMPT_PAUSE_S, SchedulerClient
 from services.frontend.link.scheduler_events import (
     Accepted,
+    Completed,
     Event,
     Failed,
-    Finished,
+    OutputTokens,
     PromptLogprobs,
-    Tokens,
     ends_of,
     news_of,
 )
@@ -88,9 +88,9 @@ async def test_events_of_a_request_reach_its_inbox() -> None:
         submit(client, inbox)
         assert await until_last(inbox) == [
             Accepted("r"),
-            Tokens("r", (7,), 0),
-            Tokens("r", (8,), 1),
-            Finished("r", FinishReason.LENGTH),
+            OutputTokens("r", (7,), 0),
+            OutputTokens("r", (8,), 1),
+            Completed("r", FinishReason.LENGTH),
         ]
 
 
@@ -199,7 +199,7 @@ async def test_requests_of_a_lost_stream_fail_and_the_client_comes_back() -> Non
         scheduler.behaviour = says(7)
         submit(client, inbox)
         *_, last = await until_last(inbox)
-        assert last == Finished("r", FinishReason.LENGTH)
+        assert last == Completed("r", FinishReason.LENGTH)
 
 
 async def test_client_waits_for_a_scheduler_that_starts_later() -> None:
@@ -252,7 +252,7 @@ async def test_client_follows_the_scheduler_that_leads() -> None:
         for leader, token_id in [(first, 7), (second, 8)] * 2:
             await leader.lead()
             submit(client, inbox, hold_s=TIMEOUT_S)
-            assert Tokens("r", (token_id,), 0) in await until_last(inbox)
+            assert OutputTokens("r", (token_id,), 0) in await until_last(inbox)
             await leader.stand_by()
             await until_shut(client)
     assert (len(first.requests), len(second.requests)) == (2, 2)
@@ -268,7 +268,11 @@ async def test_client_turns_to_another_scheduler_when_the_leader_dies() -> None:
         assert await soon(inbox.get()) == Accepted("r")
         await first.stop()
         await second.lead()
-        assert [type(event) for event in await until_last(inbox)] == [Accepted, Tokens, Finished]
+        assert [type(event) for event in await until_last(inbox)] == [
+            Accepted,
+            OutputTokens,
+            Completed,
+        ]
     await second.stop()
 
 
@@ -338,12 +342,12 @@ async def test_what_runs_goes_on_when_submissions_are_closed_and_others_wait() -
         submit(client, waiting, "later", hold_s=TIMEOUT_S)
         request.last_token(7, scheduler_pb2.COMPLETION_REASON_LENGTH)
         *_, last = await until_last(running)
-        assert last == Finished("r", FinishReason.LENGTH)
+        assert last == Completed("r", FinishReason.LENGTH)
         assert waiting.empty()
         assert len(scheduler.requests) == 1
         scheduler.behaviour = says(8)
         scheduler.open()
-        assert Tokens("later", (8,), 0) in await until_last(waiting)
+        assert OutputTokens("later", (8,), 0) in await until_last(waiting)
         assert scheduler.n_connections == 1
 
 
@@ -357,8 +361,8 @@ async def test_request_without_tokens_is_submitted_again_when_its_stream_is_lost
         scheduler.drop_connections()
         assert await until_last(inbox) == [
             Accepted("r"),
-            Tokens("r", (7,), 0),
-            Finished("r", FinishReason.LENGTH),
+            OutputTokens("r", (7,), 0),
+            Completed("r", FinishReason.LENGTH),
         ]
         first, second = (request.submission for request in scheduler.requests)
         assert (first.is_resubmitted, second.is_resubmitted) == (False, True)
@@ -372,13 +376,16 @@ async def goes_on_after(loss: Callable[[FakeScheduler], None]) -> FakeScheduler:
     async with connected(scheduler, resume_s=TIMEOUT_S) as client:
         inbox: Inbox = asyncio.Queue()
         submit(client, inbox)
-        assert [await soon(inbox.get()) for _ in range(2)] == [Accepted("r"), Tokens("r", (7,), 0)]
+        assert [await soon(inbox.get()) for _ in range(2)] == [
+            Accepted("r"),
+            OutputTokens("r", (7,), 0),
+        ]
         scheduler.behaviour = says(7, 8)
         loss(scheduler)
         assert await until_last(inbox) == [
             Accepted("r"),
-            Tokens("r", (8,), 1),
-            Finished("r", FinishReason.LENGTH),
+            OutputTokens("r", (8,), 1),
+            Completed("r", FinishReason.LENGTH),
         ]
         assert list(scheduler.requests[1].submission.generated_token_ids) == [7]
     return scheduler
@@ -408,7 +415,11 @@ async def test_losses_in_a_row_are_told_to_the_next_scheduler_until_there_are_tw
         assert second.submission.n_losses == 2
         second.tokens(7)
         second.tokens(8)
-        assert [type(await soon(inbox.get())) for _ in range(3)] == [Accepted, Tokens, Tokens]
+        assert [type(await soon(inbox.get())) for _ in range(3)] == [
+            Accepted,
+            OutputTokens,
+            OutputTokens,
+        ]
         scheduler.behaviour = says(7, 8, 9)
         scheduler.drop_connections()
         third = (await soon(scheduler.wait_requests(3)))[2]
@@ -451,7 +462,7 @@ async def test_request_that_stays_with_its_scheduler_waits_no_longer_for_a_pipel
         assert isinstance(last.error, errors.Unavailable)
         await soon(requests[0].cancelled.wait())
         requests[1].last_token(8, scheduler_pb2.COMPLETION_REASON_LENGTH)
-        assert (await until_last(running))[-1] == Finished("running", FinishReason.LENGTH)
+        assert (await until_last(running))[-1] == Completed("running", FinishReason.LENGTH)
 
 
 async def test_tokens_that_came_before_are_dropped_and_a_gap_is_an_error() -> None:
@@ -467,8 +478,8 @@ async def test_tokens_that_came_before_are_dropped_and_a_gap_is_an_error() -> No
     bring(0, 7, 8)
     bring(1, 8, 9)
     assert [inbox.get_nowait() for _ in range(2)] == [
-        Tokens("r", (7, 8), 0),
-        Tokens("r", (9,), 2),
+        OutputTokens("r", (7, 8), 0),
+        OutputTokens("r", (9,), 2),
     ]
     other: Inbox = asyncio.Queue()
     submit(client, other, "other")
@@ -481,7 +492,7 @@ async def test_tokens_that_came_before_are_dropped_and_a_gap_is_an_error() -> No
     submit(client, inbox)
     bring(0, 7, 8)
     bring(1, 9)
-    assert inbox.get_nowait() == Tokens("r", (7, 8), 0)
+    assert inbox.get_nowait() == OutputTokens("r", (7, 8), 0)
     assert isinstance(inbox.get_nowait(), Failed)
     client.close()
 
@@ -517,8 +528,8 @@ async def test_log_probabilities_come_once_and_with_their_tokens() -> None:
     assert [inbox.get_nowait() for _ in range(inbox.qsize())] == [
         PromptLogprobs("r", 1, Logprobs.parse(logprobs_of([2, 3], 0))),
         PromptLogprobs("r", 3, Logprobs.parse(logprobs_of([4], 0))),
-        Tokens("r", (7, 8), 0, Logprobs.parse(logprobs_of([7, 8], 1))),
-        Tokens("r", (9,), 2, Logprobs.parse(logprobs_of([9], 1))),
+        OutputTokens("r", (7, 8), 0, Logprobs.parse(logprobs_of([7, 8], 1))),
+        OutputTokens("r", (9,), 2, Logprobs.parse(logprobs_of([9], 1))),
     ]
     client.cancel("r")
     nothing = scheduler_pb2.TokenUpdate(request_id="r", token_ids=[7], start=0)
@@ -548,8 +559,8 @@ async def test_scheduler_that_does_not_say_where_tokens_belong_is_left() -> None
         submit(client, inbox)
         await soon(scheduler.wait_requests(1))
         scheduler.behaviour = says(7)
-        assert [event for event in await until_last(inbox) if isinstance(event, Tokens)] == [
-            Tokens("r", (7,), 0)
+        assert [event for event in await until_last(inbox) if isinstance(event, OutputTokens)] == [
+            OutputTokens("r", (7,), 0)
         ]
         assert scheduler.n_connections == 2
 
@@ -585,7 +596,7 @@ async def test_request_that_fails_as_unavailable_is_tried_again_with_pauses(
         submit(client, inbox, hold_s=TIMEOUT_S)
         await soon(scheduler.wait_requests(3))
         scheduler.behaviour = says(7)
-        assert (await until_last(inbox))[-1] == Finished("r", FinishReason.LENGTH)
+        assert (await until_last(inbox))[-1] == Completed("r", FinishReason.LENGTH)
         assert len(scheduler.requests) == 4
         assert asyncio.get_running_loop().time() - began > 2.5 * ATTEMPT_PAUSE_S
 
@@ -661,7 +672,7 @@ async def test_request_that_was_held_waits_for_room_in_a_full_pool(why: str) -> 
         n_before = 1 if why == "resubmitted" else 0
         await soon(scheduler.wait_requests(n_before + 2))
         scheduler.behaviour = says(7)
-        assert (await until_last(inbox))[-1] == Finished("r", FinishReason.LENGTH)
+        assert (await until_last(inbox))[-1] == Completed("r", FinishReason.LENGTH)
         assert len(scheduler.requests) == n_before + 3
         assert loop.time() - began >= 0.5, "the scheduler said when to come back, twice"
 

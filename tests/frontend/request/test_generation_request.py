@@ -15,10 +15,12 @@ from services.frontend.request.generation_request import (
     GenerationOptions,
     GenerationRequest,
 )
-from services.frontend.request.limits import Limits
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.limits import ModelLimits
+from services.frontend.request.pipeline import ServedPipeline
 
-LIMITS = Limits(Pipeline(model="m", vocab_size=100, max_model_len=32, eos_token_ids=(1, 2)))
+LIMITS = ModelLimits(
+    ServedPipeline(model="m", vocab_size=100, max_model_len=32, eos_token_ids=(1, 2))
+)
 
 WRONG: list[tuple[str, Any]] = [
     ("max_tokens", 0),

@@ -13,14 +13,14 @@ import pytest
 from services.common import errors
 from services.frontend.request import output_format
 from services.frontend.request.memory_budget import MemoryBudget
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusals
 from services.frontend.text.grammar_check import MAX_VERDICTS, MAX_WAITING, GrammarCheck
 from services.grammar import checker
 from tests.frontend.conftest import soon
 
 TOKENIZER = Path("models/demo/tokenizer.json")
-DEMO = Pipeline(
+DEMO = ServedPipeline(
     model="m", vocab_size=4096, max_model_len=128, eos_token_ids=(0,), can_follow_grammars=True
 )
 
@@ -33,7 +33,7 @@ class Checks:
         self.budget = MemoryBudget(2**20, refusals=self.refusals)
         self.check = GrammarCheck(tokenizer_file, self.refusals)
 
-    async def __call__(self, grammar: str, pipeline: Pipeline = DEMO) -> None:
+    async def __call__(self, grammar: str, pipeline: ServedPipeline = DEMO) -> None:
         with self.budget.share() as share:
             await soon(self.check.check("regex", grammar, pipeline, share))
 
@@ -102,7 +102,7 @@ async def test_verdicts_are_those_of_one_model_and_bounded() -> None:
     ids=["ranks", "no tokenizer", "broken tokenizer"],
 )
 async def test_a_model_that_can_follow_none_says_so(
-    tokenizer_file: Path | None, pipeline: Pipeline
+    tokenizer_file: Path | None, pipeline: ServedPipeline
 ) -> None:
     with pytest.raises(errors.InvalidRequest, match="can follow no format") as caught:
         await Checks(tokenizer_file)("start: /a/", pipeline)

@@ -8,9 +8,9 @@ import pytest
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.request.generation_request import Prompt
-from services.frontend.request.limits import Limits
+from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import MemoryBudget
-from services.frontend.request.pipeline import Pipeline
+from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
@@ -19,8 +19,8 @@ from services.frontend.text.tokenizer import Tokenizer
 from tests.frontend import checkpoints
 from tests.frontend.conftest import soon
 
-LIMITS = Limits(Pipeline(model="m", vocab_size=512, max_model_len=128))
-LONG = Limits(Pipeline(model="m", vocab_size=512, max_model_len=100_000))
+LIMITS = ModelLimits(ServedPipeline(model="m", vocab_size=512, max_model_len=128))
+LONG = ModelLimits(ServedPipeline(model="m", vocab_size=512, max_model_len=100_000))
 
 
 class Watched(Tokenizer):
@@ -52,7 +52,7 @@ class Encoder:
             refusals=self.refusals,
         )
 
-    async def encode(self, prompt: Prompt, limits: Limits = LIMITS) -> list[int]:
+    async def encode(self, prompt: Prompt, limits: ModelLimits = LIMITS) -> list[int]:
         with self.budget.share() as share:
             return list(await soon(self.encoder.to_tokens(prompt, limits, share)))
 

@@ -9,8 +9,9 @@ import pytest
 from orcinus.v1 import watch_pb2
 
 from services.common import errors
+from services.common.watch_figures import MINUTE_S
 from services.frontend.request.refusals import Refusal, Refusals
-from services.frontend.watching.subscription import Watcher
+from services.frontend.watching.subscription import EventReceiver
 from services.frontend.watching.view_feed import (
     LINGER_S,
     MAX_PIECE_BYTES,
@@ -33,7 +34,7 @@ class Played:
         """For each subscription so far, whether it asked for decisions."""
         self.is_running = False
 
-    async def run(self, watcher: Watcher, *, has_decisions: bool) -> NoReturn:
+    async def run(self, watcher: EventReceiver, *, has_decisions: bool) -> NoReturn:
         self.asked.append(has_decisions)
         self.is_running = True
         try:
@@ -133,6 +134,25 @@ def test_an_event_is_written_down_once_for_all_viewers() -> None:
             stage.tell(epoch(1))
             (_, of_a), (_, of_b) = await a.next(), await b.next()
             assert of_a is of_b
+
+    on_stage(play)
+
+
+def test_figures_are_told_once_a_second_until_the_pipeline_rests() -> None:
+    async def play(stage: Stage) -> None:
+        with stage.feed.viewer() as viewer:
+            stage.feed.opened()
+            stage.tell(epoch(1), iteration(1, 7))
+            await told(viewer)
+            await asyncio.sleep(2 * MINUTE_S)
+            figures = await told(viewer)
+            assert {event["type"] for event in figures} == {"figures"}
+            times = [event["t"] - figures[0]["t"] for event in figures]
+            assert times == list(range(MINUTE_S + 1))
+            assert figures[0]["recent"]["tokens_per_s"] == 1
+            assert figures[-1]["minute"]["tokens_per_s"] == 0
+            with stage.feed.viewer() as late:
+                assert (await told(late))[-len(figures) :] == figures
 
     on_stage(play)
 

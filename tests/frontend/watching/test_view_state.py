@@ -4,10 +4,11 @@ from collections.abc import Sequence
 
 from orcinus.v1 import watch_pb2
 
-from services.common.watch_json import to_json
+from services.common.watch_json import Json, to_json
 from services.frontend.watching import view_state
 from services.frontend.watching.view_feed import as_json
 from services.frontend.watching.view_state import (
+    FIGURES_S,
     ITERATIONS_S,
     MARKS_S,
     MAX_ITERATION_BYTES,
@@ -17,7 +18,7 @@ from services.frontend.watching.view_state import (
     MAX_TURNS,
     ViewState,
 )
-from tests.fake_watch import decision, ended, epoch, iteration, mark, pool, request
+from tests.fake_watch import START_NS, decision, ended, epoch, iteration, mark, pool, request
 
 WAITING, ADMITTED, PUT_DOWN = (
     watch_pb2.REQUEST_TURN_WAITING,
@@ -26,18 +27,26 @@ WAITING, ADMITTED, PUT_DOWN = (
 )
 
 
-def data_of(event: watch_pb2.WatchEvent) -> bytes:
-    return as_json(to_json(event))
+def change_of(event: watch_pb2.WatchEvent | Json) -> Json:
+    return to_json(event) if isinstance(event, watch_pb2.WatchEvent) else event
 
 
-def told_after(*events: watch_pb2.WatchEvent) -> Sequence[bytes]:
+def data_of(event: watch_pb2.WatchEvent | Json) -> bytes:
+    return as_json(change_of(event))
+
+
+def told_after(*events: watch_pb2.WatchEvent | Json) -> Sequence[bytes]:
     state = ViewState()
     for event in events:
-        state.add(event, data_of(event))
+        state.add(change_of(event), data_of(event))
     return list(state.told())
 
 
-def all_of(*events: watch_pb2.WatchEvent) -> Sequence[bytes]:
+def figures(at_s: int) -> Json:
+    return {"t": START_NS / 1e9 + at_s, "type": "figures", "minute": {}, "recent": {}}
+
+
+def all_of(*events: watch_pb2.WatchEvent | Json) -> Sequence[bytes]:
     return [data_of(event) for event in events]
 
 
@@ -53,6 +62,7 @@ def test_each_kind_is_told_in_its_place_however_it_came() -> None:
         *live,
         *ended_turns,
         iteration(1, 1, 2),
+        figures(1),
         mark("lost"),
         pool(2),
         epoch(2, at_s=2),
@@ -68,6 +78,7 @@ def test_each_kind_is_told_in_its_place_however_it_came() -> None:
         *live,
         iteration(1, 1, 2),
         iteration(2, 2, at_s=2),
+        figures(1),
         pool(at_s=2),
     )
 
@@ -92,6 +103,9 @@ def test_history_ends_where_its_time_is_over_and_what_lives_stays() -> None:
     )
     later = mark("new", at_s=MARKS_S + 1)
     assert told_after(*old, later)[:2] == all_of(epoch(1), later)
+    assert told_after(*map(figures, range(FIGURES_S + 5))) == all_of(
+        *map(figures, range(5, FIGURES_S + 5))
+    )
 
 
 def test_iterations_are_bounded_in_number_and_in_bytes() -> None:
@@ -110,11 +124,11 @@ def test_a_request_keeps_its_first_turn_and_the_latest() -> None:
 
 
 def test_requests_are_bounded_and_those_that_have_ended_leave_first() -> None:
-    live = [request(number, WAITING) for number in range(MAX_REQUESTS)]
+    live = [request(number, WAITING) for number in range(1, MAX_REQUESTS + 1)]
     over = [event for n in (-1, -2) for event in (request(2**31 + n, WAITING), ended(2**31 + n))]
     assert told_after(*over, *live[:-2], live[-2]) == all_of(*over[2:], *live[:-1])
     assert told_after(*live, request(2**31, WAITING))[0] == data_of(live[1])
-    named = [request(number, WAITING, name="x" * 1000) for number in range(MAX_REQUESTS)]
+    named = [request(number, WAITING, name="x" * 1000) for number in range(1, MAX_REQUESTS)]
     told = told_after(*named)
     assert told == all_of(*named[-len(told) :])
     assert sum(map(len, told)) <= MAX_REQUEST_BYTES < sum(map(len, told)) + 1100

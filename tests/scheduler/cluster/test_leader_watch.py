@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.scheduler.cluster.leader_watch import AGAIN_S, Answer, LeaderWatch, ask
+from services.scheduler.cluster.leader_watch import AGAIN_S, LeaderWatch, ProbeResult, ask
 from services.scheduler.cluster.pod_directory import PodsUnavailable
 from tests.simulated_time import simulate
 
@@ -30,12 +30,12 @@ class Election:
 class World:
     """The leader's address, and the API server that knows its pod."""
 
-    answer: Answer = Answer.LISTENS
-    later: Iterator[Answer] = field(default_factory=lambda: iter(()))
+    answer: ProbeResult = ProbeResult.LISTENS
+    later: Iterator[ProbeResult] = field(default_factory=lambda: iter(()))
     pod_has_ended: bool | None = False
     n_lookups: int = 0
 
-    async def ask(self, address: str) -> Answer:
+    async def ask(self, address: str) -> ProbeResult:
         assert address == "10.0.0.1:50052"
         return next(self.later, self.answer)
 
@@ -58,7 +58,7 @@ def test_a_leader_whose_process_has_ended_is_found_dead_within_a_period() -> Non
         watching(election, world)
         await asyncio.sleep(10.2)
         assert election.dead == []
-        world.answer = Answer.REFUSES
+        world.answer = ProbeResult.REFUSES
         await asyncio.sleep(PERIOD_S + AGAIN_S)
         assert election.dead == [HOLDER]
         assert world.n_lookups == 0
@@ -71,7 +71,7 @@ def test_a_leader_whose_process_has_ended_is_found_dead_within_a_period() -> Non
 def test_one_refusal_is_no_death() -> None:
     async def story() -> None:
         election, world = Election(), World()
-        world.later = iter([Answer.LISTENS, Answer.REFUSES])
+        world.later = iter([ProbeResult.LISTENS, ProbeResult.REFUSES])
         watching(election, world)
         await asyncio.sleep(10)
         assert election.dead == []
@@ -79,8 +79,8 @@ def test_one_refusal_is_no_death() -> None:
     simulate(story())
 
 
-@pytest.mark.parametrize("answer", [Answer.REFUSES, Answer.NONE])
-def test_a_leader_that_was_never_reached_is_not_judged(answer: Answer) -> None:
+@pytest.mark.parametrize("answer", [ProbeResult.REFUSES, ProbeResult.NONE])
+def test_a_leader_that_was_never_reached_is_not_judged(answer: ProbeResult) -> None:
     async def story() -> None:
         election, world = Election(), World(answer, pod_has_ended=True)
         watching(election, world)
@@ -98,7 +98,7 @@ def test_a_leader_that_does_not_answer_is_dead_when_its_pod_has_ended(ended: boo
         election, world = Election(), World()
         watching(election, world)
         await asyncio.sleep(10)
-        world.answer, world.pod_has_ended = Answer.NONE, ended
+        world.answer, world.pod_has_ended = ProbeResult.NONE, ended
         await asyncio.sleep(10)
         assert election.dead == ([HOLDER] if ended else [])
         assert world.n_lookups > 0
@@ -109,7 +109,7 @@ def test_a_leader_that_does_not_answer_is_dead_when_its_pod_has_ended(ended: boo
 def test_a_leader_without_an_address_and_a_lease_without_a_leader_are_left_alone() -> None:
     async def story() -> None:
         election = Election(leader_address="")
-        task = watching(election, World(Answer.REFUSES))
+        task = watching(election, World(ProbeResult.REFUSES))
         await asyncio.sleep(5)
         election.leader, election.leader_address = "", "10.0.0.1:50052"
         await asyncio.sleep(5)
@@ -125,8 +125,8 @@ async def test_ask_tells_who_listens_from_who_refuses() -> None:
 
     server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
     address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    assert await ask(address) is Answer.LISTENS
+    assert await ask(address) is ProbeResult.LISTENS
     server.close()
     await server.wait_closed()
-    assert await ask(address) is Answer.REFUSES
-    assert await ask("nonsense") is Answer.NONE
+    assert await ask(address) is ProbeResult.REFUSES
+    assert await ask("nonsense") is ProbeResult.NONE

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.epochs import MAX_EPOCH, MAX_REACHED_EPOCH
-from services.scheduler.cluster.term import EPOCHS_PER_TERM, ElectedTerm, Term, Unopposed
+from services.common.epochs import EPOCHS_PER_TERM, MAX_EPOCH, MAX_REACHED_EPOCH
+from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 
 
 class Election:

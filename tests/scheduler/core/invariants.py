@@ -24,7 +24,7 @@ def check_memory(driver: Driver) -> None:
     assert n_owned + n_outstanding - len(owned) == kv_manager.n_reserved_blocks
     assert n_owned * kv_manager.block_size == kv_manager.n_allocated_slots
     assert kv_manager.n_allocated_slots + kv_manager.n_unused_slots <= kv_manager.n_slots
-    if kv_manager.prefix_cache is None:
+    if not kv_manager.has_prefix_cache:
         assert len(owned) == n_owned
     else:
         shared = {block for block in owned if owned.count(block) > 1}

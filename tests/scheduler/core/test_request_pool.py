@@ -7,14 +7,14 @@ from hypothesis import given
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest, PoolFull
-from services.scheduler.core.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import OPTION_BYTES, SMALL_OPTIONS_BYTES, RequestPool
 from services.scheduler.settings import SchedulerSettings
 from tests.scheduler.core.workload import Arrival, Driver, arrivals, build
 
 
-def request_of(n_prompt: int, max_new_tokens: int, account: Account | None = None) -> Request:
+def request_of(n_prompt: int, max_new_tokens: int, account: AccountUse | None = None) -> Request:
     return Request(RequestId("r"), [1] * n_prompt, max_new_tokens, account=account)
 
 
@@ -56,7 +56,7 @@ def test_options_that_leave_no_room_in_an_empty_pool_are_invalid_and_not_to_be_s
 def test_the_pool_and_its_accounts_count_the_tokens_of_the_requests_in_it(
     to_come: list[Arrival],
 ) -> None:
-    account = Account(AccountLimits())
+    account = AccountUse(AccountLimits())
     scheduler = build(max_batch_size=3, n_blocks=16, block_size=4, pipeline_depth=2)
     driver = Driver(scheduler, to_come, account=account)
     while not driver.is_done:
@@ -114,17 +114,17 @@ def test_those_expire_that_wait_when_their_time_is_up() -> None:
     assert pool.expired(2.9) == []
     assert pool.expired(4.0) == [requests[2]]
     pool.remove(requests[2])
-    assert pool.put_back() == [requests[3]]
+    assert pool.preempt_all() == [requests[3]]
     assert pool.expired(5.0) == [requests[3], requests[0]]
 
 
-def test_who_was_put_down_expires_once() -> None:
+def test_who_was_preempted_expires_once() -> None:
     pool = RequestPool(max_requests=100)
     request = with_deadline("often", 5.0)
     pool.add(request)
     for _ in range(3):
         pool.mark_running([request], can_run=lambda _: False)
-        pool.put_back()
+        pool.preempt_all()
     assert pool.expired(5.0) == [request]
 
 
@@ -136,5 +136,5 @@ def test_deadlines_of_requests_that_ended_take_no_memory() -> None:
         request = with_deadline(str(number), 1e6 + number)
         pool.add(request)
         pool.remove(request)
-    assert len(pool._deadlines) < 100
+    assert len(pool.waiting._deadlines) < 100
     assert pool.expired(1e9) == [stays]

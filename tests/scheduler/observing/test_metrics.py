@@ -8,7 +8,7 @@ from orcinus.v1 import sampling_pb2, scheduler_pb2, worker_pb2
 from prometheus_client import CollectorRegistry
 
 from services.common.errors import InvalidRequest, PoolFull, Unavailable
-from services.scheduler.core.accounts import KeyInFlight, KeyRate
+from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.observing.iteration_metrics import MAX_UNTIMED
 from services.scheduler.observing.metrics import SchedulerMetrics

@@ -169,7 +169,7 @@ async def test_an_iteration_that_takes_too_long_for_its_size_ends_the_epoch() ->
         stages[0].rank.answer(stages[0].rank.plans[0])
         [result] = await master.results()
         for _ in range(50):  # many more like it
-            master.engine._limit.learn(Work.of([0], [5]), 0.001)
+            master.engine._lateness._limit.learn(Work.of([0], [5]), 0.001)
         scheduler.apply(result.iteration, result.token_ids)
         batch = scheduler.select()
         assert batch is not None

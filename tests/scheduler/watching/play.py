@@ -2,23 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import cycle, islice
 from typing import Any
 
 from orcinus.v1 import scheduler_pb2, watch_pb2, worker_pb2
 
-from services.scheduler.core.accounts import Account
-from services.scheduler.core.batch import Batch
-from services.scheduler.core.drafts import Speculation
+from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler, Update
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.leader import build_order, build_scheduler
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.epoch_events import EpochTeller
-from services.scheduler.watching.watched_scheduler import WatchedScheduler
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
 from tests.fakes import describe_stage
@@ -65,8 +63,7 @@ class Play:
         pipeline = pipeline_of(
             self.settings.n_stages or 1, epoch=self.n_epochs, windows=self.windows
         )
-        make = partial(WatchedScheduler, decisions=self.watching.decisions)
-        self.scheduler = build_scheduler(self.settings, pipeline, self.pool, make=make)
+        self.scheduler = build_scheduler(self.settings, pipeline, self.pool)
         self.epoch = self.watching.observe(pipeline, self.scheduler)
 
     def lose(self, why: str = "stage 0 is gone: 10.0.0.1:50051 refused") -> None:
@@ -83,7 +80,7 @@ class Play:
         *,
         prompt: Sequence[int] = (1, 2, 3),
         max_new_tokens: int = 4,
-        account: Account | None = None,
+        account: AccountUse | None = None,
         priority: int = 0,
         **fields: Any,
     ) -> Request:
@@ -111,8 +108,8 @@ class Play:
         batch = self.scheduler.select()
         if batch is None:
             return None
-        for request in self.scheduler.take_put_down():
-            self.watching.requests.put_down(request)
+        for request in self.scheduler.take_preempted():
+            self.watching.requests.preempted(request)
         for span in batch.spans:
             if span.is_admission:
                 self.watching.requests.admitted(span.request)

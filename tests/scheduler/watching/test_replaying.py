@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from orcinus.v1 import watch_pb2
 
 from services.common.watch_json import HEADER, to_json
-from services.scheduler.core.accounts import Account, AccountLimits
 from services.scheduler.core.batch import Batch
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.replay import NotARecording, replay
@@ -56,7 +56,7 @@ class Chance:
         self._source = random.Random(seed)
         self._requests: list[Request] = []
         self._in_flight: list[Batch] = []
-        self._accounts = [Account(AccountLimits(weight=w), name=f"k{w}") for w in (1.0, 2.0)]
+        self._accounts = [AccountUse(AccountLimits(weight=w), name=f"k{w}") for w in (1.0, 2.0)]
 
     def run(self, n_steps: int) -> None:
         """Lets some things happen."""
@@ -265,7 +265,7 @@ def test_a_recording_that_ends_within_a_line_is_replayed_so_far(lines: list[byte
         ([b"hello\n"], "line 1 is not JSON"),
         ([b'{"a": 1}\n'], "line 1 is no event"),
         ([b'{"type": "epoch"}\n'], "not that of a recording"),
-        ([b'{"type": "recording", "version": 2}\n'], "version 2"),
+        ([b'{"type": "recording", "version": 1}\n'], "version 1"),
         ([json.dumps(HEADER).encode() + b"\n", b"[]\n"], "line 2 is no event"),
         (
             [json.dumps(HEADER).encode() + b"\n", b'{"type": "decision", "x": 1}\n'],
@@ -291,6 +291,6 @@ def test_a_core_of_facts_has_as_many_rows() -> None:
     core = build(max_batch_size=4, n_blocks=9, block_size=4, pipeline_depth=1, max_rows=3)
     facts = facts_of(core, is_first=True)
     assert facts is not None
-    assert core_of(facts, RequestPool(max_requests=8)).kv_manager.max_rows == 3
+    assert core_of(facts, RequestPool(max_requests=8)).kv_manager.rows.max_rows == 3
     older = facts.model_dump(exclude={"max_rows"})
     assert CoreFacts.model_validate(older).max_rows is None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels import TORCH, AttentionForm, Ops
-from kernels.attention_form import PLAIN
+from kernels.forms.attention import PLAIN
 from kernels.ops import AttentionPlan, Ints
 from kernels.upload import Uploads
 from services.worker.models import StageModel

@@ -47,7 +47,7 @@ from transformers import (
 from kernels.native import groups, heads, linear, operations
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import native_ops
-from kernels.packed_linear import Quantization
+from kernels.weights.linear import Quantization
 from services.common.sampling import SamplingParams
 from tests.checkpoints import write_family_checkpoint
 from tests.kernels.rows import threads

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.packed_linear import Quantization
+from kernels.weights.linear import Quantization
 from services.common.sampling import SamplingParams
-from services.scheduler.core.drafts import Drafter, Propose, Speculation
-from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.drafting.drafter import Drafter, Propose
+from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import TOKEN_ID, Request
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.speculation import Speculation
 from services.worker.engine.plan import PlanError
 from services.worker.engine.sampler import without_rejected
 from tests.checkpoints import SMALL, write_checkpoint
@@ -107,7 +108,7 @@ def test_tokens_do_not_depend_on_drafts_where_memory_is_taken_back(
     requests = requests_for()
     serve(Rank(checkpoint), scheduler, requests)
     assert [list(request.generated_token_ids) for request in requests] == alone
-    assert sum(request.n_put_downs for request in requests) > 0
+    assert sum(request.n_preemptions for request in requests) > 0
     assert scheduler.drafter is not None
     assert scheduler.drafter.n_accepted > 5
 

@@ -18,14 +18,14 @@ from services.common.sampling import SamplingParams
 from services.common.sampling_proto import to_proto
 from services.grammar.grammars import Grammars
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.plan import plan_of
 from services.worker.engine.plan import Admission, PlanError
 from services.worker.engine.request_table import RequestTable
 from services.worker.rank import wire
@@ -65,7 +65,7 @@ def scheduler_of(
         token_hand_off=hand_off,
         policy=policy,
         has_prefix_cache=has_cache,
-        groups=KVGroups(windows, policy.max_span_tokens),
+        groups=BlockGroups(windows, policy.max_span_tokens),
     )
 
 
@@ -145,7 +145,7 @@ def run_all(
                 in_flight.append((batch.iteration, stages.run(batch)))
             scheduler.apply(*in_flight.pop(0))
         tokens += [list(request.generated_token_ids) for request in requests]
-    return tokens, scheduler.kv_manager.n_cached_tokens
+    return tokens, scheduler.kv_manager.prefix_cache.n_cached_tokens
 
 
 def check(directory: Path, dtype: str) -> None:

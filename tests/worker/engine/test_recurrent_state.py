@@ -11,7 +11,7 @@ from transformers import Qwen3_5TextConfig
 
 from services.common.cannot_start import CannotStart
 from services.common.protocol import MAX_KV_BLOCKS
-from services.scheduler.core.expected_use import ExpectedUse
+from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -224,7 +224,7 @@ def test_who_stops_while_its_next_token_is_computed_leaves_a_dead_row(
 
 @POLICIES
 @pytest.mark.parametrize("depth", [1, 2])
-def test_tokens_do_not_depend_on_who_was_put_down(
+def test_tokens_do_not_depend_on_who_was_preempted(
     checkpoint: Path, alone: list[list[int]], policy: Policy, depth: int
 ) -> None:
     use = ExpectedUse()
@@ -241,7 +241,7 @@ def test_tokens_do_not_depend_on_who_was_put_down(
     requests = [want.request(index) for index, want in enumerate(WANTS)]
     serve(Rank(checkpoint), scheduler, requests)
     assert generated(requests) == alone
-    assert sum(request.n_put_downs for request in requests) > 0
+    assert sum(request.n_preemptions for request in requests) > 0
 
 
 def test_the_next_epoch_goes_on_from_the_tokens_that_there_are(

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kernels import TORCH
-from kernels.sample import CDF_BLOCK, invert_cdf
-from kernels.sample import token_weights as weights_of_columns
+from kernels.pytorch.sample import CDF_BLOCK, invert_cdf
+from kernels.pytorch.sample import token_weights as weights_of_columns
 from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 from services.worker.engine.sampler import (

@@ -16,8 +16,8 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.pipeline.engine_master import plan_of
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.plan import plan_of
 from services.worker.engine.constraints import Grammars
 from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.model_runner import ModelRunner

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.sampling_columns import IN_PROMPT
+from kernels.forms.sampling_columns import IN_PROMPT
 from services.worker.engine.token_counts import CountedTokens, TokenCounts
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import Qwen3MoeConfig
 
 from kernels import ops_for
-from kernels.sampling_columns import SamplingColumns
+from kernels.forms.sampling_columns import SamplingColumns
 from services.worker.engine.decode_graphs import DecodeGraphs, cuda_graphs
 from services.worker.engine.warm_up import compile_kernels, record_decodes
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel

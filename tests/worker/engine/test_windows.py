@@ -1,7 +1,6 @@
 """Windows shorter than sequences: tokens are to the bit those of a model that keeps everything, and
 `transformers`' own, while a request holds only what it still reads."""
 
-import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
@@ -21,22 +20,22 @@ from transformers import (
 )
 
 from kernels.upload import StagedUploads
-from services.scheduler.core.drafts import Drafter, Speculation
-from services.scheduler.core.expected_use import ExpectedUse
-from services.scheduler.core.kv_groups import KVGroups
-from services.scheduler.core.kv_manager import KVManager
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import BlockGroups
+from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.pipeline.engine_master import plan_of
+from services.scheduler.core.speculation import Speculation
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.plan import plan_of
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import StageModel
 from services.worker.models.kv_groups import KVGroups as LayerGroups
-from services.worker.models.layer_stack import AllAtOnce
 from services.worker.rank import wire
 from tests.checkpoints import SMALL, Oracle, write_family_checkpoint
 from tests.fakes import describe_stage
@@ -170,7 +169,9 @@ def serve(
         KVManager(
             n_blocks=n_blocks,
             block_size=BLOCK_SIZE,
-            groups=KVGroups(stages.place.kv_windows, policy.max_span_tokens, max_drafts=max_drafts),
+            groups=BlockGroups(
+                stages.place.kv_windows, policy.max_span_tokens, max_drafts=max_drafts
+            ),
             has_prefix_cache=has_prefix_cache,
             expected_use=use,
         ),
@@ -194,9 +195,9 @@ def serve(
 def keeping(model: StageModel) -> StageModel:
     """Returns the model with one group, in which nothing is given back."""
     model.kv_groups = LayerGroups((None,), (0,) * model.config.n_layers)
-    layers = model._layer_stack  # type: ignore[attr-defined]
-    by_layer = layers.by_layer if isinstance(layers, AllAtOnce) else layers
-    model._layer_stack = dataclasses.replace(by_layer, groups=())  # type: ignore[attr-defined]
+    program = model.runner.program
+    program.groups = ()
+    model.runner = model.ops.runner(program)
     return model
 
 
@@ -241,7 +242,7 @@ def test_tokens_are_the_oracles_in_the_least_memory_that_there_can_be(
 ) -> None:
     models = [load(checkpoints[name], stage_index=i, n_stages=n_stages) for i in range(n_stages)]
     assert models[0].kv_groups.windows == WINDOWS[name]
-    groups = KVGroups(WINDOWS[name], max_span_tokens=9)
+    groups = BlockGroups(WINDOWS[name], max_span_tokens=9)
     longest = max(request.max_sequence_len for request in requests_of())
     n_blocks = groups.n_blocks(
         -(-longest // BLOCK_SIZE), groups.n_at_once(longest), block_size=BLOCK_SIZE

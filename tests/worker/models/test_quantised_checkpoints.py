@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, Qwen3MoeConfig
 
 from kernels.native.groups import NativeGroupsWeight
-from kernels.packed_linear import Quantization, can_group
+from kernels.packing.linear import can_group
+from kernels.weights.linear import Quantization
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config

@@ -13,7 +13,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kernels import TORCH
-from kernels.reference import rotary
+from kernels.reference.operations import rotary
 from services.worker.models.config import UnsupportedModel
 from services.worker.models.config_file import parse_config, read_config
 from services.worker.models.rope import (

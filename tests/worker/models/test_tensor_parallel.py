@@ -15,7 +15,7 @@ from transformers import GlmConfig, Olmo2Config, Phi3Config, PreTrainedConfig
 
 from kernels import TORCH
 from kernels.native.linear import NativeGatedWeight, NativeWeight
-from kernels.packed_linear import OneDnnWeight
+from kernels.pytorch.linear import OneDnnWeight
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import UnsupportedModel, safetensors_files, weights
@@ -34,11 +34,12 @@ from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.tensor_parallel import HeadShare, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource, WantedTensors
 from services.worker.rank.data_plane.rendezvous import join
-from services.worker.rank.data_plane.transport import Place
+from services.worker.rank.data_plane.transport import RankPlace
 from tests.checkpoints import SMALL, Oracle, write_checkpoint, write_family_checkpoint
 from tests.worker.engine.test_model_runner import prompt_plan
 from tests.worker.models.test_models import compare_random_schedule
 from tests.worker.pipeline import Pipeline, RankGroup, Span, ThreadRank, load
+from tests.worker.programs import computed, embedded
 from tests.worker.rank.data_plane.test_transport import HOST, rendezvous
 
 CPU = torch.device("cpu")
@@ -125,7 +126,7 @@ def test_ranks_that_meet_over_gloo_agree_with_the_oracle(
 
     def work(rank: ThreadRank, address: str) -> Tensor:
         peers = join(
-            Place("p", 1, 0, 1, rank.rank, 2),
+            RankPlace("p", 1, 0, 1, rank.rank, 2),
             rendezvous_address=address,
             data_host=HOST,
             device=CPU,
@@ -173,7 +174,7 @@ class TestLayers:
                 source, "down", n_in=inner, n_out=n_in, has_bias=True, is_transposed=is_transposed
             )
             assert first.weight.shape == (inner // tp_size, n_in)
-            return second(first(x), rank)
+            return computed(lambda to, x: second.describe(to, first.describe(to, x)), x, ranks=rank)
 
         expected = F.linear(F.linear(x, up, tensors["up.bias"]), down, tensors["down.bias"])
         for result in RankGroup(tp_size).run(work):
@@ -192,7 +193,7 @@ class TestLayers:
             )
             gate = F.linear(x, tensors["gate.weight"])[:, 3 * rank : 3 * rank + 3]
             up = F.linear(x, tensors["up.weight"])[:, 2 * rank : 2 * rank + 2]
-            torch.testing.assert_close(layer(x), torch.cat((gate, up), 1))
+            torch.testing.assert_close(computed(layer.describe, x), torch.cat((gate, up), 1))
 
     @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "biases"])
     @pytest.mark.parametrize("tp_size", [1, 2, 3])
@@ -230,12 +231,16 @@ class TestLayers:
         def work(rank: ThreadRank) -> tuple[Tensor, Tensor]:
             source = MemoryTensors({"table": table}, rank.rank, rank.size)
             embedding = VocabParallelEmbedding.read(
-                source, "table", vocab_size=vocab_size, hidden_size=6, ops=TORCH, is_tied=is_tied
+                source, "table", vocab_size=vocab_size, hidden_size=6, is_tied=is_tied
             )
-            return embedding(token_ids, rank), VocabParallelHead.tied(embedding)(hidden, rank)
+            head = VocabParallelHead.tied(embedding)
+            return (
+                embedded(embedding.describe, token_ids, ranks=rank),
+                computed(head.describe, hidden, ranks=rank),
+            )
 
-        for embedded, logits in RankGroup(tp_size).run(work):
-            assert torch.equal(embedded, table[token_ids])
+        for rows, logits in RankGroup(tp_size).run(work):
+            assert torch.equal(rows, table[token_ids])
             torch.testing.assert_close(logits, hidden @ table.t())
 
 
@@ -452,8 +457,7 @@ def weights_of(thing: Any) -> list[tuple[Tensor, Sequence[int]]]:
             for name in value.__dataclass_fields__:
                 visit(getattr(value, name))
 
-    for name in ("_table", "_decoder_layers", "_head"):
-        visit(getattr(thing, name))
+    visit(thing.runner.program.steps)
     return list(found.values())
 
 

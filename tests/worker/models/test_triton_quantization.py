@@ -17,7 +17,7 @@ from transformers import Gemma2Config, GPT2Config, LlamaConfig, PreTrainedConfig
 
 from kernels import triton_ops
 from kernels.native.linear import has_int8
-from kernels.packed_linear import (
+from kernels.weights.linear import (
     Gate,
     GatedWeight,
     LinearWeight,
@@ -25,7 +25,7 @@ from kernels.packed_linear import (
     Quantization,
     TableWeight,
 )
-from kernels.quantise import quantised
+from kernels.weights.quantise import quantised
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
 from services.worker.engine.sampler import NonFiniteLogits

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels.logits import Logits
+from kernels.forms.logits import Logits
 from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
 from services.worker.engine.last_tokens import Numbers

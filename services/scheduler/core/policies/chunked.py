@@ -1,27 +1,28 @@
 """Algorithm 1 with a budget of tokens per iteration: a long prompt is run in chunks.
 
-Who comes first, who is admitted and who holds the others back is as in `orca`. But a batch has at
-most `max_batch_tokens` tokens: requests that decode have one each, and what is left goes to
-prompts, in the order of the pool, the last of which is cut off and goes on in the next iteration.
-So an iteration takes about as long as any other, however long a prompt is, and nobody who decodes
-waits for it (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: nobody is
-admitted while an earlier one is unfinished.
+Requests come, are admitted and hold each other back as in `orca`. But a batch has at most
+`max_batch_tokens` tokens: decoding requests have one each, and what is left goes to prompts, in the
+order of the pool, the last of which is cut off and goes on in the next iteration. So an iteration
+takes about as long as any other, however long a prompt is, and no decoding request waits for a
+prompt (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: no request is admitted
+while an earlier prompt is unfinished.
 
-Prompts that come together begin in groups (`prompt_groups`): their first tokens come sooner so.
+Prompts that come together begin in groups (`prompt_groups.py`): their first tokens come sooner so.
 
-A pipeline of several stages is only as fast as its largest batch, and a request that decodes can be
-in one batch only. `n_shares` batches in flight share those that run evenly, so that the first does
-not take them all.
+A pipeline of several stages is only as fast as its largest batch, and a decoding request can be in
+one batch only. `n_shares` batches in flight share the running requests evenly, so that the first
+does not take them all.
 
-The pool's order may limit the tokens of clients with many requests beside those with few
-(`fair_batch`); their prompts then do not hold back others'.
+The pool's order may limit the tokens of clients with many requests beside clients with few
+(`fair_batch.py`); their prompts then do not hold back the prompts of others.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.policies import Selection, selection_of
-from services.scheduler.core.prompt_groups import PromptGroups
+from services.scheduler.core.admission.prompt_groups import PromptGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.policies import PolicyOptions, Selection, selection_of
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 
@@ -29,7 +30,8 @@ from services.scheduler.core.request_pool import RequestPool
 class ChunkedPolicy:
     """Iteration-level first come, first served, in even batches."""
 
-    name = "chunked"
+    name: ClassVar[str] = "chunked"
+    takes_drafts: ClassVar[bool] = True
 
     def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
         if max_batch_size < 1 or n_shares < 1:
@@ -49,6 +51,22 @@ class ChunkedPolicy:
             max_batch_size=max_batch_size, max_batch_tokens=max_batch_tokens, n_shares=n_shares
         )
 
+    @classmethod
+    def of(cls, options: PolicyOptions) -> Self:
+        """Returns the policy with these options, which must limit the tokens of a batch."""
+        if options.max_batch_tokens is None:
+            raise ValueError("the policy `chunked` needs max_batch_tokens")
+        return cls(
+            max_batch_size=options.max_batch_size,
+            max_batch_tokens=options.max_batch_tokens,
+            n_shares=options.n_shares,
+        )
+
+    @property
+    def options(self) -> PolicyOptions:
+        """The options with which the policy was made."""
+        return PolicyOptions(self.max_batch_size, self.max_batch_tokens, self.n_shares)
+
     @property
     def max_span_tokens(self) -> int:
         """Tokens of a request in a batch at most."""
@@ -62,12 +80,12 @@ class ChunkedPolicy:
         n_decodes_free = -(-pool.n_running // self.n_shares)
         n_places = self.max_batch_size
         n_waiting, n_prompts, n_prompt_tokens = pool.n_waiting, 0, 0
-        allowances, candidates = pool.allowances(), pool.candidates()
+        limits, candidates = pool.batch_limits(), pool.candidates()
         max_running = self.max_batch_size * self.n_shares
-        for request in allowances.riders(candidates, max_running) if allowances else candidates:
+        for request in limits.riders(candidates, max_running) if limits else candidates:
             if not n_places or not n_free:
                 break
-            # This is done for each token of all who decode: properties would take half the time.
+            # This is done for each token of all decodes: properties would take half the time.
             is_decode = request.n_scheduled >= request.n_prefill_tokens
             if is_decode:
                 if not n_decodes_free:
@@ -83,8 +101,8 @@ class ChunkedPolicy:
             n_tokens = request.n_tokens + request.n_awaited - request.n_scheduled
             if n_tokens > n_free:
                 n_tokens = n_free
-            if allowances is not None:
-                n_tokens = allowances.take(request, n_tokens)
+            if limits is not None:
+                n_tokens = limits.take(request, n_tokens)
             n_free -= n_tokens
             n_places -= 1
             if not is_decode:

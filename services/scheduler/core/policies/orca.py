@@ -8,9 +8,11 @@ it.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar, Self
 
-from services.scheduler.core.kv_manager import KVManager
-from services.scheduler.core.policies import Selection
+from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.policies import PolicyOptions, Selection
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 
@@ -18,14 +20,25 @@ from services.scheduler.core.request_pool import RequestPool
 class OrcaPolicy:
     """Iteration-level first come, first served."""
 
-    name = "orca"
+    name: ClassVar[str] = "orca"
+    takes_drafts: ClassVar[bool] = False
     max_span_tokens = None
-    prompt_groups = None
+    prompt_groups = NO_PROMPT_GROUPS
 
     def __init__(self, *, max_batch_size: int) -> None:
         if max_batch_size < 1:
             raise ValueError(f"max_batch_size must be at least 1, not {max_batch_size}")
         self.max_batch_size = max_batch_size
+
+    @classmethod
+    def of(cls, options: PolicyOptions) -> Self:
+        """Returns the policy with these options."""
+        return cls(max_batch_size=options.max_batch_size)
+
+    @property
+    def options(self) -> PolicyOptions:
+        """The options that the policy heeds."""
+        return PolicyOptions(self.max_batch_size)
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
         """Returns the next batch: lines 17 to 28 of Algorithm 1."""

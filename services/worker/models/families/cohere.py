@@ -68,7 +68,7 @@ class CohereStage(RotaryStage):
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
         weight = source.tensor(f"{name}.weight", size)
-        return LayerNorm(weight, torch.zeros_like(weight), self.config.rms_norm_eps, self.ops)
+        return LayerNorm(weight, torch.zeros_like(weight), self.config.rms_norm_eps)
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         return ParallelLayer(
@@ -83,7 +83,6 @@ class CohereStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             qkv_bias=has_bias,
             output_bias=has_bias,

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from kernels.group_form import GroupForm
-from kernels.packed_linear import pack
+from kernels.forms.routing import RoutingForm
+from kernels.packing.linear import pack
 from services.worker.models.config import Count, JsonObject, PositiveFloat, PositiveInt, require
 from services.worker.models.decoder_layers import MLP, GatedMLP
 from services.worker.models.group_mixture import GroupMixture, GroupRouter
@@ -121,7 +121,7 @@ class DeepseekV2Stage(LatentStage):
         weight = source.tensor(f"{prefix}.weight", config.n_experts, config.hidden_size)
         return GroupRouter(
             pack(weight.float()),
-            GroupForm(
+            RoutingForm(
                 n_chosen=config.n_chosen,
                 is_softmax=True,
                 normalises=False,
@@ -130,5 +130,4 @@ class DeepseekV2Stage(LatentStage):
                 n_chosen_groups=config.n_chosen_groups,
                 n_best=config.n_best if config.n_groups > 1 else 1,
             ),
-            self.ops,
         )

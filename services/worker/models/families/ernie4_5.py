@@ -45,7 +45,6 @@ class Ernie4_5Stage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(),
             qkv_bias=has_bias,
             output_bias=has_bias,

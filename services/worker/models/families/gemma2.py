@@ -119,7 +119,6 @@ class GemmaStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=self.form(index),
             qkv_bias=has_bias,
             output_bias=has_bias,
@@ -139,7 +138,7 @@ class GemmaStage(RotaryStage):
 
     def read_head(self, source: TensorSource) -> Head:
         head, cap = super().read_head(source), self.config.final_logit_softcapping
-        return head if cap is None else CappedHead(head, cap, self.ops)
+        return head if cap is None else CappedHead(head, cap)
 
 
 class Gemma2Stage(GemmaStage):

@@ -16,7 +16,7 @@ from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
 from services.worker.models.weights import TensorSource
 
-_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,6 @@ class Gemma3Stage(GemmaStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=self.form(index),
             qkv_bias=self.config.attention_bias,
             output_bias=self.config.attention_bias,

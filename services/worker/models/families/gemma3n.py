@@ -1,8 +1,9 @@
-"""Gemma 3n, text only: Gemma 3 of several residual streams, with inputs of layers' own (2025).
+"""Gemma 3n, text only: Gemma 3 with several residual streams and inputs for each layer (2025).
 
-A layer predicts all streams, computes one of them, and corrects all by what it has found (AltUp;
-Baykal et al., 2023). Beside attention there is a product of low rank (Laurel). The first MLPs gate
-by the few largest of their inputs. The last layers attend to keys and values of earlier ones.
+A layer predicts all streams, computes one of them, and corrects all streams by the difference
+(AltUp; Baykal et al., 2023). Beside attention there is a product of low rank (Laurel). The MLPs of
+the first layers close all but the largest gates. The last layers attend to keys and values of
+earlier layers.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels import AttentionForm, Ops
-from kernels.linear_weight import LinearWeight
-from kernels.ops import LayerKV
-from kernels.packed_linear import pack
+from kernels import AttentionForm
+from kernels.packing.linear import pack
+from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.linear import LinearWeight
 from services.worker.models.config import (
     Count,
     JsonObject,
@@ -61,15 +62,12 @@ from services.worker.models.per_layer_inputs import (
     PerLayerTable,
     whole_weight,
 )
-from services.worker.models.recording import Recorder
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig, read_rope
-from services.worker.models.stage import StageBatch
-from services.worker.models.tensor_parallel import TensorParallel
 from services.worker.models.weights import TensorSource
 
 _ACTIVATION = "gelu_pytorch_tanh"
-_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +127,10 @@ class SharedKVConfig(RotaryConfig):
 
     @classmethod
     def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
-        """Returns the derived fields but the windows; `rope` are rotary settings of both kinds of
-        layers, where files have the newer spelling."""
+        """Returns the derived fields without the windows.
+
+        `rope` holds the rotary settings of both kinds of layers in files with the newer spelling.
+        """
         require(config, hidden_activation=(_ACTIVATION, None))
         full, sliding = split_rope({**config, "rope_parameters": rope})
         fields = super().read({"head_dim": 256, **config, **full}) | {
@@ -143,13 +143,13 @@ class SharedKVConfig(RotaryConfig):
 
 
 class SharedKVStage(RotaryStage):
-    """One stage of a Gemma 3n or 4 model, in all that these do alike."""
+    """What a stage of a Gemma 3n model and a stage of a Gemma 4 model have in common."""
 
     config: SharedKVConfig
 
     @property
     def stream_size(self) -> int:
-        """The elements of a token's row of hidden states before its layers' own inputs."""
+        """Number of elements in a row of hidden states before the inputs of the layers."""
         return self.config.hidden_size
 
     @property
@@ -167,14 +167,14 @@ class SharedKVStage(RotaryStage):
 
     def plain_norm(self, size: int) -> RMSNorm:
         """Returns a norm without a scale of its own."""
-        return RMSNorm(torch.ones(size, device=self.device), self.config.rms_norm_eps, self.ops)
+        return RMSNorm(torch.ones(size, device=self.device), self.config.rms_norm_eps)
 
     def scaled(self, tokens: Embedding) -> Embedding:
         """Returns the embedding of tokens times the root of its size."""
         return ScaledEmbedding(tokens, self._rounded(self.config.hidden_size**0.5))
 
     def read_per_layer_table(self, source: TensorSource) -> PerLayerTable:
-        """Reads what makes the inputs of all layers."""
+        """Reads the table and the projection that make the inputs of all layers."""
         config, name = self.config, "model.per_layer_model_projection"
         size = config.per_layer_size
         width = config.n_layers * size
@@ -184,17 +184,16 @@ class SharedKVStage(RotaryStage):
                 "model.embed_tokens_per_layer.weight",
                 vocab_size=config.per_layer_vocab_size,
                 hidden_size=width,
-                ops=self.ops,
             ),
             self._rounded(size**0.5),
             whole_weight(source, name, width, config.hidden_size),
             config.hidden_size**-0.5,
-            self.read_norm(source, "model.per_layer_projection_norm", size),
+            self.read_rms_norm(source, "model.per_layer_projection_norm", size),
             size,
         )
 
     def read_per_layer_gate(self, source: TensorSource, prefix: str, index: int) -> PerLayerGate:
-        """Reads what lets the own inputs of layer `index` through."""
+        """Reads the gate of the inputs of layer `index`."""
         hidden_size, size = self.config.hidden_size, self.config.per_layer_size
         return PerLayerGate.read(
             source,
@@ -203,7 +202,6 @@ class SharedKVStage(RotaryStage):
             size=size,
             begin=self.stream_size + index * size,
             norm=self.read_norm(source, f"{prefix}.post_per_layer_input_norm", hidden_size),
-            ops=self.ops,
         )
 
     def projected(self, index: int) -> Projected:
@@ -222,7 +220,6 @@ class SharedKVStage(RotaryStage):
             source,
             prefix,
             config,
-            self.ops,
             projected=projected,
             form=AttentionForm(window=window, scale=1.0),
             rotary=_FULL if window is None else _SLIDING,
@@ -236,12 +233,12 @@ class SharedKVStage(RotaryStage):
         return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
 
     def mlp_size(self, index: int) -> int:
-        """Returns how wide the MLP of layer `index` is inside."""
+        """Returns the inner size of the MLP of layer `index`."""
         return self.config.intermediate_size
 
     def read_head(self, source: TensorSource) -> Head:
         head, cap = super().read_head(source), self.config.final_logit_softcapping
-        return head if cap is None else CappedHead(head, cap, self.ops)
+        return head if cap is None else CappedHead(head, cap)
 
     def _rounded(self, factor: float) -> float:
         """Returns a factor in the element type, as in training."""
@@ -308,13 +305,15 @@ class Gemma3nConfig(SharedKVConfig):
 
 @dataclass(frozen=True, slots=True)
 class SparseMLP:
-    """This rank's share of an MLP whose gates are closed up to some deviations above their mean."""
+    """This rank's share of an MLP that closes all gates of a token below a limit.
+
+    The limit is `n_deviations` standard deviations above the mean of the token's gates.
+    """
 
     gate_up: ColumnParallelLinear
     down: RowParallelLinear
     size: int  # gates of all ranks
     n_deviations: float
-    ops: Ops
 
     @classmethod
     def read(
@@ -325,7 +324,6 @@ class SparseMLP:
         hidden_size: int,
         size: int,
         sparsity: float,
-        ops: Ops,
     ) -> Self:
         """Reads `gate_proj`, `up_proj` and `down_proj`; `sparsity` is the share of gates that are
         closed if they are normally distributed."""
@@ -336,39 +334,41 @@ class SparseMLP:
         down = RowParallelLinear.read(
             source, f"{prefix}.down_proj", n_in=size, n_out=hidden_size, has_bias=False
         )
-        return cls(gate_up, down, size, NormalDist().inv_cdf(sparsity), ops)
+        return cls(gate_up, down, size, NormalDist().inv_cdf(sparsity))
 
-    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        both = self.gate_up(x)
-        self._close(both, ranks)
-        return self.down(self.ops.gelu_and_mul(both), ranks, residual)  # [n_tokens, hidden]
+    def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        """Implements `MLP.describe`."""
+        both = self.gate_up.describe(to, x)
+        gates = to.buffer(both.width // 2, torch.float32)
+        total, squares = to.buffer(1, torch.float32), to.buffer(1, torch.float32)
+        to.call("sums of gates", _with_sums, (both,), gates, total)
+        to.all_reduce(total)
+        to.call("squared deviations of gates", self._squares, (gates, total), squares)
+        to.all_reduce(squares)
+        to.call("closed gates", self._closed, (both, gates, total, squares), both)
+        return self.down.describe(to, to.gate("gelu_tanh", both), residual)
 
-    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        both = self.gate_up.record(to, x)
-        to.call(lambda batch, kv, both: self._close(both, batch.ranks), both)
-        return self.down.record(to, to.gate("gelu_tanh", both), residual)
+    def _squares(self, gates: Tensor, total: Tensor) -> Tensor:
+        """Returns the sums of this rank's squared deviations from the mean, [n_tokens, 1]."""
+        return (gates - total / self.size).square().sum(-1, keepdim=True)
 
-    def _close(self, both: Tensor, ranks: TensorParallel) -> None:
-        """Closes gates, which are the first half of `both`, in place."""
-        gates = both[:, : both.shape[1] // 2]
-        wide = gates.float()
-        gates.copy_(F.relu(wide - self._closed_up_to(wide, ranks)))
+    def _closed(self, both: Tensor, gates: Tensor, total: Tensor, squares: Tensor) -> Tensor:
+        """Returns `both` with closed gates in its first half, which is changed."""
+        limit = total / self.size + self.n_deviations * (squares / self.size).sqrt()
+        both[:, : gates.shape[1]] = F.relu(gates - limit)
+        return both
 
-    def _closed_up_to(self, gates: Tensor, ranks: TensorParallel) -> Tensor:
-        """Returns the limit of each token, [n_tokens, 1]."""
-        mean = self._mean(gates, ranks)
-        deviation = self._mean((gates - mean).square(), ranks).sqrt()
-        return mean + self.n_deviations * deviation
 
-    def _mean(self, x: Tensor, ranks: TensorParallel) -> Tensor:
-        total = x.sum(-1, keepdim=True)
-        ranks.all_reduce(total)
-        return total / self.size
+def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the gates, which are the first half of `both`, and their sums, in float32."""
+    gates = both[:, : both.shape[1] // 2].to(torch.float32, copy=True)
+    return gates, gates.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)
 class AltUp:
-    """Predicts the residual streams after a layer, and corrects them by the one that it computed.
+    """Predicts the residual streams after a layer, and corrects them by the stream that the layer
+    has computed.
 
     Streams are [n_tokens, n_streams, hidden]. Sums over them are in float32, stream by stream.
     """
@@ -399,9 +399,15 @@ class AltUp:
             config.hidden_size**-1.0,
         )
 
-    def predict(self, streams: Tensor) -> Tensor:
-        """Returns the streams that are expected after the layer, of the same shape."""
-        coefs = self.predicting(self._modes(streams[:, self.active])).float()
+    def describe_routed(self, to: Program, active: Buffer) -> Buffer:
+        """Returns the router's product with the active stream, [n_tokens, n_streams]."""
+        normed = self.norm.describe(to, active)
+        return to.multiply(self.router, to.scale(normed, self.factor))
+
+    def predict(self, routed: Tensor, streams: Tensor) -> Tensor:
+        """Returns the streams that are expected after the layer, of the shape of `streams`; the
+        router's product is `routed`."""
+        coefs = self.predicting(_modes(routed)).float()
         coefs = coefs.view(-1, self.n_streams, self.n_streams)  # [n_tokens, to, from]
         wide = streams.float()
         predicted = wide.clone()
@@ -409,16 +415,17 @@ class AltUp:
             predicted += coefs[:, :, i, None] * wide[:, i, None]
         return predicted.to(streams.dtype)
 
-    def correct(self, predicted: Tensor, computed: Tensor) -> Tensor:
+    def correct(self, routed: Tensor, predicted: Tensor, computed: Tensor) -> Tensor:
         """Returns the predicted streams, corrected by the active one as it was `computed`,
-        [n_tokens, hidden]."""
-        coefs = self.correcting(self._modes(computed)) + 1
+        [n_tokens, hidden], with which the router's product is `routed`."""
+        coefs = self.correcting(_modes(routed)) + 1
         surprise = computed - predicted[:, self.active]
         return predicted + coefs[:, :, None] * surprise[:, None]
 
-    def _modes(self, x: Tensor) -> Tensor:
-        """Returns [n_tokens, n_streams] numbers between -1 and 1."""
-        return torch.tanh(self.router(self.norm(x) * self.factor).float()).to(x.dtype)
+
+def _modes(routed: Tensor) -> Tensor:
+    """Returns [n_tokens, n_streams] numbers between -1 and 1."""
+    return torch.tanh(routed.float()).to(routed.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -429,18 +436,15 @@ class Laurel:
     right: LinearWeight  # [hidden, rank]
     norm: Norm
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return x + self.norm(self.right(self.left(x)))  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer) -> Buffer:
-        """Adds the steps of a call; `x` is used up."""
+    def describe(self, to: Program, x: Buffer) -> Buffer:
+        """Returns [n_tokens, hidden]; `x` of that shape is used up."""
         low = to.multiply(self.left, x)
-        return to.add(x, to.norm(self.norm, to.multiply(self.right, low)))
+        return to.add(x, self.norm.describe(to, to.multiply(self.right, low)))
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsLayer:
-    """Predicts all streams, computes one of them, and corrects all."""
+    """A layer that predicts all streams, computes the active one, and corrects all streams."""
 
     altup: AltUp
     attention_norm: Norm
@@ -453,34 +457,29 @@ class StreamsLayer:
     per_layer: PerLayerGate
     scale: Tensor | None  # [hidden], of the corrected stream that sees the layer's own inputs
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        streams = self._streams(hidden)
-        predicted = self.altup.predict(streams)
-        active = predicted[:, self.altup.active]  # [n_tokens, hidden], as what follows
-        normed = self.attention_norm(active)
-        attended = active + self.attended_norm(self.attention(normed, batch, kv))
-        attended = (attended + self.laurel(normed)) * 2**-0.5
-        changed = self.mlp(self.mlp_norm(attended), batch.ranks)
-        corrected = self.altup.correct(predicted, attended + self.mlp_out_norm(changed))
-        corrected[:, 1:] += self.per_layer(self._scaled(corrected), hidden)[:, None]
-        streams.copy_(corrected)
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        altup, size, n_all = self.altup, self.size, self.altup.n_streams * self.size
+        predicted, corrected, scaled = to.buffer(n_all), to.buffer(n_all), to.buffer(size)
+        routed = altup.describe_routed(to, to.take_part(hidden, altup.active * size, size))
+        to.call("predicted streams", self._predicted, (routed, hidden), predicted)
+        active = to.take_part(predicted, altup.active * size, size)
+        computed = self._describe_active(to, active, layer)
+        routed = altup.describe_routed(to, computed)
+        inputs = routed, predicted, computed
+        to.call("corrected streams", self._corrected, inputs, corrected, scaled)
+        own = self.per_layer.describe(to, scaled, hidden)
+        to.call("sum of streams and inputs", self._with_inputs, (corrected, own), corrected)
+        to.copy_part(corrected, 0, n_all, hidden, 0)
         return hidden
 
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        size = self.size
-        predicted = to.buffer(self.altup.n_streams * size)
-        to.call(self._predict, hidden, predicted)
-        active = to.take_part(predicted, self.altup.active * size, size)
-        normed = to.norm(self.attention_norm, active)
-        attended = to.norm(self.attended_norm, to.attention(self.attention, normed, layer))
-        attended = to.add(to.add(active, attended), self.laurel.record(to, normed))
+    def _describe_active(self, to: Program, active: Buffer, layer: int) -> Buffer:
+        """Returns the active stream after attention and MLP; `active` is used up."""
+        normed = self.attention_norm.describe(to, active)
+        attended = self.attended_norm.describe(to, self.attention.describe(to, normed, layer))
+        attended = to.add(to.add(active, attended), self.laurel.describe(to, normed))
         attended = to.scale(attended, 2**-0.5)
-        changed = to.mlp(self.mlp, to.norm(self.mlp_norm, attended))
-        computed = to.add(attended, to.norm(self.mlp_out_norm, changed))
-        scaled = to.buffer(size)
-        to.call(self._correct, predicted, computed, scaled)
-        to.call(self._finish, predicted, self.per_layer.record(to, scaled, hidden), hidden)
-        return hidden
+        changed = self.mlp.describe(to, self.mlp_norm.describe(to, attended))
+        return to.add(attended, self.mlp_out_norm.describe(to, changed))
 
     @property
     def size(self) -> int:
@@ -491,27 +490,22 @@ class StreamsLayer:
         """Returns the streams at the beginning of rows, [n_tokens, n_streams, hidden]."""
         return _streams(rows, self.altup.n_streams, self.size)
 
-    def _scaled(self, corrected: Tensor) -> Tensor:
-        """Returns the corrected stream as it sees the layer's own inputs, [n_tokens, hidden]."""
-        first = corrected[:, self.altup.active]
-        return first.contiguous() if self.scale is None else first * self.scale
+    def _predicted(self, routed: Tensor, hidden: Tensor) -> Tensor:
+        return self.altup.predict(routed, self._streams(hidden)).flatten(1)
 
-    def _predict(self, batch: object, kv: object, hidden: Tensor, predicted: Tensor) -> None:
-        self._streams(predicted).copy_(self.altup.predict(self._streams(hidden)))
+    def _corrected(
+        self, routed: Tensor, predicted: Tensor, computed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the corrected streams, and the active one as it sees the layer's own inputs."""
+        corrected = self.altup.correct(routed, self._streams(predicted), computed)
+        active = corrected[:, self.altup.active]
+        scaled = active.clone() if self.scale is None else active * self.scale
+        return corrected.flatten(1), scaled
 
-    def _correct(
-        self, batch: object, kv: object, predicted: Tensor, computed: Tensor, scaled: Tensor
-    ) -> None:
-        streams = self._streams(predicted)
-        streams.copy_(self.altup.correct(streams, computed))
-        scaled.copy_(self._scaled(streams))
-
-    def _finish(
-        self, batch: object, kv: object, corrected: Tensor, own: Tensor, hidden: Tensor
-    ) -> None:
-        streams = self._streams(corrected)
-        streams[:, 1:] += own[:, None]
-        self._streams(hidden).copy_(streams)
+    def _with_inputs(self, corrected: Tensor, own: Tensor) -> Tensor:
+        """Adds the layer's own inputs to all streams of `corrected` but the first."""
+        self._streams(corrected)[:, 1:] += own[:, None]
+        return corrected
 
 
 def _streams(rows: Tensor, n_streams: int, size: int) -> Tensor:
@@ -525,19 +519,25 @@ def _mean_square(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEmbedding:
-    """Embeds tokens in every stream, by projections of the first, and adds the layers' inputs."""
+class StreamsEmbedding:
+    """Embeds tokens in the first stream, projects them to the others, and appends the inputs of the
+    layers."""
 
     tokens: Embedding
     projections: Sequence[LinearWeight]  # [hidden, hidden], of the streams after the first
     per_layer: PerLayerTable
 
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        first = self.tokens(token_ids, batch)
+    def describe(self, to: Program) -> Buffer:
+        first = self.tokens.describe(to)
+        others = [to.buffer(first.width) for _ in self.projections]
+        to.call("streams of embeddings", self._others, (first,), *others)
+        return to.join(first, *others, self.per_layer.describe(to, first))
+
+    def _others(self, first: Tensor) -> tuple[Tensor, ...]:
+        """Returns the streams after the `first`, of its shape."""
         magnitude = _mean_square(first).sqrt()
-        others = [_of_magnitude(weight(first), magnitude) for weight in self.projections]
-        own = self.per_layer(token_ids, first, batch.ranks)
-        return torch.cat((first, *(each.to(first.dtype) for each in others), own), 1)
+        others = (_of_magnitude(weight(first), magnitude) for weight in self.projections)
+        return tuple(each.to(first.dtype) for each in others)
 
 
 def _of_magnitude(x: Tensor, magnitude: Tensor) -> Tensor:
@@ -547,19 +547,16 @@ def _of_magnitude(x: Tensor, magnitude: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StreamsHead:
-    """A head of the mean of all streams, those after the first projected."""
+    """A head of the mean of all streams; the streams after the first are projected before."""
 
     head: Head
     projections: Sequence[LinearWeight]  # [hidden, hidden]
     size: int  # of a stream
 
-    def __call__(self, hidden: Tensor, ranks: TensorParallel) -> Tensor:
-        return self.head(self._mean(hidden), ranks)
-
-    def record(self, to: Recorder, hidden: Buffer) -> Buffer | None:
+    def describe(self, to: Program, hidden: Buffer) -> Buffer:
         mean = to.buffer(self.size, is_of_sampled=hidden.is_of_sampled)
-        to.call(lambda batch, kv, hidden, mean: mean.copy_(self._mean(hidden)), hidden, mean)
-        return to.head(self.head, mean)
+        to.call("mean of streams", self._mean, (hidden,), mean)
+        return self.head.describe(to, mean)
 
     def _mean(self, hidden: Tensor) -> Tensor:
         """Returns the mean of all streams, [n_tokens, size]."""
@@ -584,7 +581,7 @@ class Gemma3nStage(SharedKVStage):
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
         projections = self._read_projections(source, "model.altup_projections")
-        return StreamEmbedding(self.scaled(tokens), projections, self.read_per_layer_table(source))
+        return StreamsEmbedding(self.scaled(tokens), projections, self.read_per_layer_table(source))
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         size, rank = self.config.hidden_size, self.config.laurel_rank
@@ -621,7 +618,6 @@ class Gemma3nStage(SharedKVStage):
             hidden_size=self.config.hidden_size,
             size=self.mlp_size(index),
             sparsity=sparsity,
-            ops=self.ops,
         )
 
     def mlp_size(self, index: int) -> int:

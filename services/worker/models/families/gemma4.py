@@ -13,12 +13,13 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kernels.expert_form import ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.linear_weight import LinearWeight
-from kernels.ops import LayerKV
-from kernels.packed_linear import pack, pack_experts
+from kernels.forms.experts import ExpertForm
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack
+from kernels.program import Program
 from kernels.steps import Buffer
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import LinearWeight
 from services.worker.models.config import (
     Count,
     JsonObject,
@@ -31,12 +32,10 @@ from services.worker.models.config import (
 from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, NoNorm, Norm
 from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStage
 from services.worker.models.layer_forms import SandwichLayer
-from services.worker.models.mixture import record_experts
+from services.worker.models.mixture import describe_experts
 from services.worker.models.normed_attention import Projected
-from services.worker.models.per_layer_inputs import PerLayerGate, PerLayerTable, StreamHead
-from services.worker.models.recording import Recorder
-from services.worker.models.stage import StageBatch
-from services.worker.models.tensor_parallel import TensorParallel, even_share
+from services.worker.models.per_layer_inputs import HeadWithoutInputs, PerLayerGate, PerLayerTable
+from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Shard, TensorSource
 
 # What `Gemma4TextConfig` means by a file that does not say it.
@@ -130,10 +129,11 @@ class Gemma4Config(SharedKVConfig):
 
 
 def _read_full_heads(config: JsonObject, full_layers: list[int]) -> JsonObject:
-    """Returns what full layers have of their own, by the keys that all layers have it under.
+    """Returns the settings in which full layers differ, under the keys of the same settings of all
+    layers.
 
-    Files of `transformers` 5.23 and later say it layer by layer. Raises UnsupportedModel if layers
-    of one kind differ.
+    Files of `transformers` 5.23 and later list these settings for each layer. Raises
+    UnsupportedModel if full layers differ from each other.
     """
     by_layer = config.get("per_layer_config")
     if by_layer is None:
@@ -168,56 +168,49 @@ class Gemma4UnifiedConfig(Gemma4Config):
 
 
 @dataclass(frozen=True, slots=True)
-class StreamEmbedding:
-    """Embeds tokens and adds the inputs of all layers behind."""
+class EmbeddingWithInputs:
+    """Embeds tokens and appends the inputs of all layers to their rows."""
 
     tokens: Embedding
     per_layer: PerLayerTable
 
-    def __call__(self, token_ids: Tensor, batch: StageBatch) -> Tensor:
-        embedded = self.tokens(token_ids, batch)
-        return torch.cat((embedded, self.per_layer(token_ids, embedded, batch.ranks)), 1)
+    def describe(self, to: Program) -> Buffer:
+        embedded = self.tokens.describe(to)
+        return to.join(embedded, self.per_layer.describe(to, embedded))
 
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """A layer between norms, whose result is scaled."""
+    """A layer with norms before and after, whose result is multiplied by a scale."""
 
     layer: SandwichLayer
     scale: Tensor  # [1]
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        return self.layer(hidden, batch, kv) * self.scale  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        return to.scale_by(self.layer.record(to, hidden, layer), self.scale)
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        return to.scale_by(self.layer.describe(to, hidden, layer), self.scale)
 
 
 @dataclass(frozen=True, slots=True)
-class StreamLayer:
-    """A layer between norms and then the layer's own inputs, the result of which is scaled."""
+class LayerWithInputs:
+    """A layer with norms before and after, then the layer's own inputs; the sum of both is
+    multiplied by a scale."""
 
     layer: SandwichLayer
     per_layer: PerLayerGate
     scale: Tensor  # [1]
     size: int  # of the residual stream, at the beginning of a row
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        stream = self.layer(hidden[:, : self.size], batch, kv)
-        stream = stream + self.per_layer(stream, hidden)
-        hidden[:, : self.size] = stream * self.scale
-        return hidden
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        stream = self.layer.record(to, to.take_part(hidden, 0, self.size), layer)
-        stream = to.add(stream, self.per_layer.record(to, stream, hidden))
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        stream = self.layer.describe(to, to.take_part(hidden, 0, self.size), layer)
+        stream = to.add(stream, self.per_layer.describe(to, stream, hidden))
         to.copy_part(to.scale_by(stream, self.scale), 0, self.size, hidden, 0)
         return hidden
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledRouter:
-    """Chooses experts by the scaled direction of hidden states, and weighs each by a scale."""
+    """Chooses experts by the direction of hidden states times a scale, and multiplies the weight of
+    each expert by a scale of the expert."""
 
     norm: Norm
     scale: Tensor  # [hidden]
@@ -226,23 +219,22 @@ class ScaledRouter:
     expert_scales: Tensor  # [n_experts]
     n_chosen: int
 
-    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the experts of each token and their weights, [n_tokens, n_chosen] each."""
-        scores = self.weight(self.norm(x) * self.scale * self.factor)
+    def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
+        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        experts = to.buffer(self.n_chosen, torch.int64)
+        weights = to.buffer(self.n_chosen, torch.float32)
+        scaled = to.buffer(x.width)
+        normed = self.norm.describe(to, x)
+        to.call("scaled direction", lambda x: x * self.scale * self.factor, (normed,), scaled)
+        scores = to.multiply(self.weight, scaled)
+        to.call("chosen experts", self._chosen, (scores,), experts, weights)
+        return experts, weights
+
+    def _chosen(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
         weights, experts = scores.float().softmax(-1).topk(self.n_chosen)
         weights = weights / weights.sum(-1, keepdim=True)
         return experts, weights * self.expert_scales[experts]
-
-    def record(self, to: Recorder, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Returns the buffers of experts and of their weights, which Python fills."""
-        experts = to.buffer(self.n_chosen, torch.int64)
-        weights = to.buffer(self.n_chosen, torch.float32)
-        to.call(self._fill, x, experts, weights)
-        return experts, weights
-
-    def _fill(self, batch: object, kv: object, x: Tensor, experts: Tensor, weights: Tensor) -> None:
-        for out, computed in zip((experts, weights), self(x), strict=True):
-            out.copy_(computed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,21 +249,14 @@ class DenseBesideExperts:
     experts: ExpertMLP  # this rank's share
     experts_out_norm: Norm
 
-    def __call__(self, x: Tensor, ranks: TensorParallel, residual: Tensor | None = None) -> Tensor:
-        out = self.dense_out_norm(self.dense(self.dense_norm(x), ranks))
-        mixed = self.experts(self.experts_norm(x), *self.router(x))
-        ranks.all_reduce(mixed)
-        out = out + self.experts_out_norm(mixed)
-        return out if residual is None else out.add_(residual)  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        dense = to.mlp(self.dense, to.norm(self.dense_norm, x))
-        out = to.norm(self.dense_out_norm, dense)
-        experts, weights = self.router.record(to, x)
-        inputs = to.norm(self.experts_norm, x)
-        mixed = record_experts(to, self.experts, inputs, experts, weights)
-        to.all_reduce(mixed)
-        out = to.add(out, to.norm(self.experts_out_norm, mixed))
+    def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
+        """Implements `MLP.describe`."""
+        dense = self.dense.describe(to, self.dense_norm.describe(to, x))
+        out = self.dense_out_norm.describe(to, dense)
+        experts, weights = self.router.describe(to, x)
+        inputs = self.experts_norm.describe(to, x)
+        mixed = to.all_reduce(describe_experts(to, self.experts, inputs, experts, weights))
+        out = to.add(out, self.experts_out_norm.describe(to, mixed))
         return out if residual is None else to.add(residual, out)
 
 
@@ -296,7 +281,7 @@ class Gemma4Stage(SharedKVStage):
         scaled = self.scaled(tokens)
         if not self.config.per_layer_size:
             return scaled
-        return StreamEmbedding(scaled, self.read_per_layer_table(source))
+        return EmbeddingWithInputs(scaled, self.read_per_layer_table(source))
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         size, experts = self.config.hidden_size, self.config.experts
@@ -320,11 +305,11 @@ class Gemma4Stage(SharedKVStage):
         scale = source.tensor(f"{prefix}.layer_scalar", 1)
         if not self.config.per_layer_size:
             return Gemma4Layer(layer, scale)
-        return StreamLayer(layer, self.read_per_layer_gate(source, prefix, index), scale, size)
+        return LayerWithInputs(layer, self.read_per_layer_gate(source, prefix, index), scale, size)
 
     def read_head(self, source: TensorSource) -> Head:
         head = super().read_head(source)
-        return StreamHead(head, self.stream_size) if self.config.per_layer_size else head
+        return HeadWithoutInputs(head, self.stream_size) if self.config.per_layer_size else head
 
     def _beside_experts(
         self, source: TensorSource, prefix: str, experts: Experts, dense_norm: Norm, dense: MLP

@@ -46,7 +46,6 @@ class GlmStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(),
             qkv_bias=self.config.attention_bias,
             order=head_order(self.config),

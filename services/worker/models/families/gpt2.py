@@ -75,7 +75,7 @@ class GPT2Stage(DecoderStage):
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
         eps = self.config.layer_norm_epsilon
-        return LayerNorm.read(source, name, size=size, eps=eps, ops=self.ops)
+        return LayerNorm.read(source, name, size=size, eps=eps)
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         hidden_size = self.config.hidden_size
@@ -115,7 +115,6 @@ class GPT2Stage(DecoderStage):
             n_heads=len(heads.q),
             n_kv_heads=len(heads.kv),
             head_dim=self.config.head_dim,
-            ops=self.ops,
             form=AttentionForm(scale=scale),
             rotary=None,
         )
@@ -138,4 +137,4 @@ class GPT2Stage(DecoderStage):
             has_bias=True,
             is_transposed=True,
         )
-        return PlainMLP(up, down, self.config.activation, self.ops)
+        return PlainMLP(up, down, self.config.activation)

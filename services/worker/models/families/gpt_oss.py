@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm, Ops
-from kernels.expert_form import Clamp, ExpertForm
-from kernels.expert_mlp import ExpertMLP
-from kernels.packed_linear import pack, pack_experts
+from kernels.forms.experts import ExpertForm
+from kernels.packing.experts import pack_experts
+from kernels.packing.linear import pack
+from kernels.weights.experts import ExpertMLP
+from kernels.weights.linear import Clamp
 from services.worker.models.config import (
     Count,
     JsonObject,
@@ -176,7 +178,6 @@ class GptOssStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             qkv_bias=self.config.attention_bias,
             output_bias=self.config.attention_bias,
@@ -193,7 +194,6 @@ class GptOssStage(RotaryStage):
             experts.packed(self.ops),
             self.config.n_chosen,
             normalises=True,
-            ops=self.ops,
             router_bias=router_bias,
         )
 

@@ -41,7 +41,6 @@ class GraniteStage(LlamaStage):
             self.read_norm(source, f"{prefix}.post_attention_layernorm", hidden_size),
             self.read_mlp(source, f"{prefix}.mlp", index),
             self.config.residual_multiplier,
-            self.ops,
         )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
@@ -50,7 +49,6 @@ class GraniteStage(LlamaStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(scale=self.config.attention_multiplier),
             qkv_bias=has_bias,
             output_bias=has_bias,

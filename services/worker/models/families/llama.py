@@ -40,7 +40,6 @@ class LlamaStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(),
             qkv_bias=has_bias,
             output_bias=has_bias,

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from kernels import AttentionForm
-from kernels.steps import Buffer, Heads
+from kernels.program import Program
+from kernels.steps import Buffer
 from services.worker.models.config import (
     JsonObject,
     NonNegativeFloat,
@@ -22,9 +23,7 @@ from services.worker.models.config import (
 )
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention
-from services.worker.models.recording import Recorder
 from services.worker.models.rotary_config import RotaryConfig
-from services.worker.models.stage import StageBatch
 from services.worker.models.weights import TensorSource
 
 # What `Ministral3Config` means by a file that does not say it.
@@ -81,14 +80,10 @@ class GrowingAttention(Attention):
     factors: Tensor  # [n_lengths], of the type of queries
     length: int  # positions that have one factor
 
-    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
-        q = Attention._take_in(self, qkv, keys, values, batch)
-        return q * self.factors[batch.positions // self.length][:, None, None]
-
-    def _record_take_in(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
-        self._record_turn(to, qkv, heads, layer)
-        n_queries = heads.n_heads * heads.head_dim
-        to.scale_by_position(qkv, n_queries, self.factors, self.length)
+    def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
+        qkv = Attention.describe_stored(self, to, qkv, layer)
+        to.scale_by_position(qkv, self.n_heads * self.head_dim, self.factors, self.length)
+        return qkv
 
 
 class Ministral3Stage(RotaryStage):
@@ -99,7 +94,7 @@ class Ministral3Stage(RotaryStage):
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         form = AttentionForm(window=self.config.layer_windows[index])
-        plain = Attention.read(source, prefix, self.config, self.ops, form=form)
+        plain = Attention.read(source, prefix, self.config, form=form)
         return GrowingAttention(
             **{each.name: getattr(plain, each.name) for each in fields(plain)},
             factors=self._factors(),
@@ -107,7 +102,7 @@ class Ministral3Stage(RotaryStage):
         )
 
     def _factors(self) -> Tensor:
-        """Returns the factors of all positions, each of one length of the original context."""
+        """Returns the factors of all positions, one for each length of the original context."""
         n_lengths = -(-self.config.max_position_embeddings // self.config.growth_length)
         factors = 1 + self.config.query_growth * torch.log1p(torch.arange(n_lengths).float())
         return factors.to(dtype=self.dtype, device=self.device)

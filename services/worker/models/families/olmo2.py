@@ -8,16 +8,15 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, Ops
-from kernels.steps import Buffer, Heads
+from kernels import AttentionForm
+from kernels.program import Program
+from kernels.steps import Buffer
 from services.worker.models.config import ModelConfig
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Attention, Layer, Norm
 from services.worker.models.layer_forms import PostNormLayer
-from services.worker.models.recording import Recorder
 from services.worker.models.rotary_config import RotaryConfig
-from services.worker.models.stage import StageBatch
-from services.worker.models.tensor_parallel import HeadShare, TensorParallel
+from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import Part, Shard, TensorSource
 
 
@@ -32,9 +31,9 @@ class Olmo2Config(RotaryConfig):
 
 @dataclass(frozen=True, slots=True)
 class WideNorms:
-    """Root-mean-square norms over all heads of queries and over all of keys, on every rank.
+    """Root-mean-square norms over all heads of queries, and over all heads of keys.
 
-    A rank has the heads of its share; several ranks add up their squares.
+    A rank normalises the heads of its share, by the mean square of the heads of all ranks.
     """
 
     weight: Tensor  # [n_q + n_k], of the elements of this rank's queries and then of its keys
@@ -43,10 +42,9 @@ class WideNorms:
     n_all_k: int
     n_copies: int  # ranks that have the same keys
     eps: float
-    ops: Ops
 
     @classmethod
-    def read(cls, source: TensorSource, prefix: str, config: RotaryConfig, ops: Ops) -> Self:
+    def read(cls, source: TensorSource, prefix: str, config: RotaryConfig) -> Self:
         """Reads this rank's shares of `q_norm` and `k_norm` under `prefix`."""
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         q, k = heads.q_elements(config), heads.kv_elements(config)
@@ -62,37 +60,38 @@ class WideNorms:
             n_all_k=n_all_k,
             n_copies=source.tp_size * len(k) // n_all_k,
             eps=config.rms_norm_eps,
-            ops=ops,
         )
 
-    def __call__(self, qkv: Tensor, ranks: TensorParallel) -> None:
+    def describe(self, to: Program, qkv: Buffer) -> None:
         """Normalises queries and keys of `qkv` [n_tokens, n_q + n_k + n_v], in place."""
-        if ranks.size == 1:
+        if to.tp_size == 1:
             for first, weight in self._parts():
-                part = qkv[:, first : first + len(weight)]
-                part.copy_(self.ops.rms_norm(part, weight, self.eps))
+                to.rms_norm_parts(qkv, first, weight, self.eps)
             return
-        both = qkv[:, : len(self.weight)]
-        squares = both.float().square()
+        means = to.buffer(2, torch.float32)
+        to.call("mean squares of this rank's heads", self._means, (qkv,), means)
+        to.all_reduce(means)
+        normed = to.buffer(len(self.weight))
+        to.call("norms over the heads of all ranks", self._normed, (qkv, means), normed)
+        to.copy_part(normed, 0, normed.width, qkv, 0)
+
+    def _means(self, qkv: Tensor) -> Tensor:
+        """Returns this rank's summands of the mean squares of queries and of keys, [n_tokens, 2]
+        float32."""
+        squares = qkv[:, : len(self.weight)].float().square()
         q, k = squares[:, : self.n_q].sum(-1), squares[:, self.n_q :].sum(-1)
-        means = torch.stack((q / self.n_all_q, k / (self.n_all_k * self.n_copies)), 1)
-        ranks.all_reduce(means)  # [n_tokens, 2]
+        return torch.stack((q / self.n_all_q, k / (self.n_all_k * self.n_copies)), 1)
+
+    def _normed(self, qkv: Tensor, means: Tensor) -> Tensor:
+        """Returns normalised queries and keys, [n_tokens, n_q + n_k]."""
         scales = (means + self.eps).rsqrt()
-        normed = both.float() * self.weight
+        normed = qkv[:, : len(self.weight)].float() * self.weight
         normed[:, : self.n_q] *= scales[:, :1]
         normed[:, self.n_q :] *= scales[:, 1:]
-        both.copy_(normed)
-
-    def record(self, to: Recorder, qkv: Buffer) -> None:
-        """Adds the steps of a call; where ranks add up their squares that is Python's."""
-        if to.tp_size > 1:
-            to.call(lambda batch, kv, qkv: self(qkv, batch.ranks), qkv)
-            return
-        for first, weight in self._parts():
-            to.rms_norm_parts(qkv, first, weight, self.eps)
+        return normed.to(qkv.dtype)
 
     def _parts(self) -> tuple[tuple[int, Tensor], ...]:
-        """Returns where queries and keys begin in a row, with the weights of each."""
+        """Returns the first element of queries and of keys in a row, each with its weights."""
         return (0, self.weight[: self.n_q]), (self.n_q, self.weight[self.n_q :])
 
 
@@ -108,7 +107,6 @@ class WideNormAttention(Attention):
         source: TensorSource,
         prefix: str,
         config: RotaryConfig,
-        ops: Ops,
         *,
         form: AttentionForm,
         has_bias: bool,
@@ -119,7 +117,6 @@ class WideNormAttention(Attention):
             source,
             prefix,
             config,
-            ops,
             form=form,
             qkv_bias=has_bias,
             output_bias=has_bias,
@@ -127,16 +124,12 @@ class WideNormAttention(Attention):
         )
         return cls(
             **{each.name: getattr(plain, each.name) for each in fields(plain)},
-            norms=WideNorms.read(source, prefix, config, ops),
+            norms=WideNorms.read(source, prefix, config),
         )
 
-    def _take_in(self, qkv: Tensor, keys: Tensor, values: Tensor, batch: StageBatch) -> Tensor:
-        self.norms(qkv, batch.ranks)
-        return Attention._take_in(self, qkv, keys, values, batch)
-
-    def _record_take_in(self, to: Recorder, qkv: Buffer, heads: Heads, layer: int) -> None:
-        self.norms.record(to, qkv)
-        self._record_turn(to, qkv, heads, layer)
+    def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
+        self.norms.describe(to, qkv)
+        return Attention.describe_stored(self, to, qkv, layer)
 
 
 class Olmo2Stage(RotaryStage):
@@ -161,7 +154,6 @@ class Olmo2Stage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             has_bias=self.config.attention_bias,
             rotary=self.rotary(index),

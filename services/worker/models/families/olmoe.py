@@ -46,7 +46,6 @@ class OlmoeStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(),
             has_bias=self.config.attention_bias,
         )

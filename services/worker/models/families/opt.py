@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from kernels import AttentionForm
-from kernels.ops import LayerKV
+from kernels.program import Program
 from kernels.steps import Buffer
 from services.worker.models.config import (
     JsonObject,
@@ -34,8 +32,6 @@ from services.worker.models.decoder_layers import (
     PreNormLayer,
 )
 from services.worker.models.layers import ColumnParallelLinear, RowParallelLinear
-from services.worker.models.recording import Recorder
-from services.worker.models.stage import StageBatch
 from services.worker.models.weights import TensorSource
 
 _LAYER_NORM_EPS = 1e-5
@@ -72,7 +68,7 @@ class OPTConfig(ModelConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class PostNormLayer:
+class NormedSumLayer:
     """Adds attention and an MLP to the residual stream, and normalises it after each."""
 
     attention: Attention
@@ -80,14 +76,10 @@ class PostNormLayer:
     mlp: PlainMLP
     mlp_norm: Norm
 
-    def __call__(self, hidden: Tensor, batch: StageBatch, kv: LayerKV) -> Tensor:
-        hidden = self.attention_norm(self.attention(hidden, batch, kv, hidden))
-        return self.mlp_norm(self.mlp(hidden, batch.ranks, hidden))  # [n_tokens, hidden]
-
-    def record(self, to: Recorder, hidden: Buffer, layer: int) -> Buffer:
-        attended = to.attention(self.attention, hidden, layer, hidden)
-        hidden = to.norm(self.attention_norm, attended)
-        return to.norm(self.mlp_norm, to.mlp(self.mlp, hidden, hidden))
+    def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
+        attended = self.attention.describe(to, hidden, layer, hidden)
+        hidden = self.attention_norm.describe(to, attended)
+        return self.mlp_norm.describe(to, self.mlp.describe(to, hidden, hidden))
 
 
 class OPTStage(DecoderStage):
@@ -106,7 +98,7 @@ class OPTStage(DecoderStage):
         return PositionedEmbedding(tokens, table[_POSITION_OFFSET:])
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
-        return LayerNorm.read(source, name, size=size, eps=_LAYER_NORM_EPS, ops=self.ops)
+        return LayerNorm.read(source, name, size=size, eps=_LAYER_NORM_EPS)
 
     def read_final_norm(self, source: TensorSource) -> Norm:
         if self.config.do_layer_norm_before and not self.config.remove_final_layer_norm:
@@ -120,7 +112,6 @@ class OPTStage(DecoderStage):
             source,
             f"{prefix}.self_attn",
             self.config,
-            self.ops,
             form=AttentionForm(),
             qkv_bias=True,
             output_bias=True,
@@ -131,7 +122,7 @@ class OPTStage(DecoderStage):
         mlp = self._read_mlp(source, prefix)
         if self.config.do_layer_norm_before:
             return PreNormLayer(attention_norm, attention, mlp_norm, mlp)
-        return PostNormLayer(attention, attention_norm, mlp, mlp_norm)
+        return NormedSumLayer(attention, attention_norm, mlp, mlp_norm)
 
     def _read_mlp(self, source: TensorSource, prefix: str) -> PlainMLP:
         size, hidden_size = self.config.intermediate_size, self.config.hidden_size
@@ -141,4 +132,4 @@ class OPTStage(DecoderStage):
         down = RowParallelLinear.read(
             source, f"{prefix}.fc2", n_in=size, n_out=hidden_size, has_bias=True
         )
-        return PlainMLP(up, down, self.config.activation, self.ops)
+        return PlainMLP(up, down, self.config.activation)

@@ -72,7 +72,6 @@ class Phi3Stage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             fused_name="qkv_proj",
             order=head_order(self.config),

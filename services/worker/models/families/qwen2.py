@@ -58,4 +58,4 @@ class Qwen2Stage(RotaryStage):
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         form = AttentionForm(window=self.config.layer_windows[index])
-        return Attention.read(source, prefix, self.config, self.ops, form=form, qkv_bias=True)
+        return Attention.read(source, prefix, self.config, form=form, qkv_bias=True)

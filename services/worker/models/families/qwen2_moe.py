@@ -80,7 +80,7 @@ class Qwen2MoeStage(RotaryStage):
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         form = AttentionForm(window=self.config.layer_windows[index])
         has_bias = self.config.qkv_bias
-        return Attention.read(source, prefix, self.config, self.ops, form=form, qkv_bias=has_bias)
+        return Attention.read(source, prefix, self.config, form=form, qkv_bias=has_bias)
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         if not self.config.is_sparse(index):
@@ -98,5 +98,5 @@ class Qwen2MoeStage(RotaryStage):
             n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
             ops=self.ops,
-            shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size, ops=self.ops),
+            shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size),
         )

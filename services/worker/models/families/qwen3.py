@@ -38,7 +38,6 @@ class QwenHeadNormStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             qkv_bias=self.has_attention_bias,
             output_bias=self.has_attention_bias,

@@ -169,7 +169,6 @@ class HybridStage(RotaryStage):
             share,
             hidden_size=self.config.hidden_size,
             eps=self.config.rms_norm_eps,
-            ops=self.ops,
         )
 
     def _read_full(self, source: TensorSource, prefix: str) -> Mixer:
@@ -180,7 +179,6 @@ class HybridStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             order=order,
             has_bias=self.config.attention_bias,
             head_norms=HeadNorms(norms.q[list(order)], norms.k[list(order)], norms.eps),
@@ -207,7 +205,7 @@ class HybridStage(RotaryStage):
             n_chosen=config.n_chosen,
             normalises=normalises,
             ops=self.ops,
-            shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size, ops=self.ops),
+            shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size),
         )
 
 

@@ -41,7 +41,6 @@ class SeedOssStage(LlamaStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(),
             qkv_bias=self.config.attention_bias,
             output_bias=self.config.attention_out_bias,

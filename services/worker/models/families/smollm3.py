@@ -80,7 +80,6 @@ class SmolLM3Stage(LlamaStage):
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             qkv_bias=has_bias,
             output_bias=has_bias,

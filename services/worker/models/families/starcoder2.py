@@ -62,14 +62,13 @@ class Starcoder2Stage(RotaryStage):
 
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
         eps = self.config.rms_norm_eps
-        return LayerNorm.read(source, name, size=size, eps=eps, ops=self.ops)
+        return LayerNorm.read(source, name, size=size, eps=eps)
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         return Attention.read(
             source,
             prefix,
             self.config,
-            self.ops,
             form=AttentionForm(window=self.config.layer_windows[index]),
             qkv_bias=self.config.use_bias,
             output_bias=self.config.use_bias,
@@ -84,4 +83,4 @@ class Starcoder2Stage(RotaryStage):
         down = RowParallelLinear.read(
             source, f"{prefix}.c_proj", n_in=size, n_out=hidden_size, has_bias=has_bias
         )
-        return PlainMLP(up, down, self.config.activation, self.ops)
+        return PlainMLP(up, down, self.config.activation)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.groups import MULTIPLE, WHOLE, Bits, GroupForm
+from kernels.weights.groups import MULTIPLE, WHOLE, Bits, GroupForm
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.stored_tensor import GroupedTensor, PlainTensor, Spans
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.groups import MULTIPLE, GroupForm
+from kernels.weights.groups import MULTIPLE, GroupForm
 from services.worker.models.stored_tensor import GroupedTensor, Spans
 from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
 from services.worker.models.weight_format import MatrixFormat

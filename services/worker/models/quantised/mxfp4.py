@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.groups import MULTIPLE, GroupForm
+from kernels.weights.groups import MULTIPLE, GroupForm
 from services.worker.models.stored_tensor import GroupedTensor, Spans
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import pieces

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.groups import GroupForm
+from kernels.weights.groups import GroupForm
 from services.worker.models.quantised.matrix import (
     QuantisedMatrix,
     numbers_of,

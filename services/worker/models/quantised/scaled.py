@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.groups import GroupForm
+from kernels.weights.groups import GroupForm
 from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.stored_tensor import FLOATS, Spans
 

@@ -1,7 +1,7 @@
 """The header with which a client resumes a stream."""
 
 from services.common import errors
-from services.frontend.http.event_id import EventIds, StreamPosition
+from services.frontend.http.openai.event_id import EventIds, StreamPosition
 from tests.fuzz.coverage.target import Target
 
 NAME = "0123456789abcdef" * 2

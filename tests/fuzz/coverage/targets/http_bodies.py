@@ -3,9 +3,9 @@
 import json
 
 from services.common import errors
-from services.frontend.http.body_reader import parse_body
-from services.frontend.http.event_id import StreamPosition
-from services.frontend.http.openai_request import ChatBody, CompletionBody
+from services.frontend.http.bodies.reader import parse_body
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_request import CompletionBody
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
 COMPLETION = {
@@ -35,21 +35,21 @@ CHAT = {
     "max_completion_tokens": 5,
     "tools": None,
 }
-POSITION = StreamPosition.parse("0123456789abcdef" * 2 + ":1,-")
+LAST_EVENT_ID = "0123456789abcdef" * 2 + ":1,-"
 
 
 def run(data: bytes) -> None:
     """Takes bytes as a body, or changes a body by them."""
     choices = Choices(data)
     kind, body = choices.one_of([(CompletionBody, COMPLETION), (ChatBody, CHAT)])
-    position = choices.one_of([None, POSITION])
+    last_event_id = choices.one_of([None, LAST_EVENT_ID])
     content = data[2:]
     if choices.number(2):
         content = json.dumps(choices.changed(body, tuple(kind.model_fields))).encode()
     try:
         parsed = parse_body(kind, content)
-        parsed.check_resumption(position)
-        parsed.to_request(position).check()
+        parsed.resume_at(last_event_id)
+        parsed.to_request().check()
     except errors.InvalidRequest as error:
         str(error).encode()  # which a client is to get
 

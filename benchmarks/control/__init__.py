@@ -1,0 +1,1 @@
+"""The cost of everything but the model: decisions, plans, processes and messages."""

@@ -1,0 +1,357 @@
+"""The processor time that a token costs outside the model, for each process of the control plane.
+
+    python -m benchmarks.control.cpu
+    python -m benchmarks.control.cpu --streams 256 1024 --json FILE
+
+A whole local system on real sockets whose rank computes nothing: it sleeps as long as a model
+would take, so that iterations have the batches that they would have, and samples the same token
+again and again. Clients stream the paper's mixed trace from it. On a machine where the model takes
+all cores there are, every 100 us of control for each token are taken from the model.
+
+With `--streams`, so many streams go on side by side, all in one batch, and make `--tokens-per-s`
+together: a stream that ends is followed by the next, with an answer of 64 to 192 tokens. With
+`--endless` none ends, so that what requests cost does not count.
+
+Processor time hardly depends on what else the machine does, so two versions may be compared by it
+where throughput could not.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import grpc.aio
+import httpx
+import numpy as np
+import psutil
+import uvloop
+
+from benchmarks import machine, workload
+from benchmarks.control.null_rank import COMPUTE_MS
+from benchmarks.records import RequestRecord
+from benchmarks.serving import load
+from benchmarks.serving.grpc_client import GrpcClient
+from benchmarks.serving.openai_client import OpenAIClient
+from services.common import semconv
+from services.local.child import Child
+
+HOST = "127.0.0.1"
+VOCAB_SIZE = 1000  # the null rank's
+PROMPT_TOKENS = 16  # of each of the streams that go on side by side
+MIN_ITERATION_S = 0.005
+SAMPLE_S = 1.0  # the scheduler writes its metrics down for each, which takes it 5 ms
+GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """A running control plane: its addresses and its processes by their names."""
+
+    http: str
+    grpc: str
+    metrics: str
+    """Address of the scheduler's gRPC service."""
+    processes: dict[str, psutil.Process]
+
+    def used(self) -> dict[str, "Used"]:
+        """Returns the processor time so far of each process of the plane, and of this one."""
+        processes = {**self.processes, "client": psutil.Process()}
+        return {name: Used.by(process) for name, process in processes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Processor time in seconds, the kernel's part of it, and the number of voluntary context
+    switches."""
+
+    cpu_s: float
+    kernel_s: float
+    n_sleeps: int
+
+    @classmethod
+    def by(cls, process: psutil.Process) -> Self:
+        """Returns the use of a process since it started."""
+        times = process.cpu_times()
+        return cls(times.user + times.system, times.system, process.num_ctx_switches().voluntary)
+
+    def since(self, before: "Used") -> "Used":
+        """Returns the use after `before`."""
+        return Used(
+            self.cpu_s - before.cpu_s,
+            self.kernel_s - before.kernel_s,
+            self.n_sleeps - before.n_sleeps,
+        )
+
+
+@contextlib.asynccontextmanager
+async def null_plane(
+    options: argparse.Namespace, *, compute_ms: float, max_batch_size: int, max_batch_tokens: int
+) -> AsyncIterator[Plane]:
+    """Runs a stage whose rank sleeps, a scheduler and a frontend."""
+    os.environ[COMPUTE_MS] = str(compute_ms)  # the rank inherits it
+    common = ("--log-level=ERROR",)
+    children: list[Child] = []
+    try:
+        stage = await Child.start(
+            "controller",
+            "benchmarks.control.null_rank",
+            ("--model=.", f"--address={HOST}:0", "--n-threads=1", *common),
+        )
+        children.append(stage)
+        scheduler = await Child.start(
+            "scheduler",
+            "services.scheduler",
+            (
+                f"--address={HOST}:0",
+                f"--stages={await stage.wait_for('address')}",
+                f"--max-batch-size={max_batch_size}",
+                f"--max-batch-tokens={max_batch_tokens}",
+                f"--metrics-address={HOST}:0",
+                *common,
+            ),
+        )
+        children.append(scheduler)
+        frontend = await Child.start(
+            "frontend",
+            "services.frontend",
+            (
+                f"--model={options.model}",
+                f"--scheduler={await scheduler.wait_for('address')}",
+                f"--http-address={HOST}:0",
+                f"--grpc-address={HOST}:0",
+                *common,
+            ),
+        )
+        children.append(frontend)
+        http = await frontend.wait_for("http")
+        metrics = f"http://{scheduler.said['metrics']}/metrics"
+        yield Plane(f"http://{http}", frontend.said["grpc"], metrics, _processes())
+    finally:
+        for child in reversed(children):
+            await child.stop()
+
+
+def _processes() -> dict[str, psutil.Process]:
+    modules = {
+        "benchmarks.control.null_rank": "controller",
+        "services.scheduler": "scheduler",
+        "services.frontend": "frontend",
+    }
+    found = {}
+    for process in psutil.Process().children():
+        (name,) = (name for module, name in modules.items() if module in process.cmdline())
+        found[name] = process
+        for child in process.children():
+            found["rank"] = child
+    return found
+
+
+@contextlib.asynccontextmanager
+async def client_of(plane: Plane, options: argparse.Namespace) -> AsyncIterator[load.Client]:
+    """Connects to a plane by the protocol that is asked for."""
+    if options.over_grpc:
+        async with grpc.aio.insecure_channel(plane.grpc) as channel:
+            yield GrpcClient(channel)
+    else:
+        shown = {} if options.show_tokens else {"return_token_ids": None}
+        yield OpenAIClient(plane.http, model="null", body=shown)
+
+
+async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures the mixed trace, with the cost of requests included; returns the best round."""
+    requests = workload.from_options(options, rate=options.rate, vocab_size=VOCAB_SIZE)
+    n_tokens = sum(request.n_output for request in requests)
+    rounds: list[dict[str, Used]] = []
+    async with (
+        null_plane(
+            options,
+            compute_ms=options.compute_ms,
+            max_batch_size=options.max_batch_size,
+            max_batch_tokens=max(512, options.max_batch_size),
+        ) as plane,
+        client_of(plane, options) as client,
+    ):
+        await load.run(client, requests[:8])
+        elapsed_s: list[float] = []
+        for _ in range(options.rounds):
+            before, start = plane.used(), time.perf_counter()
+            _check(await load.run(client, requests))
+            elapsed_s.append(time.perf_counter() - start)
+            rounds.append({name: now.since(before[name]) for name, now in plane.used().items()})
+    title = f"{len(requests)} requests, {options.compute_ms:g} ms per iteration"
+    return report(title, rounds, [n_tokens] * len(rounds), elapsed_s)
+
+
+async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
+    """Measures `n_streams` streams side by side while all of them go on; returns the best round."""
+    compute_s = max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
+    n_tokens = round(n_streams * options.window_s / compute_s)
+    streams = [requests_of(options, index, n_tokens // n_streams) for index in range(n_streams)]
+    rounds: list[dict[str, Used]] = []
+    n_counted: list[int] = []
+    elapsed_s: list[float] = []
+    async with (
+        null_plane(
+            options,
+            compute_ms=1e3 * compute_s,
+            max_batch_size=n_streams,
+            max_batch_tokens=max(512, PROMPT_TOKENS * n_streams),
+        ) as plane,
+        client_of(plane, options) as client,
+    ):
+        for _ in range(options.rounds):
+            async with Samples.of(plane) as samples:
+                await asyncio.gather(*(send_in_turn(client, stream) for stream in streams))
+            first, last = samples.between(2 * n_streams, n_tokens - 2 * n_streams)
+            n_counted.append(last.n_tokens - first.n_tokens)
+            elapsed_s.append(last.time_s - first.time_s)
+            rounds.append({name: now.since(first.used[name]) for name, now in last.used.items()})
+    return report(f"{n_streams} streams", rounds, n_counted, elapsed_s)
+
+
+def requests_of(
+    options: argparse.Namespace, index: int, n_tokens: int
+) -> list[workload.PlannedRequest]:
+    """Returns the requests of one stream, one after the other, with `n_tokens` tokens in all."""
+    generator = np.random.default_rng([options.seed, index])
+    low, high = options.answer_tokens
+    requests = []
+    while n_tokens > 0:
+        n_output = n_tokens
+        if not options.endless:
+            n_output = min(n_tokens, int(generator.integers(low, high, endpoint=True)))
+        prompt = generator.integers(0, VOCAB_SIZE, PROMPT_TOKENS).tolist()
+        requests.append(workload.PlannedRequest(0.0, tuple(prompt), n_output))
+        n_tokens -= n_output
+    return requests
+
+
+async def send_in_turn(client: load.Client, requests: list[workload.PlannedRequest]) -> None:
+    """Sends each request when the request before is answered."""
+    calls = [client.prepare(request) for request in requests]
+    for call in calls:
+        await call.send()
+    for call, request in zip(calls, requests, strict=True):
+        reply = call.read()
+        if reply.error is not None or reply.n_output != request.n_output:
+            raise RuntimeError(f"{reply.n_output} of {request.n_output} tokens: {reply.error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A point in time: the tokens that were generated before it, and the processor time used."""
+
+    time_s: float
+    n_tokens: int
+    used: dict[str, Used]
+
+
+class Samples:
+    """Samples of a plane, `SAMPLE_S` apart, while a load runs."""
+
+    def __init__(self, plane: Plane) -> None:
+        self._plane = plane
+        self._taken: list[Sample] = []
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def of(cls, plane: Plane) -> AsyncIterator[Self]:
+        """Takes samples inside the `with` block."""
+        samples = cls(plane)
+        taking = asyncio.create_task(samples._take())
+        try:
+            yield samples
+        finally:
+            taking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await taking
+
+    def between(self, n_first: int, n_last: int) -> tuple[Sample, Sample]:
+        """Returns the first sample with more than `n_first` tokens since the first one, and the
+        last with less than `n_last`."""
+        n_before = self._taken[0].n_tokens
+        inside = [each for each in self._taken if n_first < each.n_tokens - n_before < n_last]
+        if len(inside) < 2:
+            raise RuntimeError("the streams were too short to take samples of them")
+        return inside[0], inside[-1]
+
+    async def _take(self) -> None:
+        async with httpx.AsyncClient() as client:
+            while True:
+                metrics = await client.get(self._plane.metrics)
+                found = GENERATED.search(metrics.text)
+                n_tokens = 0 if found is None else int(float(found[1]))
+                self._taken.append(Sample(time.perf_counter(), n_tokens, self._plane.used()))
+                await asyncio.sleep(SAMPLE_S)
+
+
+def _check(done: list[RequestRecord]) -> None:
+    if failed := [record.error for record in done if record.error is not None]:
+        raise RuntimeError(f"{len(failed)} requests failed: {failed[0]}")
+
+
+def report(
+    title: str, rounds: list[dict[str, Used]], n_tokens: list[int], elapsed_s: list[float]
+) -> dict[str, Any]:
+    """Prints a table of the best round of each process, and returns it."""
+    rate = max(n / seconds for n, seconds in zip(n_tokens, elapsed_s, strict=True))
+    print(f"{title}, {n_tokens[0]} tokens, {rate:.0f} tokens/s")
+    print(
+        f"{'process':>12} {'us per token':>13} {'in the kernel':>14} {'sleeps':>7}   "
+        f"best of {len(rounds)} rounds"
+    )
+    table: dict[str, Any] = {"title": title, "tokens_per_s": round(rate)}
+    for name in rounds[0]:
+        costs = [
+            (1e6 * used[name].cpu_s / n, 1e6 * used[name].kernel_s / n, used[name].n_sleeps / n)
+            for used, n in zip(rounds, n_tokens, strict=True)
+        ]
+        us, kernel_us, sleeps = min(costs)
+        print(f"{name:>12} {us:>13.1f} {kernel_us:>14.1f} {sleeps:>7.2f}")
+        table[name] = {"us": round(us, 1), "kernel_us": round(kernel_us, 1)}
+    return table
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """Measures what the options ask for, and writes a record if `--json` asks for one."""
+    if options.streams:
+        tables = [await measure_streams(options, n_streams) for n_streams in options.streams]
+    else:
+        tables = [await measure_trace(options)]
+    if options.json is not None:
+        options.json.write_text(json.dumps({**machine.describe(), "tables": tables}, indent=1))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="models/demo", help="whose tokenizer is used")
+    parser.add_argument("--compute-ms", type=float, default=25.0, help="of each iteration")
+    parser.add_argument("--max-batch-size", type=int, default=64)
+    parser.add_argument("--rate", type=float, help="requests a second (default: all at once)")
+    parser.add_argument("--over-grpc", action="store_true", help="clients speak gRPC")
+    parser.add_argument("--show-tokens", action="store_true", help="HTTP clients want token ids")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a record")
+    group = parser.add_argument_group("streams side by side, instead of a workload")
+    group.add_argument("--streams", type=int, nargs="+", metavar="N")
+    group.add_argument("--tokens-per-s", type=float, default=10_000.0)
+    group.add_argument("--answer-tokens", type=int, nargs=2, default=(64, 192), metavar=("A", "B"))
+    group.add_argument("--endless", action="store_true", help="one answer in each stream")
+    group.add_argument("--window-s", type=float, default=8.0, help="seconds of each round")
+    workload.add_options(parser)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The cost of a slow network between nodes for a deployed pipeline: `python -m
+benchmarks.control.link_delay`.
+
+Needs a cluster (KUBECONFIG) that serves `tests/cluster/overlays/demo`: two stages on two nodes.
+Clients keep as many requests running as fill all batches, and the scheduler keeps one batch in
+flight (lock step), as many as there are stages (a full pipeline), and one more, in turn. What is
+printed is the time from iteration to iteration, from the scheduler's own records: the median over
+all iterations in which a full batch decodes. Run it on a cluster with plain links and on one whose
+links are delayed, and compare. In lock step every iteration pays for the way of its messages; with
+more batches in flight the others are computed meanwhile.
+
+Ranks get one thread each, so that nodes which are one machine do not share their cores by chance.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+
+import grpc
+from orcinus.v1 import watch_pb2, watch_pb2_grpc
+from tqdm import tqdm
+
+from tests.cluster.cluster import FRONTEND, NAMESPACE, Cluster
+
+MAX_BATCH_SIZE = 16
+N_STAGES = 2
+DEPTHS = (1, N_STAGES, N_STAGES + 1)
+N_TOKENS = 128
+PROMPT = "If the file does not exist,"
+SCHEDULER_PORT = 50052
+PORT_TIMEOUT_S = 30
+LONGEST_PAUSE_S = 1.0
+"""Longest pause between two iterations, in seconds, that does not count as a time without work."""
+
+
+def set_scheduler(cluster: Cluster, depth: int) -> None:
+    """Limits the scheduler to `depth` batches in flight, and waits until it serves."""
+    cluster.in_namespace(
+        "set",
+        "env",
+        "deployment/orcinus-scheduler",
+        f"ORCINUS_PIPELINE_DEPTH={depth}",
+        f"ORCINUS_MAX_BATCH_SIZE={MAX_BATCH_SIZE}",
+    )
+    cluster.in_namespace("rollout", "status", "deployment/orcinus-scheduler", "--timeout=170s")
+    cluster.wait_serving()
+    cluster.until_answers()
+
+
+def set_threads(cluster: Cluster) -> None:
+    """Gives each rank one compute thread."""
+    cluster.in_namespace("set", "env", "deployment/orcinus-worker", "ORCINUS_N_THREADS=1")
+    cluster.wait_serving()
+
+
+@contextlib.contextmanager
+def forwarded(cluster: Cluster) -> Iterator[str]:
+    """Yields a local address that leads to the leading scheduler."""
+    command = ["kubectl", "-n", NAMESPACE, "port-forward", f"pod/{cluster.leader()}"]
+    with subprocess.Popen(
+        [*command, f":{SCHEDULER_PORT}"], stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()  # Forwarding from 127.0.0.1:PORT -> 50052
+            yield said.split()[2]
+        finally:
+            process.terminate()
+
+
+def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.IterationEvent]:
+    """Returns the iterations of `seconds` under load."""
+    records: list[watch_pb2.IterationEvent] = []
+    load = cluster.load(
+        host=FRONTEND,
+        port=8000,
+        clients=depth * MAX_BATCH_SIZE,
+        seconds=seconds,
+        body={"prompt": PROMPT, "max_tokens": N_TOKENS, "temperature": 0, "ignore_eos": True},
+    )
+    with forwarded(cluster) as address, grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=PORT_TIMEOUT_S)
+        call = watch_pb2_grpc.WatchServiceStub(channel).Watch(watch_pb2.WatchRequest())
+
+        def read() -> None:
+            with contextlib.suppress(grpc.RpcError):  # it is cancelled below
+                for message in call:
+                    records.extend(
+                        event.iteration for event in message.events if event.HasField("iteration")
+                    )
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        with load as running:
+            outcomes = running.outcomes()
+        call.cancel()
+        reader.join()
+    if any(outcome["status"] != 200 for outcome in outcomes):
+        raise SystemExit(f"requests failed: {outcomes[-1]}")
+    return records
+
+
+def periods_ms(records: Sequence[watch_pb2.IterationEvent], depth: int) -> list[float]:
+    """Returns milliseconds per iteration, averaged over `depth` iterations: the way around of a
+    batch."""
+    records = sorted(records, key=lambda each: each.iteration)
+    found = []
+    for begin in range(len(records) - depth):
+        around = records[begin : begin + depth + 1]
+        is_full = all(
+            len(each.n_tokens) == MAX_BATCH_SIZE and all(n == 1 for n in each.n_tokens)
+            for each in around
+        )
+        took_ns = around[-1].sent_unix_ns - around[0].sent_unix_ns
+        if is_full and took_ns < LONGEST_PAUSE_S * 1e9:
+            found.append(took_ns / depth / 1e6)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of one measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each depth, in turn")
+    arguments = parser.parse_args()
+    cluster = Cluster()
+    set_threads(cluster)
+    found: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
+    order = [depth for _ in range(arguments.rounds) for depth in DEPTHS]
+    for depth in tqdm(order, unit="measurement"):
+        set_scheduler(cluster, depth)
+        periods = periods_ms(record(cluster, depth, arguments.seconds), depth)
+        found[depth].append(statistics.median(periods))
+        tqdm.write(f"{depth} in flight: {found[depth][-1]:.2f} ms, {len(periods)} iterations")
+    print(json.dumps({depth: round(statistics.median(found[depth]), 2) for depth in DEPTHS}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

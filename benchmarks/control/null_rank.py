@@ -1,0 +1,160 @@
+"""A rank that computes nothing: real process, channel, plans, groups and reports, and no model.
+
+    python -m benchmarks.control.null_rank    starts a stage's controller with such ranks
+
+So what is left of an iteration is control and the transfer of one hidden state per token between
+the stages. Three variables change that: `NULL_ACTIVATIONS=0` leaves the transfer out,
+`NULL_COMPUTE_MS=5` puts a model in that sleeps so long, and `NULL_IN_BAND=1` sends plans the other
+way: over the data plane, from rank to rank, before the activations (`benchmarks.control.in_band`).
+"""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+import torch
+from orcinus.v1 import worker_pb2
+
+from benchmarks.control.in_band import InBandMember, InBandRelay
+from kernels.forms.logits import Logits
+from services.worker import __main__ as worker
+from services.worker.channel import RankEnd
+from services.worker.controller.plan_relay import PlanRelay
+from services.worker.engine.last_tokens import Numbers
+from services.worker.engine.plan import IterationPlan
+from services.worker.models.tensor_parallel import SINGLE, TensorParallel
+from services.worker.rank import __main__ as rank_process
+from services.worker.rank.activity import Activity
+from services.worker.rank.data_plane.rendezvous import create_rendezvous
+from services.worker.rank.data_plane.transport import Transport
+from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.membership import Membership
+from services.worker.rank.rank import Rank
+from services.worker.rank.stage_shard import join_peers
+from services.worker.settings import RankSettings
+
+HIDDEN_SIZE = 1024
+FIRST_TOKEN_ID, N_TOKENS = 256, 512
+"""The tokens that are sampled in turn; for models/demo they are pieces of words."""
+ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
+
+
+class NullRunner:
+    """A runner that accepts any plan, sleeps, and samples tokens in turn, whose texts differ."""
+
+    def __init__(self, compute_s: float) -> None:
+        self._compute_s = compute_s
+
+    def prepare(self, plan: IterationPlan) -> IterationPlan:
+        return plan
+
+    def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
+        return torch.empty(sum(n_tokens), HIDDEN_SIZE)
+
+    def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
+        if self._compute_s:
+            time.sleep(self._compute_s)
+        return self.empty_hidden(batch.n_tokens) if hidden is None else hidden
+
+    def logits(self, batch: IterationPlan, hidden: torch.Tensor | None) -> Logits:
+        return Logits(self.forward(batch, hidden))
+
+    def sample(self, batch: IterationPlan, logits: Logits) -> torch.Tensor:
+        places = torch.arange(sum(batch.sample) + sum(batch.n_drafts))
+        return FIRST_TOKEN_ID + (batch.iteration + 17 * places) % N_TOKENS
+
+    def cut(self, batch: IterationPlan) -> list[int]:
+        return []
+
+    def logprobs(self, batch: IterationPlan, logits: Logits, tokens: Numbers) -> None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class NullPeers:
+    """A data plane that neither sends nor receives."""
+
+    tensor_parallel: TensorParallel = SINGLE
+
+    def warm_up(self) -> None:
+        pass
+
+    def start_receive(self, hidden: torch.Tensor, iteration: int) -> "NullPeers":
+        return self
+
+    def wait(self) -> None:
+        pass
+
+    def send(self, hidden: torch.Tensor, iteration: int) -> None:
+        pass
+
+    def abort(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
+    """Returns a rank with a null runner and without a watchdog."""
+    runner = NullRunner(float(os.environ.get(COMPUTE_MS, "0")) / 1e3)
+
+    def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
+        if os.environ.get(ACTIVATIONS) == "0":
+            return NullPeers()
+        return join_peers(settings, request)
+
+    def enter(request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
+        member = InBandMember if is_in_band() else EpochMember
+        return member(request, runner, peers)
+
+    description = worker_pb2.DescribeResponse(
+        model="null", fingerprint="null", vocab_size=1000, max_model_len=2048, n_kv_blocks=10_000
+    )
+    membership = Membership(connect=connect, enter=enter)
+    return rank_without_model(settings, channel, description, membership)
+
+
+def rank_without_model(
+    settings: RankSettings,
+    channel: RankEnd,
+    description: worker_pb2.DescribeResponse,
+    membership: Membership,
+) -> Rank:
+    """Returns a rank that joins pipelines as others do, with one layer that is never computed.
+
+    `description` describes the model that the rank pretends to have; its place in the pipeline is
+    that of the settings.
+    """
+    torch.set_num_threads(1)
+    rendezvous = None
+    if settings.stage_index == 0 and settings.tp_rank == 0:
+        rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
+        description.rendezvous_address = f"{settings.data_host}:{rendezvous.port}"
+    description.stage_index = settings.stage_index
+    description.n_stages = settings.n_stages
+    description.tp_size = settings.tp_size
+    description.first_layer = settings.stage_index
+    description.n_layers = 1
+    description.block_size = settings.block_size
+    return Rank(
+        channel,
+        description,
+        membership,
+        rendezvous=rendezvous,
+        report_results=settings.tp_rank == 0,
+    )
+
+
+def is_in_band() -> bool:
+    return os.environ.get(IN_BAND) == "1"
+
+
+if __name__ == "__main__":
+    if sys.argv[-1].startswith("{"):
+        rank_process.main(start)
+    plan_relay = InBandRelay if is_in_band() else PlanRelay
+    sys.exit(worker.main(rank_module="benchmarks.control.null_rank", plan_relay=plan_relay))

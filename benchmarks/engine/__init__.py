@@ -1,0 +1,1 @@
+"""How fast one stage computes, how exact its numbers are, and what its weights cost to load."""

@@ -1,0 +1,184 @@
+"""The cost of int8 and int4 weights in accuracy, and their gain in speed.
+
+    python -m benchmarks.engine.quantization [--threads 2]
+
+First the bits per byte that the engine needs for documents which the demo model never saw, as
+`models.train_demo` counts them, for each element type with and without them, and the share of
+tokens whose most likely successor is the one of float32. Then the milliseconds of one layer's
+matrices, those of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
+"""
+
+import argparse
+import math
+import sysconfig
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from tqdm import tqdm
+
+from benchmarks.machine import ROOT
+from kernels.packing.linear import pack
+from kernels.weights.linear import LinearWeight, Quantization
+from models.train_demo.chat import BOS, EOS
+from models.train_demo.corpus import Document, collect
+from models.train_demo.model import MAX_CONTEXT
+from services.common.sampling import SamplingParams
+from services.worker.engine.model_runner import ModelRunner
+from services.worker.engine.plan import Admission, IterationPlan
+from services.worker.models import StageModel
+from services.worker.models.checkpoint import load_stage
+
+DEMO = ROOT / "models" / "demo"
+BLOCK_SIZE = 16
+N_BLOCKS = MAX_CONTEXT // BLOCK_SIZE
+GREEDY = SamplingParams(temperature=0)
+FORMS: list[tuple[str, Quantization]] = [
+    ("float32", "none"),
+    ("float32", "int8"),
+    ("float32", "int4"),
+    ("bfloat16", "none"),
+    ("bfloat16", "int8"),
+    ("bfloat16", "int4"),
+]
+SHAPES = [(768, 1280), (768, 768), (768, 4096), (2048, 768)]  # n_in, n_out
+BATCHES = (1, 16, 64, 512)
+COLD_BYTES = 100 << 20
+N_ROUNDS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """The loss over all windows, and the argmax after each token."""
+
+    n_bits: float
+    argmax: Tensor  # [n_tokens]
+
+
+def windows_of(documents: Sequence[Document]) -> list[list[int]]:
+    """Returns the documents' tokens in windows; the first token of a window is the last of the one
+    before."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    windows = []
+    for document in documents:
+        ids = tokenizer.encode(BOS + document.text + EOS, add_special_tokens=False).ids
+        for begin in range(0, len(ids) - 1, MAX_CONTEXT):
+            windows.append(ids[begin : begin + MAX_CONTEXT + 1])
+    return windows
+
+
+def load(dtype: str, quantization: Quantization) -> StageModel:
+    """Loads the whole demo model."""
+    return load_stage(
+        DEMO,
+        stage_index=0,
+        n_stages=1,
+        tp_rank=0,
+        tp_size=1,
+        dtype=dtype,
+        quantization=quantization,
+        device=torch.device("cpu"),
+        on_progress=lambda n_done, n_total: None,
+    )
+
+
+def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> Loss:
+    """Returns the loss of a model that runs each window as the prompt of a request."""
+    n_groups = len(model.kv_groups.windows)
+    runner = ModelRunner(model, n_kv_blocks=N_BLOCKS * n_groups, block_size=BLOCK_SIZE)
+    nats = 0.0
+    argmax = []
+    for iteration, window in enumerate(tqdm(windows, desc=name, leave=False)):
+        inputs, targets = window[:-1], torch.tensor(window[1:])
+        n_blocks = -(-len(inputs) // BLOCK_SIZE)
+        plan = IterationPlan(
+            iteration=iteration,
+            released_rows=[0] if iteration else [],
+            admissions=[Admission(0, len(inputs), GREEDY)],
+            rows=[0],
+            start_positions=[0],
+            n_tokens=[len(inputs)],
+            sample=[False],
+            n_new_blocks=[n_blocks],
+            token_on_rank=[False],
+            token_ids=inputs,
+            new_block_ids=range(n_blocks * n_groups),
+        )
+        with torch.inference_mode():
+            hidden = runner.forward(runner.prepare(plan), None)
+            logits = model.logits(hidden).float()  # [n_tokens, vocab_size]
+            nats += cross_entropy(logits, targets, reduction="sum").item()
+            argmax.append(logits.argmax(1))
+    return Loss(nats / math.log(2), torch.cat(argmax))
+
+
+def compare_accuracy() -> None:
+    """Prints a line for each form of the demo model."""
+    documents = [
+        document
+        for document in collect(Path(sysconfig.get_paths()["stdlib"]))
+        if document.is_held_out
+    ]
+    n_bytes = sum(len(document.text.encode()) for document in documents)
+    windows = windows_of(documents)
+    print(f"{len(documents)} documents held out, {n_bytes} bytes")
+    print(f"{'':<16}{'bits per byte':>14}{'same token':>12}")
+    exact: Loss | None = None
+    for dtype, quantization in FORMS:
+        loss = loss_of(load(dtype, quantization), windows, f"{dtype} {quantization}")
+        exact = exact or loss
+        agreement = (loss.argmax == exact.argmax).float().mean().item()
+        name = dtype if quantization == "none" else f"{dtype} {quantization}"
+        print(f"{name:<16}{loss.n_bits / n_bytes:>14.4f}{agreement:>12.1%}")
+
+
+def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor]) -> float:
+    """Returns the seconds of one layer's matrices, the mean over all layers."""
+    start = time.perf_counter()
+    for layer in layers:
+        for weight, x in zip(layer, inputs, strict=True):
+            weight(x)
+    return (time.perf_counter() - start) / len(layers)
+
+
+def compare_speed() -> None:
+    """Prints a line for each number of tokens; forms take turns, the fastest round counts."""
+    n_bytes = 2 * sum(n_in * n_out for n_in, n_out in SHAPES)  # of a layer in bfloat16
+    plain = [
+        [torch.randn(n_out, n_in).mul_(0.02).bfloat16() for n_in, n_out in SHAPES]
+        for _ in range(2 * COLD_BYTES // n_bytes)
+    ]
+    forms: dict[Quantization, list[list[LinearWeight]]] = {
+        "none": [[pack(weight) for weight in layer] for layer in plain],
+        "int8": [[pack(weight, "int8") for weight in layer] for layer in plain],
+        "int4": [[pack(weight, "int4") for weight in layer] for layer in plain],
+    }
+    print(f"\n{'tokens':<8}{'bfloat16 ms':>12}{'int8':>8}{'int4':>8}  of its time")
+    for n_tokens in tqdm(BATCHES, leave=False):
+        inputs = [torch.randn(n_tokens, n_in).bfloat16() for n_in, _ in SHAPES]
+        best = dict.fromkeys(forms, float("inf"))
+        for _ in range(N_ROUNDS):
+            for form, layers in forms.items():
+                best[form] = min(best[form], seconds_of(layers, inputs))
+        int8, int4 = (best[form] / best["none"] for form in ("int8", "int4"))
+        tqdm.write(f"{n_tokens:<8}{1e3 * best['none']:>12.3f}{int8:>8.2f}{int4:>8.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    compare_accuracy()
+    compare_speed()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A stopwatch in a model: the time of the steps of its program, by their kinds."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from kernels import Ops
+from kernels.native.layers import NativeProgram
+from kernels.pytorch.interpreter import Interpreter
+from kernels.steps import Expert, Gated, Multiply, RunExperts
+from kernels.weights.linear import LinearWeight
+from services.worker.models import StageModel
+
+KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
+UNTIMED = {"plan_attention", "run_program", "has_fixed_shapes"}  # of the fields of Ops
+SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Adds up the time in calls of each kind; a call inside another counts as part of the outer
+    one."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    is_inside: bool = False
+
+    def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns `function`, timed as a call of this kind."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.is_inside:
+                return function(*args, **kwargs)
+            self.is_inside = True
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.is_inside = False
+                spent = time.perf_counter() - start
+                self.seconds[kind] = self.seconds.get(kind, 0.0) + spent
+
+        return timed
+
+
+def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
+    """Returns the operations, each timed by its kind."""
+    names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
+    timed: dict[str, Any] = {
+        name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names
+    }
+    return dataclasses.replace(ops, **timed)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedWeight:
+    """A weight whose products are timed."""
+
+    weight: Any
+    call: Callable[..., Tensor]
+
+    def __call__(self, *args: Any) -> Tensor:
+        return self.call(*args)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.weight, name)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Fraction of all tokens that go through a weight: the tokens that choose its expert."""
+
+    n_experts: int = 1
+    n_chosen: int = 1
+    expert: int = 0
+
+    def n_tokens(self, n: int) -> int:
+        """Returns the tokens of `n` that choose the expert, if all experts are chosen equally
+        often."""
+        n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
+        return n_of_each + (self.expert < n_left)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A weight, and the tokens by which it is multiplied."""
+
+    weight: Any
+    choice: Choice
+
+
+def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
+    """Times everything that the model computes with; returns the uses of its weights in order."""
+    program = model.runner.program
+    model.ops = timed_ops(model.ops, watch)
+    uses = [use for step in program.steps for use in _uses(step)]
+    if isinstance(model.runner, Interpreter):
+        program.steps[:] = [_timed(step, watch) for step in program.steps]
+        model.runner = model.ops.runner(program)
+    return uses
+
+
+def seconds_at_once(model: StageModel) -> dict[str, float]:
+    """Returns the seconds that the native library's part of a program has taken until now, by
+    kind."""
+    if not isinstance(model.runner, NativeProgram):
+        return {}
+    seconds = model.runner.seconds
+    return {kind: getattr(seconds, kind) for kind in SHARED}
+
+
+def _uses(step: object) -> list[Use]:
+    """Returns the weights that a step multiplies with."""
+    if isinstance(step, Multiply):
+        weights, choices = [step.weight], [Choice()]
+    elif isinstance(step, RunExperts):
+        weights, choices = [], []
+        for i, expert in enumerate(step.each):
+            weights += [expert.gate_up.weight, expert.down]
+            choices += [Choice(len(step.each), step.experts.width, i)] * 2
+    else:
+        return []
+    both = zip(weights, choices, strict=True)
+    return [Use(weight, choice) for weight, choice in both if isinstance(weight, LinearWeight)]
+
+
+def _timed(step: object, watch: Stopwatch) -> object:
+    """Returns a step whose products are timed."""
+
+    def timed(weight: Any) -> Any:
+        return TimedWeight(weight, watch.of("linear", weight))
+
+    def timed_expert(expert: Expert) -> Expert:
+        first = expert.gate_up
+        return Expert(
+            Gated(timed(first.weight), first.bias, first.form), timed(expert.down), expert.down_bias
+        )
+
+    if isinstance(step, Multiply):
+        return dataclasses.replace(step, weight=timed(step.weight))
+    if isinstance(step, RunExperts):
+        return dataclasses.replace(step, each=[timed_expert(each) for each in step.each])
+    return step

@@ -1,0 +1,54 @@
+"""`python -m benchmarks.paper.baselines --model DIR --baseline NAME`: serves with a baseline.
+
+Options and output are those of `services.local`; the baseline stands in the place of the scheduler
+or of the stages.
+"""
+
+import sys
+from typing import Literal
+
+from pydantic import Field
+
+from services.local import __main__ as local
+from services.local.launcher import Launcher
+from services.local.settings import LocalSettings
+
+
+class BaselineSettings(LocalSettings):
+    """The settings of the local launcher, and the name of the baseline."""
+
+    baseline: Literal["request_level", "microbatch", "padded"]
+    """`request_level`: whole batches, as many at a time as are in flight. `microbatch`: one at a
+    time, in microbatches through the stages. `padded`: our scheduler, and ranks that pad."""
+
+    microbatch_size: int = Field(default=8, ge=1)
+    """Requests in a microbatch."""
+
+
+class BaselineLauncher(Launcher):
+    """Starts a baseline in the place of the scheduler or of the stages."""
+
+    def __init__(self, settings: LocalSettings) -> None:
+        super().__init__(settings)
+        if not isinstance(settings, BaselineSettings):
+            raise TypeError(f"{type(settings).__name__} does not say which baseline")
+        self._baseline = settings
+        if settings.baseline == "padded":
+            self.worker_module = "benchmarks.paper.baselines.padded"
+        else:
+            self.scheduler_module = "benchmarks.paper.baselines.scheduler"
+
+    def scheduler_options(self, stages: list[str]) -> dict[str, object]:
+        """Returns what the scheduler is told, and which baseline it is if it is one."""
+        options = super().scheduler_options(stages)
+        if self._baseline.baseline == "padded":
+            return options
+        return {
+            **options,
+            "baseline": self._baseline.baseline,
+            "microbatch-size": self._baseline.microbatch_size,
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(local.main(BaselineSettings, BaselineLauncher))

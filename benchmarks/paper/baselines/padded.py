@@ -1,0 +1,63 @@
+"""Iteration-level scheduling without selective batching: all spans of a batch are padded to the
+longest, as where every operation wants equal shapes (Orca, section 3.1).
+
+    python -m benchmarks.paper.baselines.padded    starts a stage whose ranks pad
+
+Results of padding are dropped, so tokens are those of selective batching; the time is not.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from services.worker import __main__ as worker
+from services.worker.channel import RankEnd
+from services.worker.engine.input_batch import BatchBuilder, InputBatch
+from services.worker.engine.plan import Spans
+from services.worker.rank import __main__ as rank_process
+from services.worker.rank.activity import Activity
+from services.worker.rank.rank import Rank
+from services.worker.settings import RankSettings
+
+
+class PaddedBatchBuilder(BatchBuilder):
+    """Makes all spans of a batch as long as the longest."""
+
+    def build(self, spans: Spans) -> InputBatch:
+        """Returns the batch of `spans`, padded; keys and values of padding go to the last block."""
+        widths = np.full_like(spans.n_tokens, spans.n_tokens.max())
+        end = int((spans.start_positions + widths).max())
+        tables = self._table.padded_block_tables(
+            spans.rows, -(-end // self._block_size), scratch=self._scratch
+        )
+        layout = self._layout(spans.start_positions, widths, tables)
+        positions, slots = layout.positions, layout.slots
+        ends = spans.start_positions + spans.n_tokens
+        is_padding = positions >= ends[layout.span_of_token]
+        scratch_slots = self._scratch * self._block_size + positions % self._block_size
+        return self._batch(
+            spans,
+            replace(
+                layout,
+                positions=np.minimum(positions, self._table.max_model_len - 1),
+                slots=np.where(is_padding, scratch_slots, slots),
+            ),
+        )
+
+    def n_tokens(self, lengths: Sequence[int]) -> int:
+        """Returns the tokens of a padded batch of spans of `lengths`."""
+        return len(lengths) * max(lengths)
+
+
+def start(settings: RankSettings, channel: RankEnd, activity: Activity) -> Rank:
+    """Loads the model and returns a rank that pads; recorded graphs are for selective batching."""
+    settings = settings.model_copy(update={"cuda_graphs": False})
+    return rank_process.start(settings, channel, activity, batch_builder=PaddedBatchBuilder)
+
+
+if __name__ == "__main__":
+    if sys.argv[-1].startswith("{"):
+        rank_process.main(start)
+    sys.exit(worker.main(rank_module="benchmarks.paper.baselines.padded"))

@@ -1,0 +1,57 @@
+"""`python -m benchmarks.paper.baselines.scheduler`: a scheduler's process that runs a baseline."""
+
+import sys
+from typing import Literal
+
+from pydantic import Field
+
+from benchmarks.paper.baselines.request_level import RequestLevelPolicy, RequestLevelScheduler
+from services.scheduler import __main__ as scheduler
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.leader import build_kv_manager, default_depth
+from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.settings import SchedulerSettings
+
+Baseline = Literal["request_level", "microbatch"]
+
+
+class BaselineSchedulerSettings(SchedulerSettings):
+    """The settings of the scheduler, and the name of the baseline."""
+
+    baseline: Baseline = "request_level"
+    """Whole batches, `pipeline_depth` of them at a time; or one at a time, in microbatches."""
+
+    microbatch_size: int = Field(default=8, ge=1)
+    """Requests in a microbatch."""
+
+
+def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:
+    """A baseline for a pipeline.
+
+    Raises:
+        Unavailable: there is no memory for a single block.
+    """
+    if not isinstance(settings, BaselineSchedulerSettings):
+        raise TypeError(f"{type(settings).__name__} does not say which baseline")
+    depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
+    has_one_stage = pipeline.n_stages == 1
+    if settings.baseline == "microbatch":
+        policy = RequestLevelPolicy(
+            max_batch_size=settings.max_batch_size, microbatch_size=settings.microbatch_size
+        )
+    else:
+        policy = RequestLevelPolicy(
+            max_batch_size=settings.max_batch_size, n_groups=1 if has_one_stage else depth
+        )
+    return RequestLevelScheduler(
+        pool,
+        build_kv_manager(settings, pipeline, policy),
+        policy=policy,
+        pipeline_depth=depth,
+        token_hand_off=has_one_stage,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(scheduler.main(BaselineSchedulerSettings, build))

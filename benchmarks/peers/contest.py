@@ -1,0 +1,171 @@
+"""Engines under one load in turn, and the ratios of their figures, pair by pair.
+
+A machine is never twice the same: it heats up, its memory fragments, other processes use it. So
+engines take turns, in the opposite order in every second round, and each is compared with another
+in the *same* round; the median of these ratios is the answer. A run during which others used the
+processor is repeated a few times. If that does not help, the run is marked and its round does not
+count.
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from benchmarks import cpu_use
+from benchmarks.records import RequestRecord, RunRecord, Summary
+from benchmarks.workload import PlannedRequest
+
+
+class Contestant(Protocol):
+    """A running engine with its model loaded."""
+
+    name: str
+    about: dict[str, Any]
+    """Versions and settings, for the record."""
+
+    @property
+    def pid(self) -> int:
+        """The engine's process, which is measured with its descendants."""
+
+    async def run(self, requests: Sequence[PlannedRequest]) -> list[RequestRecord]:
+        """Serves requests, each from its arrival on."""
+
+
+class WrongAnswer(Exception):
+    """An engine did not generate what it was asked for, so its time means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The run of one engine in one round."""
+
+    round_index: int
+    contestant: Contestant
+
+
+def turns(contestants: Sequence[Contestant], n_rounds: int) -> Iterator[Turn]:
+    """Yields a turn of each contestant in each round; every second round is in reverse order."""
+    for round_index in range(n_rounds):
+        for contestant in contestants[:: -1 if round_index % 2 else 1]:
+            yield Turn(round_index, contestant)
+
+
+async def measure(
+    turn: Turn,
+    requests: Sequence[PlannedRequest],
+    *,
+    meta: Mapping[str, Any],
+    n_repeats: int,
+    watch: Callable[[int], cpu_use.Watch] = cpu_use.watch,
+) -> RunRecord:
+    """Returns a run that no other process disturbed, or, after `n_repeats` more tries, the least
+    disturbed.
+
+    Raises:
+        WrongAnswer: an output does not have the length that was asked for.
+    """
+    tries: list[RunRecord] = []
+    while len(tries) <= n_repeats:
+        with watch(turn.contestant.pid) as use:
+            done = await turn.contestant.run(requests)
+        check(turn.contestant.name, requests, done)
+        about_run = {
+            "engine": turn.contestant.name,
+            "about": turn.contestant.about,
+            "round": turn.round_index,
+            "n_repeats": len(tries),
+            "own_cpus": round(use.own_cpus, 3),
+            "other_cpus": round(use.other_cpus, 3),
+            "is_disturbed": use.is_disturbed,
+        }
+        # The times of single tokens would be most of the file, and nothing here needs them.
+        records = tuple(dataclasses.replace(record, token_times_s=()) for record in done)
+        tries.append(RunRecord({**meta, **about_run}, records))
+        if not use.is_disturbed:
+            break
+    return min(tries, key=lambda run: float(run.meta["other_cpus"]))
+
+
+def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestRecord]) -> None:
+    """Checks that every request has an output of exactly the length that was asked for.
+
+    Raises:
+        WrongAnswer: an output has another length.
+    """
+    for index, (request, record) in enumerate(zip(requests, done, strict=True)):
+        if record.error is not None or record.n_output != request.n_output:
+            reason = record.error or f"{record.n_output} tokens instead of {request.n_output}"
+            raise WrongAnswer(f"{name}, request {index}: {reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A value that was measured in every round: median, lowest and highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Returns the range of at least one value."""
+        return cls(statistics.median(values), min(values), max(values))
+
+
+Measure = Callable[[Summary], float]
+
+
+def output_rate(summary: Summary) -> float:
+    """Output tokens a second."""
+    return summary.output_tokens_per_s
+
+
+def median_latency(summary: Summary) -> float:
+    """Median normalised latency, in seconds per token."""
+    assert summary.normalised_latency_s is not None
+    return summary.normalised_latency_s.median
+
+
+def p99_latency(summary: Summary) -> float:
+    """99th percentile of normalised latency, in seconds per token."""
+    assert summary.normalised_latency_s is not None
+    return summary.normalised_latency_s.p99
+
+
+def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Returns the runs of the rounds without a disturbed run, or all runs if there is no such
+    round.
+
+    An engine that was held up makes the others look good, so its whole round tells nothing.
+    """
+    disturbed = {run.meta["round"] for run in runs if run.meta["is_disturbed"]}
+    return [run for run in runs if run.meta["round"] not in disturbed] or list(runs)
+
+
+def by_round(runs: Sequence[RunRecord], engine: str, measured: Measure) -> dict[int, float]:
+    """Returns an engine's figure in each round, by the number of the round."""
+    return {
+        run.meta["round"]: measured(run.summary()) for run in runs if run.meta["engine"] == engine
+    }
+
+
+def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -> dict[int, float]:
+    """Returns the figures of the best of several engines, by the number of the round.
+
+    The best engine has the best median over all rounds: the highest rate, or the lowest latency.
+    The best figure of each round would count the noise of several engines as their strength.
+    """
+    best_of = max if measured is output_rate else min
+    figures = [by_round(runs, engine, measured) for engine in engines]
+    return best_of(figures, key=lambda figure: statistics.median(figure.values()))
+
+
+def ratio(
+    runs: Sequence[RunRecord], engine: str, others: Sequence[str], measured: Measure
+) -> Range:
+    """Returns the range of the ratio of the engine's figure to the figure of the best other engine,
+    over all rounds."""
+    mine, theirs = by_round(runs, engine, measured), best(runs, others, measured)
+    return Range.of([mine[index] / theirs[index] for index in mine])

@@ -1,0 +1,141 @@
+"""Open-loop load: each request is sent when it is due, whether or not earlier requests have ended.
+
+A client knows a protocol; this module decides when it sends, and makes records of what it received.
+An answer of another length than was asked for counts as a failure, since such runs could not be
+compared.
+"""
+
+import asyncio
+import contextlib
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchmarks.records import RequestRecord
+from benchmarks.workload import PlannedRequest
+
+LEAD_S = 0.05
+"""Seconds from the start to the first arrival, so that even the first request is not late."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Tokens of an answer that came together, and the event loop's time at which they came."""
+
+    time_s: float
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The whole reply to a request, with the server's counts where the server gives them."""
+
+    answers: tuple[Answer, ...]
+    n_prompt: int | None = None
+    n_output: int | None = None
+    error: str | None = None
+
+
+class Call(Protocol):
+    """A request that is ready to be sent, once."""
+
+    async def send(self) -> None:
+        """Sends the request and waits for its end; raises OSError for an end that is an error."""
+
+    def read(self) -> Reply:
+        """Returns the part of the reply that came."""
+
+
+class Client(Protocol):
+    """A client of a server's protocol."""
+
+    def prepare(self, request: PlannedRequest) -> Call:
+        """Returns a call for a request, prepared as far as possible."""
+
+
+async def run(
+    client: Client,
+    requests: Sequence[PlannedRequest],
+    *,
+    timeout_s: float = 600.0,
+    on_done: Callable[[], object] = lambda: None,
+) -> list[RequestRecord]:
+    """Sends all requests when they are due and waits for all answers.
+
+    Args:
+        timeout_s: seconds after which a request counts as failed.
+        on_done: called at the end of each request, successful or not.
+    """
+    calls = [client.prepare(request) for request in requests]
+    with _no_garbage_collection():
+        start = asyncio.get_running_loop().time() + LEAD_S
+        sent = await asyncio.gather(
+            *(
+                _send(call, start + request.arrival_s, timeout_s, on_done)
+                for call, request in zip(calls, requests, strict=True)
+            )
+        )
+    return [
+        _record(request, times, call.read(), start)
+        for request, call, times in zip(requests, calls, sent, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Switches the garbage collector off during a run: each full collection would take 50 to 100
+    ms, which would count as the server's."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """The times at which a call was sent and ended, and its error, if any."""
+
+    start_s: float
+    end_s: float
+    error: str | None = None
+
+
+async def _send(call: Call, due: float, timeout_s: float, on_done: Callable[[], object]) -> _Times:
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(due - loop.time())
+    start_s, error = loop.time(), None
+    try:
+        async with asyncio.timeout(timeout_s):
+            await call.send()
+    except TimeoutError:
+        error = f"no end after {timeout_s:g} s"
+    except OSError as failure:
+        error = f"{type(failure).__name__}: {failure}"
+    on_done()
+    return _Times(start_s, loop.time(), error)
+
+
+def _record(request: PlannedRequest, times: _Times, reply: Reply, start: float) -> RequestRecord:
+    token_times = tuple(
+        itertools.chain.from_iterable(
+            itertools.repeat(answer.time_s - start, answer.n_tokens) for answer in reply.answers
+        )
+    )
+    n_output = len(token_times) if reply.n_output is None else reply.n_output
+    error = times.error or reply.error
+    if error is None and n_output != request.n_output:
+        error = f"{n_output} tokens instead of {request.n_output}"
+    return RequestRecord(
+        arrival_s=request.arrival_s,
+        start_s=times.start_s - start,
+        first_token_s=token_times[0] if token_times else None,
+        end_s=token_times[-1] if token_times and error is None else times.end_s - start,
+        n_prompt=request.n_prompt if reply.n_prompt is None else reply.n_prompt,
+        n_output=n_output,
+        token_times_s=token_times if len(token_times) == n_output else (),
+        error=error,
+    )

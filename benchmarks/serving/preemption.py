@@ -1,0 +1,222 @@
+"""The worth of optimistic admission, where requests use a quarter of their `max_tokens`.
+
+    python -m benchmarks.make_model /tmp/llama-125m
+    python -m benchmarks.serving.preemption /tmp/llama-125m
+    python -m benchmarks.serving.preemption /tmp/llama-125m --memory 2 --rounds 8
+
+Requests of mixed lengths come all at once. All have the same `max_tokens`, four times what they use
+in the mean; a stop token ends them. The K/V memory is a quarter of what a full batch reserves.
+Whole systems on loopback serve them over HTTP, one that reserves all that a request can need and
+one that is optimistic, in turns. Answers must be the same tokens in all runs, whoever was put down
+and recomputed.
+
+Printed are the throughput of each run, and how often a request was put down. The ratio is the
+median over the rounds. It cannot be more than what a full batch is worth to the machine, compared
+with a quarter of one: a processor computes 32 requests hardly faster than 8. With `--memory 2`
+there is memory for all reservations, and the ratio is what the books of optimistic admission cost.
+
+There are no drafts, which make small batches faster: a model of random weights repeats itself.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvloop
+from matplotlib.figure import Figure
+
+from benchmarks import local_system, machine
+
+TIMEOUT_S = 600.0
+FIRST_TOKEN_ID, VOCAB_SIZE, STOP_TOKEN_ID = 4, 1000, 3
+BLOCK_SIZE = 16
+PREEMPTIONS = re.compile(r"^orcinus_preemptions_total (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The answers of one system to all requests."""
+
+    is_optimistic: bool
+    answers: tuple[tuple[int, ...], ...]
+    seconds: float
+    n_preemptions: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens a second."""
+        return sum(map(len, self.answers)) / self.seconds
+
+
+def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Returns the requests, each with one more token than `min_tokens`: the token that ends the
+    request."""
+    generator = np.random.default_rng(options.seed)
+    n_prompts = generator.integers(16, options.n_prompt + 1, options.requests).tolist()
+    n_used = generator.integers(4, options.n_used + 1, options.requests).tolist()
+    max_tokens = 4 * round(statistics.mean(n_used))
+    return [
+        {
+            "prompt": generator.integers(FIRST_TOKEN_ID, VOCAB_SIZE, n_prompt).tolist(),
+            "max_tokens": max_tokens,
+            "min_tokens": n_output - 1,
+            "stop_token_ids": [STOP_TOKEN_ID],
+            "logit_bias": {str(STOP_TOKEN_ID): 100},
+            "ignore_eos": True,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        for n_prompt, n_output in zip(n_prompts, n_used, strict=True)
+    ]
+
+
+def n_slots(requests: list[dict[str, Any]], batch_size: int, share: float) -> int:
+    """Returns the K/V slots for a share of a full batch's reservations, at least enough for the
+    longest request."""
+    needs: list[int] = [len(request["prompt"]) + request["max_tokens"] for request in requests]
+    wanted = int(share * batch_size * statistics.mean(needs))
+    return max(wanted, max(needs) + BLOCK_SIZE)
+
+
+async def run_once(options: argparse.Namespace, *, is_optimistic: bool) -> Run:
+    """Serves all requests with a system of its own."""
+    requests = bodies(options)
+    admission = "optimistic" if is_optimistic else "reserve"
+    slots = n_slots(requests, options.batch_size, options.memory)
+    arguments = [f"--model={options.model}", "--log-level=ERROR", "--metrics"]
+    arguments += [f"--max-batch-size={options.batch_size}", *options.system.split()]
+    arguments += [f"--scheduler=admission={admission},n_slots={slots},speculative_tokens=0"]
+    limits = httpx.Limits(max_connections=options.requests)
+    async with (
+        local_system.running(arguments) as system,
+        httpx.AsyncClient(base_url=system.http, timeout=TIMEOUT_S, limits=limits) as client,
+    ):
+        # What requests use is learned from those before.
+        await asyncio.gather(*(ask(client, request) for request in requests[: options.batch_size]))
+        before = await n_preemptions(client, system.metrics["scheduler"])
+        start_s = time.perf_counter()
+        answers = await asyncio.gather(*(ask(client, request) for request in requests))
+        seconds = time.perf_counter() - start_s
+        after = await n_preemptions(client, system.metrics["scheduler"])
+    return Run(is_optimistic, tuple(answers), seconds, after - before)
+
+
+async def ask(client: httpx.AsyncClient, request: dict[str, Any]) -> tuple[int, ...]:
+    """Returns the tokens of the answer to a request."""
+    answer = await client.post("/v1/completions", json=request)
+    if answer.status_code != httpx.codes.OK:
+        raise RuntimeError(answer.text)
+    return tuple(answer.json()["choices"][0]["token_ids"])
+
+
+async def n_preemptions(client: httpx.AsyncClient, url: str) -> int:
+    """Returns the number of preemptions so far, from the scheduler's metrics."""
+    found = PREEMPTIONS.search((await client.get(url)).text)
+    if found is None:
+        raise RuntimeError(f"no preemptions at {url}")
+    return int(float(found[1]))
+
+
+def report(runs: list[Run]) -> str:
+    """Returns the comparison of the runs as lines for people.
+
+    Raises:
+        RuntimeError: answers differ.
+    """
+    if any(run.answers != runs[0].answers for run in runs):
+        raise RuntimeError("answers differ")
+    return f"throughput {ratio(runs):.3f} x, same tokens"
+
+
+def line_of(run: Run) -> str:
+    """Returns the figures of one run for people."""
+    kind = "optimistic" if run.is_optimistic else "reserving"
+    return f"{kind:>10}: {run.tokens_per_s:8.1f} tokens/s, {run.n_preemptions} put down"
+
+
+def ratio(runs: list[Run]) -> float:
+    """Returns the ratio of optimistic admission's throughput to the other's, the median over the
+    rounds."""
+    return statistics.median(
+        lent.tokens_per_s / reserved.tokens_per_s
+        for reserved, lent in zip(
+            (run for run in runs if not run.is_optimistic),
+            (run for run in runs if run.is_optimistic),
+            strict=True,
+        )
+    )
+
+
+def draw(path: Path, runs: list[Run]) -> None:
+    """Draws the throughput of all runs, in their order."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for index, run in enumerate(runs):
+        colour = "C1" if run.is_optimistic else "C0"
+        label = "optimistic" if run.is_optimistic else "reserving"
+        bars = axes.bar(index, run.tokens_per_s, color=colour, label=label if index < 2 else None)
+        axes.bar_label(bars, [f"{run.n_preemptions} put down"], fontsize=8)
+    axes.set_xticks([])
+    axes.set_xlabel("runs, in their order")
+    axes.set_ylabel("throughput (tokens/s)")
+    axes.legend(loc="lower right")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Runs all rounds and prints the results."""
+    runs = []
+    for number in range(options.rounds):
+        for is_optimistic in (False, True) if number % 2 == 0 else (True, False):
+            runs.append(await run_once(options, is_optimistic=is_optimistic))
+            sys.stdout.write(line_of(runs[-1]) + "\n")
+            sys.stdout.flush()
+    sys.stdout.write(report(runs) + "\n")
+    if options.png is not None:
+        draw(options.png, runs)
+    if options.json is not None:
+        record = {**machine.describe(), "ratio": round(ratio(runs), 3), "runs": rows(runs)}
+        options.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def rows(runs: list[Run]) -> list[dict[str, Any]]:
+    """Returns the figures of all runs for a record."""
+    return [
+        {
+            "is_optimistic": run.is_optimistic,
+            "tokens_per_s": round(run.tokens_per_s, 1),
+            "n_preemptions": run.n_preemptions,
+        }
+        for run in runs
+    ]
+
+
+def main() -> None:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", nargs="?", default="models/demo")
+    parser.add_argument("--requests", type=int, default=192)
+    parser.add_argument("--batch-size", type=int, default=16, help="requests of a full batch")
+    parser.add_argument("--n-prompt", type=int, default=64, help="longest prompt")
+    parser.add_argument("--n-used", type=int, default=256, help="longest answer")
+    parser.add_argument("--memory", type=float, default=0.25, help="share of all reservations")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of runs")
+    parser.add_argument("--system", default="", help="more options of services.local")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--png", type=Path, default=None)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write a record")
+    uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,16 @@
+"""`python -m benchmarks.serving.sleeping.local`: a local system whose ranks sleep."""
+
+import sys
+
+from services.local.__main__ import main
+from services.local.launcher import Launcher
+
+
+class SleepingLauncher(Launcher):
+    """A launcher of stages that sleep."""
+
+    worker_module = "benchmarks.serving.sleeping.rank"
+
+
+if __name__ == "__main__":
+    sys.exit(main(launcher_class=SleepingLauncher))

@@ -1,0 +1,73 @@
+"""A stage whose ranks sleep for what a machine's iterations take, and compute nothing.
+
+    python -m benchmarks.serving.sleeping.rank    starts a stage's controller with such ranks
+
+Everything else is real, so that what the tuner finds can be compared with what is best. A rank that
+sleeps needs no processor: whatever else runs on the machine hardly changes its times.
+"""
+
+import os
+import sys
+import time
+from functools import partial
+
+import torch
+from orcinus.v1 import worker_pb2
+
+from benchmarks.control.null_rank import NullRunner, rank_without_model
+from benchmarks.serving.sleeping.machines import Machine, machine_here, share_of
+from services.worker import __main__ as worker
+from services.worker.channel import RankEnd
+from services.worker.engine.plan import IterationPlan
+from services.worker.rank import __main__ as rank_process
+from services.worker.rank.activity import Activity
+from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.membership import Membership
+from services.worker.rank.rank import Rank
+from services.worker.rank.stage_shard import join_peers
+from services.worker.settings import RankSettings
+from simulator.costs import IterationWork
+
+SLOT_BYTES = 1000
+"""Bytes of a K/V slot, of all stages and ranks together."""
+
+
+class SleepingRunner(NullRunner):
+    """Sleeps for what an iteration takes."""
+
+    def __init__(self, machine: Machine, share: float) -> None:
+        super().__init__(0.0)
+        self._machine = machine
+        self._share = share
+
+    def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
+        spans = zip(batch.start_positions, batch.n_tokens, batch.sample, strict=True)
+        time.sleep(self._share * self._machine.iteration_s(IterationWork.of(spans)))
+        return self.empty_hidden(batch.n_tokens) if hidden is None else hidden
+
+
+def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
+    """Returns a rank with a sleeping runner, which is not watched."""
+    n_threads = int(os.environ["OMP_NUM_THREADS"])
+    share = share_of(stages=settings.n_stages, tp=settings.tp_size, threads=n_threads)
+    runner = SleepingRunner(machine_here(), share)
+
+    block_bytes = SLOT_BYTES * settings.block_size // (settings.n_stages * settings.tp_size)
+    description = worker_pb2.DescribeResponse(
+        model=settings.served_model_name,
+        fingerprint="sleeping",
+        vocab_size=4096,
+        max_model_len=1024,
+        n_kv_blocks=min(100_000, (settings.kv_memory_bytes or 0) // block_bytes),
+    )
+    membership = Membership(
+        connect=partial(join_peers, settings),
+        enter=lambda request, peers: EpochMember(request, runner, peers),
+    )
+    return rank_without_model(settings, channel, description, membership)
+
+
+if __name__ == "__main__":
+    if sys.argv[-1].startswith("{"):
+        rank_process.main(start)
+    sys.exit(worker.main(rank_module="benchmarks.serving.sleeping.rank"))

@@ -1,0 +1,16 @@
+"""`python -m benchmarks.serving.sleeping.tuner`: the tuner, of a model whose ranks sleep."""
+
+import sys
+
+from services.tune.__main__ import main
+from services.tune.system import TuneLauncher
+
+
+class SleepingLauncher(TuneLauncher):
+    """A launcher of stages that sleep."""
+
+    worker_module = "benchmarks.serving.sleeping.rank"
+
+
+if __name__ == "__main__":
+    sys.exit(main(SleepingLauncher))

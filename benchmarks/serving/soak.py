@@ -1,0 +1,167 @@
+"""Hours of load with clients that go away: whether any process's memory grows.
+
+    python -m benchmarks.serving.soak --minutes 30
+
+Clients of both protocols ask one request after the other, of all lengths. A third of them go away
+before their answer is complete, some before it has begun, and some ask for what is refused.
+Resident memory of every process is sampled; a process's growth is from the first tenth after the
+warm-up to the last tenth, by their medians. In the end nothing may be left of any request.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import grpc.aio
+import httpx
+import numpy as np
+import psutil
+import uvloop
+
+from benchmarks import local_system
+from benchmarks.local_system import System
+from benchmarks.serving import load
+from benchmarks.serving.grpc_client import GrpcClient
+from benchmarks.serving.openai_client import OpenAIClient
+from benchmarks.serving.overload import MIB, memory_of
+from benchmarks.workload import PlannedRequest
+from tests.exposition import Samples
+from tests.hostile.rest import leftovers
+
+N_CLIENTS = 24
+SAMPLE_S = 2.0
+REST_LIMIT_S = 20
+WARM_UP = 0.2
+"""Part of the run after which memory is looked at: caches and the allocator have filled by then."""
+MAX_GROWTH = 0.02
+AWAY = 0.33
+"""Part of the clients that go away."""
+TOO_LONG = 0.05
+"""Part of the requests that ask for more than the model can give."""
+
+Memory = dict[psutil.Process, list[tuple[float, int]]]
+"""Times in seconds, and bytes."""
+
+
+class Crowd:
+    """Clients that ask until they are told to stop."""
+
+    def __init__(self, clients: Sequence[load.Client], random: Random) -> None:
+        self.ends: Counter[str] = Counter()
+        """Requests by how they ended."""
+        self._clients = clients
+        self._random = random
+
+    async def ask_all_the_time(self, end_s: float) -> None:
+        """Asks one request after the other until a time, by the event loop's clock."""
+        while asyncio.get_running_loop().time() < end_s:
+            self.ends[await self._ask()] += 1
+
+    async def _ask(self) -> str:
+        random = self._random
+        n_prompt, n_output = random.randint(1, 400), random.randint(1, 96)
+        if random.random() < TOO_LONG:
+            n_output = 5000
+        prompt = tuple(random.randrange(4, 4000) for _ in range(n_prompt))
+        call = random.choice(self._clients).prepare(PlannedRequest(0.0, prompt, n_output))
+        limit_s = random.expovariate(2.0) if random.random() < AWAY else 120.0
+        try:
+            async with asyncio.timeout(limit_s):
+                await call.send()
+        except TimeoutError:
+            return "went away" if limit_s < 120.0 else "unanswered"
+        except OSError:
+            return "refused"
+        return "refused" if call.read().error else "complete"
+
+
+async def sample(root: psutil.Process, samples: Memory) -> None:
+    """Notes the memory of every process every few seconds, until cancelled."""
+    while True:
+        for process, n_bytes in memory_of(root).items():
+            samples.setdefault(process, []).append((time.monotonic(), n_bytes))
+        await asyncio.sleep(SAMPLE_S)
+
+
+def growth(samples: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """Returns by which part memory has grown after the warm-up, and its slope in bytes an hour."""
+    settled = samples[int(WARM_UP * len(samples)) :]
+    times_s, n_bytes = np.array(settled, dtype=np.float64).T
+    tenth = max(1, len(settled) // 10)
+    part = float(np.median(n_bytes[-tenth:]) / np.median(n_bytes[:tenth]) - 1)
+    return part, float(np.polyfit(times_s - times_s[0], n_bytes, 1)[0] * 3600)
+
+
+def report(samples: Memory) -> bool:
+    """Prints each process's memory; returns whether none has grown too much."""
+    print(f"{'process':<40} {'MiB':>8} {'growth':>8} {'MiB/h':>8}")
+    is_flat = True
+    for process, series in samples.items():
+        part, per_hour = growth(series)
+        is_flat &= part < MAX_GROWTH
+        print(
+            f"{name_of(process):<40} {series[-1][1] / MIB:>8.1f} {part:>8.2%} "
+            f"{per_hour / MIB:>8.2f}"
+        )
+    return is_flat
+
+
+def name_of(process: psutil.Process) -> str:
+    """Returns the module that a process runs, if it still does."""
+    with contextlib.suppress(psutil.Error):
+        for argument in process.cmdline():
+            if argument.startswith("services."):
+                return argument
+    return f"process {process.pid}"
+
+
+async def run(options: argparse.Namespace) -> int:
+    """Keeps a system busy; the exit status says whether its memory stayed flat."""
+    arguments = ["--model=models/demo", "--threads=1", "--metrics", *options.system.split()]
+    samples: Memory = {}
+    async with (
+        local_system.running(arguments) as system,
+        grpc.aio.insecure_channel(system.grpc) as channel,
+    ):
+        clients = (OpenAIClient(system.http, model=system.model), GrpcClient(channel))
+        crowd = Crowd(clients, Random(options.seed))
+        sampling = asyncio.create_task(sample(psutil.Process(system.pid), samples))
+        end_s = asyncio.get_running_loop().time() + 60 * options.minutes
+        await asyncio.gather(*(crowd.ask_all_the_time(end_s) for _ in range(N_CLIENTS)))
+        sampling.cancel()
+        is_flat = report(samples)
+        left = await settled_leftovers(system)
+    print(f"requests: {dict(crowd.ends)}; left of them: {left or 'nothing'}")
+    return int(not is_flat or bool(left) or bool(crowd.ends["unanswered"]))
+
+
+async def settled_leftovers(system: System) -> dict[str, float]:
+    """Returns what is left of requests, once nothing is or the time is up."""
+    async with httpx.AsyncClient() as client:
+        for _ in range(REST_LIMIT_S):
+            frontend, scheduler = [
+                Samples((await client.get(system.metrics[service])).text)
+                for service in ("frontend", "scheduler")
+            ]
+            if not (found := leftovers(frontend, scheduler)):
+                break
+            await asyncio.sleep(1)
+    return found
+
+
+def main() -> int:
+    """Reads the options and runs."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--system", default="", help="more options of services.local")
+    parser.add_argument("--seed", type=int, default=0)
+    return uvloop.run(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""The columns that say how each row of a batch of logits is sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IN_PROMPT = 1 << 30
+"""The bit of a token's count for "the prompt has it"; the bits below count generated ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """The rows of a batch of logits that are penalised, as `kernels.pytorch.penalize` describes.
+
+    Columns are [n_penalized], on the device of the logits.
+    """
+
+    rows: Tensor  # int64, in order
+    repetition: Tensor  # float32, above 0; 1 changes nothing
+    frequency: Tensor  # float32; 0 changes nothing
+    presence: Tensor  # float32; 0 changes nothing
+    count_rows: Tensor  # int64, the row of each in `counts`
+    counts: Tensor  # [any, vocab_size] int32: times that it was generated, and IN_PROMPT
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Numbers that are added to single logits; columns are [n_biases], on the logits' device."""
+
+    rows: Tensor  # int64
+    ids: Tensor  # int64, within the vocabulary; each once in a row
+    values: Tensor  # float32
+
+
+@dataclass(frozen=True, slots=True)
+class AllowedTokens:
+    """The rows of a batch of logits in which only some tokens may be sampled, at least one."""
+
+    rows: Tensor  # [n_masked] int64, in order
+    masks: Tensor  # [n_masked, vocab_size / 32, rounded up] int32: bit b of word w is id 32 w + b
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingColumns:
+    """How each row is sampled, as `Ops.sample` describes.
+
+    Columns are [n_rows], on the device of the logits; if `is_greedy` they may be empty. The flags
+    tell the host what to launch, so that it fetches nothing from the device.
+    """
+
+    temperature: Tensor  # float32; 0 takes the argmax, above it a token is sampled
+    top_k: Tensor  # int64; 0 and less keep all
+    top_p: Tensor  # float64, in (0, 1]
+    min_p: Tensor  # float32, in [0, 1]
+    uniform: Tensor  # float64, in [0, 1): the random number
+    banned_rows: Tensor  # [n_banned] int64, in order; the row of each pair
+    banned_ids: Tensor  # [n_banned] int64, within the vocabulary; never all ids of a row
+    any_sampled: bool  # some temperature is above 0
+    any_limited: bool  # some sampled row has a top_k or a top_p below 1
+    any_min_p: bool  # some sampled row has a min_p above 0
+    penalties: Penalties | None = None  # if there is a row that has any
+    biases: Biases | None = None  # likewise
+    allowed: AllowedTokens | None = None  # likewise
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every row's token is the argmax of its logits, once they are adjusted."""
+        return not self.any_sampled and not len(self.banned_ids)
+
+
+_EMPTY = torch.empty(0)
+
+ALL_GREEDY = SamplingColumns(
+    temperature=_EMPTY,
+    top_k=_EMPTY.long(),
+    top_p=_EMPTY.double(),
+    min_p=_EMPTY,
+    uniform=_EMPTY.double(),
+    banned_rows=_EMPTY.long(),
+    banned_ids=_EMPTY.long(),
+    any_sampled=False,
+    any_limited=False,
+    any_min_p=False,
+)
+"""Greedy columns for any number of rows, on any device."""

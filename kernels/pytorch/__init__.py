@@ -1,0 +1,1 @@
+"""The operations in PyTorch, which serve every device."""

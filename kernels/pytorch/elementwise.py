@@ -1,0 +1,16 @@
+"""Sums, factors and caps of single elements."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
+    """Returns `x + factor * y`, of the shape of both, [n_tokens, size]; `x` may be used up."""
+    return torch.add(x, y, alpha=factor)
+
+
+def soft_cap(x: Tensor, cap: float) -> Tensor:
+    """Returns `cap * tanh(x / cap)` in float32, of the shape of `x` [n, size]."""
+    return (x.float() / cap).tanh_().mul_(cap)

@@ -1,0 +1,70 @@
+"""The gated MLPs of a mixture of experts, each run once over all tokens that chose it.
+
+Tokens are brought into the order of their experts, so that an expert's tokens lie side by side and
+its two matrix products are two calls, however many tokens there are. An expert without tokens costs
+nothing. On a GPU the one wait for the counts is the price of not padding. The experts' shares are
+summed in float32, in the order of the experts.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
+from kernels.pytorch.gates import clamp_and_mul, gelu_and_mul, silu_and_mul
+
+
+def expert_mlp(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    form: ExpertForm = PLAIN_EXPERTS,
+) -> Tensor:
+    """Computes an `ExpertMLP` of the matrices `gate_up` [n_experts, 2 * size, hidden] and `down`
+    [n_experts, hidden, size], and of what their form adds."""
+    gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
+    if form.clamp is not None:
+        gate = partial(clamp_and_mul, clamp=form.clamp)
+
+    def mlp(expert: int, some: Tensor) -> Tensor:
+        inner = gate(_product(some, gate_up, form.gate_up_bias, expert))  # [n, size]
+        return _product(inner, down, form.down_bias, expert)  # [n, hidden]
+
+    return mix_experts(x, experts, weights, n_experts=len(down), mlp=mlp)
+
+
+def _product(x: Tensor, matrices: Tensor, biases: Tensor | None, expert: int) -> Tensor:
+    if biases is None:
+        return x @ matrices[expert].t()
+    return F.linear(x, matrices[expert], biases[expert])
+
+
+def mix_experts(
+    x: Tensor,
+    experts: Tensor,
+    weights: Tensor,
+    *,
+    n_experts: int,
+    mlp: Callable[[int, Tensor], Tensor],
+) -> Tensor:
+    """Computes an `ExpertMLP`, where `mlp` runs one expert over its tokens [n, hidden]."""
+    n_chosen = experts.shape[1]
+    chosen = experts.flatten()
+    order = chosen.argsort(stable=True)  # [n_tokens * n_chosen]
+    n_of_expert = torch.bincount(chosen, minlength=n_experts).tolist()
+    tokens = order // n_chosen
+    shares = weights.flatten().index_select(0, order).float()  # [n_tokens * n_chosen]
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    begin = 0
+    for expert, n in enumerate(n_of_expert):
+        if n:
+            mine = tokens[begin : begin + n]
+            outer = mlp(expert, x.index_select(0, mine))  # [n, hidden]
+            out.index_add_(0, mine, outer * shares[begin : begin + n, None])
+            begin += n
+    return out.to(x.dtype)

@@ -1,0 +1,75 @@
+"""What the steps of one run of a program read and write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from kernels.forms.state_spans import StateSpans
+from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
+from kernels.program import Program
+
+NOTHING = torch.empty(0)
+"""The rows of a buffer before its first step and after its last one."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """The rows of all buffers in one run of a program, and what the run was called with."""
+
+    program: Program
+    ops: Ops
+    ranks: Ranks
+    rows: list[Tensor]  # of each buffer by its index, [n, width]
+    inputs: Tensor = NOTHING  # tokens [n_tokens], or received hidden states
+    positions: Tensor = NOTHING  # [n_tokens]
+    sampled: Tensor = NOTHING  # [n_sampled], places in the batch
+    groups: Sequence[ProgramBatch] = ()  # the batch as the layers of each K/V group have it
+    kv: Sequence[LayerKV] = ()
+    states: StateSpans | None = None
+
+    @classmethod
+    def of_head(cls, program: Program, ops: Ops, ranks: Ranks) -> Self:
+        """Returns the frame of a run of the head alone."""
+        return cls(program, ops, ranks, [NOTHING] * len(program.buffers))
+
+    @classmethod
+    def of(
+        cls,
+        program: Program,
+        ops: Ops,
+        inputs: Tensor,
+        batch: ProgramBatch,
+        kv: Sequence[LayerKV],
+        sampled: Tensor = NOTHING,
+    ) -> Self:
+        """Returns the frame of a run with the arguments of `ProgramRunner.logits`."""
+        rows = [NOTHING] * len(program.buffers)
+        if program.inputs is not None:
+            rows[program.inputs.index] = inputs
+        return cls(
+            program,
+            ops,
+            batch.ranks,
+            rows,
+            inputs,
+            batch.positions,
+            sampled,
+            batch.of_groups(),
+            kv,
+            batch.states,
+        )
+
+    def group(self, layer: int) -> ProgramBatch:
+        """Returns the batch as a layer of the stage has it."""
+        return self.groups[self.program.group_of(layer)]
+
+
+def in_heads(rows: Tensor, n_heads: int) -> Tensor:
+    """Returns a view of `rows` [n, width] as [n, n_heads, width / n_heads]."""
+    n, width = rows.shape
+    return rows.view(n, n_heads, width // n_heads)

@@ -1,0 +1,55 @@
+"""Activations, and the gates of gated MLPs: gates and what they gate lie side by side."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.weights.linear import Clamp
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Returns `x * Phi(x)`, of the shape of `x` [n_tokens, size] (GeLU; Hendrycks & Gimpel, 2016).
+
+    `Phi` is the standard normal distribution function.
+    """
+    return F.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Returns GeLU in its tanh approximation, of the shape of `x` [n_tokens, size]."""
+    return F.gelu(x, approximate="tanh")
+
+
+def silu_and_mul(gate_up: Tensor) -> Tensor:
+    """Returns `silu(gate) * up`, [n_tokens, size], for the two side by side in `gate_up` (SwiGLU;
+    Shazeer, 2020)."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.silu(gate).mul_(up)  # [n_tokens, size]
+
+
+def gelu_and_mul(gate_up: Tensor) -> Tensor:
+    """Returns `gelu_tanh(gate) * up`, [n_tokens, size], for the two side by side in `gate_up`
+    (GeGLU; Shazeer, 2020)."""
+    gate, up = gate_up.chunk(2, -1)
+    return F.gelu(gate, approximate="tanh").mul_(up)  # [n_tokens, size]
+
+
+def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
+    """Returns the gated half [n_tokens, size] of gates and what they gate, computed in float32.
+
+    The two lie side by side in `gate_up`; `Clamp` has the formula.
+    """
+    gate, up = gate_up.float().chunk(2, -1)
+    gate = gate.clamp(max=clamp.limit)
+    up = up.clamp(-clamp.limit, clamp.limit)
+    gated = (up + 1) * gate * (clamp.slope * gate).sigmoid()
+    return gated.to(gate_up.dtype)  # [n_tokens, size]
+
+
+def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
+    """Returns `sigmoid(gate) * x`, [n_tokens, size].
+
+    `gate` is [n_tokens, size], or [n_tokens, 1] for one of the whole token.
+    """
+    return gate.float().sigmoid().mul(x.float()).to(x.dtype)

@@ -1,0 +1,38 @@
+"""Makes tokens that have occurred less or more likely to occur again.
+
+    repetition        divides a logit above 0 and multiplies one below, if the token has occurred at
+                      all (Keskar et al., "CTRL: a conditional transformer language model for
+                      controllable generation", 2019, section 4.1)
+    frequency         is subtracted once for each time that the token has been generated
+    presence          is subtracted once if the token has been generated
+
+They apply in this order, in float32: a bfloat16 logit of 20 would not change if 0.05 were
+subtracted. A prompt counts for the repetition alone.
+
+Made for a CPU, where looking at a value costs nothing; for a device, it waits there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.forms.sampling_columns import IN_PROMPT, Penalties
+
+
+def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
+    """Returns a float32 copy of `logits` [n_rows, vocab_size] with some rows penalised.
+
+    NaNs and infinities stay what they are.
+    """
+    penalized = logits.to(torch.float32, copy=True)
+    # Few tokens have occurred, and only these change.
+    counts = penalties.counts[penalties.count_rows]  # [n_penalized, vocab_size]
+    of, ids = counts.nonzero(as_tuple=True)
+    rows, n_generated = penalties.rows[of], counts[of, ids] & ~IN_PROMPT
+    values, repetition = penalized[rows, ids], penalties.repetition[of]
+    values = torch.where(values > 0, values / repetition, values * repetition)
+    values -= penalties.frequency[of] * n_generated
+    values -= penalties.presence[of] * (n_generated > 0)
+    penalized[rows, ids] = values
+    return penalized

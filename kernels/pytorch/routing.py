@@ -1,0 +1,55 @@
+"""How the experts of every token are chosen."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.forms.routing import RoutingForm
+
+_NO_SUM = 1e-20  # is added to sums that are divided by, as transformers does
+
+
+def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
+    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each (top-k routing;
+    Shazeer et al., 2017).
+
+    Those of the highest `scores` [n_tokens, n_experts] are chosen, the highest first; of equal
+    scores, any. Weights are float32: the softmax of all scores, or of those chosen if it
+    `normalises`. Experts are int64, all different for a token, whatever the scores are.
+    """
+    weights, experts = scores.float().softmax(-1).topk(n_chosen)
+    if normalises:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, experts
+
+
+def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
+    """Returns the weights and the experts of every token, [n_tokens, n_chosen] each, where groups
+    of experts are chosen before experts (DeepSeek-AI, 2024).
+
+    `logits` are [n_tokens, n_experts] and all is float32. Those groups are chosen whose best
+    experts have the highest sums of scores, and of their experts those of the highest scores; of
+    equal ones, any. For this alone, scores have the bias added. Experts are int64, all different
+    for a token.
+    """
+    # PyTorch's own sigmoid may give the last elements of a tensor other bits than those before.
+    sigmoid = torch.exp(-logits).add_(1).reciprocal_()
+    scores = logits.softmax(-1) if form.is_softmax else sigmoid
+    compared = scores if form.bias is None else scores + form.bias
+    if form.n_groups > 1:
+        compared = _only_chosen(compared, form)
+    experts = compared.topk(form.n_chosen).indices
+    weights = scores.gather(1, experts)
+    if form.normalises:
+        weights = weights / (weights.sum(-1, keepdim=True) + _NO_SUM)
+    return weights * form.factor, experts
+
+
+def _only_chosen(scores: Tensor, form: RoutingForm) -> Tensor:
+    """Returns `scores` [n_tokens, n_experts], minus infinity outside of chosen groups."""
+    grouped = scores.view(len(scores), form.n_groups, -1)
+    of_groups = grouped.topk(form.n_best).values.sum(-1)  # [n_tokens, n_groups]
+    chosen = of_groups.topk(form.n_chosen_groups).indices
+    is_out = torch.ones_like(of_groups, dtype=torch.bool).scatter_(1, chosen, False)
+    return grouped.masked_fill(is_out[..., None], -torch.inf).flatten(1)

@@ -1,0 +1,164 @@
+"""Steps that write a part of each row, and how several of them make whole rows.
+
+Latent attention, for example, writes a product to the first elements of each head of a buffer and
+turned elements to the others. Each would be copied to its place, which on a GPU is a launch more
+for each part. So `joined` looks for neighbouring steps whose parts fill the rows: these compute
+their parts first, and one copy then puts the parts side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.pytorch.frame import NOTHING, Frame, in_heads
+from kernels.steps import Buffer, CopyPart, MultiplyHeads, RMSNormPart, TurnHeads, buffers_of
+
+PartStep = RMSNormPart | TurnHeads | MultiplyHeads | CopyPart
+
+
+@dataclass(frozen=True, slots=True)
+class RowPart:
+    """The elements [first, end) of each of the `n_heads` equal heads that a row of `out` has."""
+
+    out: Buffer
+    n_heads: int
+    first: int
+    end: int
+
+    @property
+    def head_size(self) -> int:
+        """The number of elements of a head."""
+        return self.out.width // self.n_heads
+
+
+@dataclass(frozen=True, slots=True)
+class JoinParts:
+    """Steps whose parts fill the rows of `out`, in the order of their places in a row."""
+
+    out: Buffer
+    buffers: tuple[Buffer, ...]  # of the steps
+    steps: tuple[PartStep, ...]
+
+
+def joined(steps: Sequence[object]) -> Iterator[object]:
+    """Returns steps that compute the same, with a `JoinParts` for neighbours that fill rows."""
+    neighbours: list[PartStep] = []
+    for step in steps:
+        if not isinstance(step, PartStep) or not _goes_with(neighbours, step):
+            yield from _at_once(neighbours)
+            neighbours = []
+        if isinstance(step, PartStep):
+            neighbours.append(step)
+        else:
+            yield step
+    yield from _at_once(neighbours)
+
+
+def write_part(step: PartStep, at: Frame) -> None:
+    """Computes a step that writes a part of each row, in place."""
+    place = place_of(step)
+    computed = compute_part(step, at)
+    index = place.out.index
+    if at.rows[index] is NOTHING:
+        at.rows[index] = computed.new_empty(len(computed), place.out.width)
+    heads = in_heads(at.rows[index], place.n_heads)
+    heads[..., place.first : place.end].copy_(computed)
+
+
+def join_parts(step: JoinParts, at: Frame) -> None:
+    """Computes steps that fill rows, which may be new or take the place of old ones."""
+    parts = [compute_part(each, at) for each in step.steps]
+    is_copied = len(parts) > 1 or isinstance(step.steps[0], CopyPart)
+    rows = torch.cat(parts, -1) if is_copied else parts[0]
+    at.rows[step.out.index] = rows.flatten(1)
+
+
+def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
+    """Whether `step` writes other parts of the same heads as its neighbours, of which it reads
+    nothing."""
+    place, others = place_of(step), [place_of(each) for each in neighbours]
+    return all(
+        (other.out, other.n_heads) == (place.out, place.n_heads)
+        and (other.end <= place.first or place.end <= other.first)
+        for other in others
+    ) and not (others and isinstance(step, CopyPart | MultiplyHeads) and step.x == step.out)
+
+
+def _at_once(neighbours: Sequence[PartStep]) -> Iterator[object]:
+    """Returns one step in place of neighbours that fill rows, and the neighbours otherwise."""
+    in_order = tuple(sorted(neighbours, key=lambda step: place_of(step).first))
+    places = [place_of(step) for step in in_order]
+    if places and sum(each.end - each.first for each in places) == places[0].head_size:
+        buffers = tuple(buffer for step in in_order for buffer in buffers_of(step))
+        yield JoinParts(places[0].out, buffers, in_order)
+    else:
+        yield from neighbours
+
+
+@singledispatch
+def place_of(step: Any) -> RowPart:
+    """Returns the part of rows that a step writes; raises TypeError for steps of other kinds."""
+    raise TypeError(f"{type(step).__name__} writes no part of a row")
+
+
+@place_of.register
+def _(step: RMSNormPart) -> RowPart:
+    return RowPart(step.x, 1, step.first, step.first + step.n * step.size)
+
+
+@place_of.register
+def _(step: TurnHeads) -> RowPart:
+    head_size = step.out.width // step.n_heads
+    return RowPart(step.out, step.n_heads, head_size - step.cos.width, head_size)
+
+
+@place_of.register
+def _(step: MultiplyHeads) -> RowPart:
+    n_heads, n_out, _ = step.weight.shape
+    return RowPart(step.out, n_heads, 0, n_out)
+
+
+@place_of.register
+def _(step: CopyPart) -> RowPart:
+    return RowPart(step.out, 1, step.out_first, step.out_first + step.size)
+
+
+@singledispatch
+def compute_part(step: Any, at: Frame) -> Tensor:
+    """Returns the part of rows that a step writes, [n_tokens, n_heads, size]; a `CopyPart` returns
+    a view."""
+    raise TypeError(f"{type(step).__name__} writes no part of a row")
+
+
+@compute_part.register
+def _(step: RMSNormPart, at: Frame) -> Tensor:
+    x = at.rows[step.x.index][:, step.first : step.first + step.n * step.size]
+    if step.n > 1:
+        x = in_heads(x, step.n)
+    normed = at.ops.rms_norm(x, step.weight, step.eps)
+    return normed.view(len(x), 1, step.n * step.size)
+
+
+@compute_part.register
+def _(step: TurnHeads, at: Frame) -> Tensor:
+    cos, sin = at.rows[step.cos.index], at.rows[step.sin.index]
+    heads = in_heads(at.rows[step.x.index], step.n_heads)
+    return at.ops.rotary(heads[..., -step.cos.width :], cos, sin)
+
+
+@compute_part.register
+def _(step: MultiplyHeads, at: Frame) -> Tensor:
+    n_heads, _, n_in = step.weight.shape
+    heads = in_heads(at.rows[step.x.index], n_heads)
+    return step.weight(heads[..., :n_in])
+
+
+@compute_part.register
+def _(step: CopyPart, at: Frame) -> Tensor:
+    return at.rows[step.x.index][:, None, step.first : step.first + step.size]

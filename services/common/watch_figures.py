@@ -1,0 +1,130 @@
+"""Figures of a watched pipeline: what its iterations brought, in seconds of the scheduler's clock.
+
+Iterations are told a little late, so the figures of a second are made `LAG_S` after its end. While
+nothing happens there are no figures.
+"""
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+MINUTE_S, RECENT_S = 60, 5
+"""Seconds that the two kinds of figures cover: those to read, and those to draw lines of."""
+
+LAG_S = 0.5
+"""Seconds by which an iteration may be told after its end."""
+
+STEPS_PER_E = 100
+"""Durations are counted in steps of a hundredth of their logarithm: a quantile is 0.5 % wrong."""
+
+Durations = Counter[int]
+"""How many durations there are of each step."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the iterations that ended within some seconds brought."""
+
+    n_iterations: int = 0
+    n_spans: int = 0
+    n_tokens: int = 0
+    n_allocated_slots: int = 0
+    """The most K/V slots that were allocated at a time."""
+    first_tokens: Durations = field(default_factory=Counter)
+    """From the arrival of a request to its first token."""
+    token_gaps: Durations = field(default_factory=Counter)
+    """From one token of a request to the next."""
+
+    def add(self, other: "Totals") -> None:
+        """Adds what other seconds brought."""
+        self.n_iterations += other.n_iterations
+        self.n_spans += other.n_spans
+        self.n_tokens += other.n_tokens
+        self.n_allocated_slots = max(self.n_allocated_slots, other.n_allocated_slots)
+        self.first_tokens.update(other.first_tokens)
+        self.token_gaps.update(other.token_gaps)
+
+
+def step_of(duration_s: float) -> int:
+    """Returns the step in which a duration is counted."""
+    return round(math.log(max(duration_s, 1e-6)) * STEPS_PER_E)
+
+
+def quantile_s(durations: Durations, part: float) -> float | None:
+    """Returns the duration below which a part of the durations lie; None if there are none."""
+    left = math.floor(part * durations.total())
+    for step in sorted(durations):
+        left -= durations[step]
+        if left < 0:
+            return _rounded(math.exp(step / STEPS_PER_E))
+    return None
+
+
+class Figures:
+    """The totals of the last minute, second by second, and the figures that follow from them."""
+
+    def __init__(self) -> None:
+        self._seconds: deque[tuple[int, Totals]] = deque()
+        self._begin = 0
+        self._end: int | None = None
+        """The end of the seconds whose figures were made; None before the first event."""
+        self._are_empty = True
+
+    def second(self, time_s: float) -> Totals:
+        """Returns the totals to which an iteration belongs that ended at a time.
+
+        An iteration that is told too late for its own second counts in the next that is open.
+        """
+        second = max(math.floor(time_s), self._end or 0)
+        if not self._seconds or self._seconds[-1][0] < second:
+            self._seconds.append((second, Totals()))
+        return self._seconds[-1][1]
+
+    def advance(self, now_s: float) -> Iterator[dict[str, Any]]:
+        """Yields the figures of each second that is over now; none for a pipeline at rest."""
+        if self._end is None:
+            self._begin = self._end = math.floor(now_s)
+        end = math.floor(now_s - LAG_S)
+        while self._end < end:
+            if not self._seconds and self._are_empty:
+                self._end = end
+                return
+            self._end += 1
+            while self._seconds and self._seconds[0][0] < self._end - MINUTE_S:
+                self._seconds.popleft()
+            yield {
+                "t": float(self._end),
+                "type": "figures",
+                "minute": self._of_last(MINUTE_S),
+                "recent": self._of_last(RECENT_S),
+            }
+            self._are_empty = not self._seconds
+
+    def _of_last(self, n_seconds: int) -> dict[str, Any]:
+        assert self._end is not None
+        begin = max(self._begin, self._end - n_seconds)
+        totals = _sum(each for at, each in self._seconds if begin <= at < self._end)
+        span_s = max(1, self._end - begin)
+        return {
+            "tokens_per_s": _rounded(totals.n_tokens / span_s),
+            "iterations_per_s": _rounded(totals.n_iterations / span_s),
+            "batch_size": _rounded(totals.n_spans / max(1, totals.n_iterations)),
+            "first_token_s": quantile_s(totals.first_tokens, 0.5),
+            "first_token_p90_s": quantile_s(totals.first_tokens, 0.9),
+            "token_gap_s": quantile_s(totals.token_gaps, 0.5),
+            "token_gap_p90_s": quantile_s(totals.token_gaps, 0.9),
+            "n_allocated_slots": totals.n_allocated_slots,
+        }
+
+
+def _sum(seconds: Iterable[Totals]) -> Totals:
+    total = Totals()
+    for second in seconds:
+        total.add(second)
+    return total
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -1,0 +1,165 @@
+"""The view of a pipeline that viewers draw, computed once: events of a scheduler in, changes out.
+
+    event → View.take → changes, as objects of JSON → page, console, recordings
+
+A viewer keeps what it is told and draws it; what is added up is added up here. A change is an event
+of `watch_json.py` with what follows from those before it:
+
+    epoch       has `term`: with another term, numbers of requests begin anew; and `text`, by which
+                the epoch is marked
+    iteration   has `n_generated`: the output tokens of each request after it; `first_tokens`: pairs
+                of a request and the seconds from its arrival to its first token; and `memory`: the
+                K/V slots by what they are for, which together are all
+    pool        has `n_generated` of the requests that run
+
+and once a second, while anything happens, there are `figures` (`watch_figures.py`).
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from orcinus.v1 import watch_pb2
+
+from services.common.epochs import EPOCHS_PER_TERM
+from services.common.watch_figures import Figures, step_of
+from services.common.watch_json import Json, seconds, to_json
+
+_DECODE = watch_pb2.SPAN_KIND_DECODE
+
+ENDED_S = 10.0
+"""Seconds for which a request that has ended is kept: its last iterations may be told later."""
+
+
+@dataclass(slots=True)
+class _Request:
+    """A request as far as its events have told."""
+
+    n_prompt_tokens: int = 0
+    n_generated: int = 0
+    arrived_at: float | None = None
+    """None if the request was there before the watch began."""
+    last_token_at: float | None = None
+
+    def add_tokens(self, n_new: int, *, end_position: int) -> None:
+        """Adds the new tokens of a span that ran the tokens before `end_position`.
+
+        The tokens before the new ones follow from the position: iterations that were in flight when
+        the watch began are not told.
+        """
+        if self.n_prompt_tokens:
+            n_before = end_position - self.n_prompt_tokens
+            self.n_generated = max(self.n_generated, n_before + n_new)
+        else:
+            self.n_generated += n_new
+
+
+class View:
+    """The view of one watch, which begins with an epoch."""
+
+    def __init__(self) -> None:
+        self._n_slots = 0
+        self._has_served = False
+        self._requests: dict[int, _Request] = {}
+        self._ended: deque[tuple[float, int]] = deque()
+        self._figures = Figures()
+
+    def take(self, event: watch_pb2.WatchEvent) -> Iterator[Json]:
+        """Yields the changes of the view that an event brings, in order.
+
+        Raises:
+            ValueError: the event is of no type that is known here.
+        """
+        change = to_json(event)
+        at: float = change["t"]
+        yield from self.advance(at)
+        match change["type"]:
+            case "epoch":
+                yield change | self._epoch(event.epoch)
+            case "request":
+                self._take_request(at, event.request)
+                yield change
+            case "iteration":
+                yield change | self._iteration(event.iteration)
+            case "pool":
+                yield change | self._pool(event.pool)
+            case _:
+                yield change
+
+    def advance(self, now: float) -> Iterator[Json]:
+        """Yields the figures that are due at a time of the scheduler's clock, in seconds."""
+        while self._ended and self._ended[0][0] < now - ENDED_S:
+            self._requests.pop(self._ended.popleft()[1], None)
+        yield from self._figures.advance(now)
+
+    def _epoch(self, event: watch_pb2.EpochEvent) -> Json:
+        text = f"{event.epoch}, {event.model} on {event.n_stages} stages"
+        if self._has_served:
+            text += ": a new pipeline serves"
+        self._has_served = True
+        self._n_slots = event.n_slots
+        return {"term": event.epoch // EPOCHS_PER_TERM, "text": text}
+
+    def _take_request(self, at: float, event: watch_pb2.RequestEvent) -> None:
+        request = self._request(event.number)
+        request.n_prompt_tokens = event.n_prompt_tokens or request.n_prompt_tokens
+        request.n_generated = max(request.n_generated, event.n_generated_tokens)
+        if event.turn == watch_pb2.REQUEST_TURN_WAITING:
+            request.arrived_at = at
+        elif event.turn == watch_pb2.REQUEST_TURN_ENDED:
+            self._ended.append((at, event.number))
+
+    def _iteration(self, event: watch_pb2.IterationEvent) -> Json:
+        sent, duration = seconds(event.sent_unix_ns), seconds(event.round_trip_ns)
+        end = sent + duration
+        second = self._figures.second(end)
+        second.n_iterations += 1
+        second.n_spans += len(event.numbers)
+        second.n_tokens += sum(event.n_new_tokens)
+        second.n_allocated_slots = max(second.n_allocated_slots, event.n_allocated_slots)
+        first_tokens: list[tuple[int, float]] = []
+        n_generated = []
+        columns = (event.numbers, event.start_positions, event.n_tokens, event.kinds)
+        for number, start, n_tokens, kind, n_new in zip(*columns, event.n_new_tokens, strict=True):
+            request = self._request(number)
+            if n_new:
+                n_run = 1 if kind == _DECODE else n_tokens  # the other tokens are drafts
+                request.add_tokens(n_new, end_position=start + n_run)
+                if request.last_token_at is not None:
+                    second.token_gaps[step_of((end - request.last_token_at) / n_new)] += n_new
+                elif request.arrived_at is not None:
+                    first_tokens.append((number, round(end - request.arrived_at, 6)))
+                request.last_token_at = end
+            n_generated.append(request.n_generated)
+        second.first_tokens.update(step_of(duration_s) for _, duration_s in first_tokens)
+        return {
+            "n_generated": n_generated,
+            "first_tokens": first_tokens,
+            "memory": _memory(event, self._n_slots),
+        }
+
+    def _pool(self, event: watch_pb2.PoolEvent) -> Json:
+        for number, n_generated in zip(event.running, event.n_generated_tokens, strict=True):
+            request = self._request(number)
+            request.n_generated = max(request.n_generated, n_generated)
+        return {"n_generated": [self._requests[number].n_generated for number in event.running]}
+
+    def _request(self, number: int) -> _Request:
+        request = self._requests.get(number)
+        if request is None:
+            request = self._requests[number] = _Request()
+        return request
+
+
+def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:
+    """Returns the K/V slots of a pipeline by what they are for."""
+    allocated = event.n_allocated_slots
+    shared = min(event.n_shared_slots, allocated)
+    reserved = max(0, event.n_reserved_slots - allocated)
+    return {
+        "used": allocated - shared,
+        "shared": shared,
+        "reserved": reserved,
+        "cached": event.n_cached_slots,
+        "free": max(0, n_slots - allocated - reserved - event.n_cached_slots),
+    }

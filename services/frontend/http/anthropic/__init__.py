@@ -1,0 +1,8 @@
+"""Anthropic's protocol, POST /v1/messages and its count of tokens.
+
+turns      the turns of a conversation, as the body has them
+request    the bodies
+reply      the answer, whole and as events
+answer     the types of the answers
+errors     the error tree in the shape of this protocol
+"""

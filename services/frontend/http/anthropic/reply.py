@@ -1,0 +1,149 @@
+"""The reply of Anthropic's POST /v1/messages: a message of blocks, and its events.
+
+A block of reasoning has a signature. Clients send it back with the block, and the server does not
+check it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pydantic_core
+
+from services.common import errors
+from services.frontend.http.anthropic.answer import (
+    AnthropicMessage,
+    AnthropicText,
+    AnthropicThinking,
+    AnthropicToolUse,
+    AnthropicUsage,
+    StopReason,
+)
+from services.frontend.http.anthropic.errors import error_event
+from services.frontend.http.protocol.message_items import (
+    Began,
+    Ended,
+    Grew,
+    Item,
+    ItemKind,
+    Step,
+)
+from services.frontend.http.protocol.message_reply import MessageReply
+from services.frontend.http.protocol.reply import named_event
+from services.frontend.http.transport.event_stream import Event
+from services.frontend.request.finish_reason import FinishReason
+
+_DELTAS = {
+    ItemKind.REASONING: ("thinking_delta", "thinking"),
+    ItemKind.TEXT: ("text_delta", "text"),
+    ItemKind.CALL: ("input_json_delta", "partial_json"),
+}
+"""Type of a delta, and its field that has the new characters."""
+
+
+Block = AnthropicText | AnthropicThinking | AnthropicToolUse
+
+
+class MessagesReply(MessageReply):
+    """Writes an answer down as a message."""
+
+    __slots__ = ()
+
+    def _message(self, items: Sequence[tuple[Item, str]]) -> AnthropicMessage:
+        blocks = [self._block(item, text) for item, text in items]
+        return self._message_of(blocks, *self._stop())
+
+    def begin(self) -> Iterator[Event]:
+        yield named_event("message_start", {"message": self._message_of([], None, None)})
+        yield named_event("ping", {})
+
+    def explain(self, error: errors.OrcinusError) -> Event:
+        return error_event(error)
+
+    def _step(self, step: Step) -> Iterator[Event]:
+        item = step.item
+        match step:
+            case Began():
+                block = {**self._block(item, ""), **_UNSIGNED.get(item.kind, {})}
+                yield _event("content_block_start", item, {"content_block": block})
+            case Grew(text=text):
+                kind, field = _DELTAS[item.kind]
+                yield _event("content_block_delta", item, {"delta": {"type": kind, field: text}})
+            case Ended():
+                if item.kind is ItemKind.REASONING:
+                    signature = {"type": "signature_delta", "signature": self._signature}
+                    yield _event("content_block_delta", item, {"delta": signature})
+                yield _event("content_block_stop", item, {})
+
+    def end(self) -> Iterator[Event]:
+        stop_reason, stop = self._stop()
+        delta = {"stop_reason": stop_reason, "stop_sequence": stop}
+        yield named_event("message_delta", {"delta": delta, "usage": self._usage()})
+        yield named_event("message_stop", {})
+
+    @property
+    def _signature(self) -> str:
+        return self._generation.request_id
+
+    def _block(self, item: Item, text: str) -> Block:
+        match item.kind:
+            case ItemKind.REASONING:
+                return {"type": "thinking", "thinking": text, "signature": self._signature}
+            case ItemKind.TEXT:
+                return {"type": "text", "text": text}
+            case ItemKind.CALL:
+                return {
+                    "type": "tool_use",
+                    "id": item.call_id,
+                    "name": item.name,
+                    "input": _arguments(text),
+                }
+
+    def _message_of(
+        self, blocks: list[Block], stop_reason: StopReason | None, stop: str | None
+    ) -> AnthropicMessage:
+        return {
+            "id": f"msg_{self._generation.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._generation.model,
+            "content": blocks,
+            "stop_reason": stop_reason,
+            "stop_sequence": stop,
+            "usage": self._usage(),
+        }
+
+    def _stop(self) -> tuple[StopReason, str | None]:
+        """Returns the reason why the answer ended, and the stop sequence if that is the reason."""
+        if self._reason is FinishReason.LENGTH:
+            return "max_tokens", None
+        if self._items.has_calls:
+            return "tool_use", None
+        stop = self._generation.stop_met(0) or None
+        return "end_turn" if stop is None else "stop_sequence", stop
+
+    def _usage(self) -> AnthropicUsage:
+        usage = self._generation.usage
+        return {
+            # Of Anthropic's fields, the three of the input add up to it.
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+        }
+
+
+_UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
+"""Fields of a block that begins, as far as they are other than of a complete one."""
+
+
+def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:
+    return named_event(name, {"index": item.index, **fields})
+
+
+def _arguments(text: str) -> dict[str, Any]:
+    """Returns the arguments of a call; if the call was cut short, the part that the model wrote."""
+    try:
+        value = pydantic_core.from_json(text or "{}", allow_partial=True)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

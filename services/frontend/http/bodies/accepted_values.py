@@ -1,0 +1,41 @@
+"""Fields of a body that are known and not served: only the values that change nothing are
+accepted."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import core_schema
+
+
+@dataclass(frozen=True, slots=True)
+class Only:
+    """The annotation of a field that accepts None and values that change nothing, and no others. It
+    is checked before the type of the field, since the check of the type would look at each item of
+    a value that is refused anyway."""
+
+    neutral: tuple[object, ...]
+
+    def check(self, value: Any) -> Any:
+        """Returns the value; raises ValueError if it would change something."""
+        if value is not None and value not in self.neutral:
+            accepted = ", ".join(map(repr, self.neutral))
+            raise ValueError(
+                "not supported yet" + (f"; only {accepted} is accepted" if accepted else "")
+            )
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, _: core_schema.CoreSchema, __: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"enum": [None, *self.neutral]}
+
+
+def only(*neutral: object) -> Only:
+    """Returns the annotation that accepts None and these values."""
+    return Only(neutral)

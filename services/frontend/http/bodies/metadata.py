@@ -1,0 +1,17 @@
+"""Labels that a client gives its request."""
+
+from pydantic import BeforeValidator
+
+MAX_METADATA = 16
+"""Labels of a request at most, as in the OpenAI API."""
+
+
+def _check_number(value: object) -> object:
+    """Bounds labels before validation, which would make an error for each of a million labels."""
+    if isinstance(value, dict) and len(value) > MAX_METADATA:
+        raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
+    return value
+
+
+FEW_LABELS = BeforeValidator(_check_number)
+"""Annotation of a field that has at most `MAX_METADATA` labels."""

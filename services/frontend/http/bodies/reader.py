@@ -1,0 +1,61 @@
+"""Reads a body of JSON as a model, and says what is wrong with the body in words for clients."""
+
+from collections.abc import Callable
+from itertools import islice
+from typing import TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ValidationError
+
+from services.common import errors
+from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH, explain
+
+Body = TypeVar("Body", bound=BaseModel)
+
+MAX_UNKNOWN = 16
+"""Unknown fields of a body that are named at most."""
+
+OnUnknown = Callable[[tuple[str, ...]], None]
+"""A function of the paths of a body's unknown fields, without positions in lists:
+`messages.mood`."""
+
+
+def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: None) -> Body:
+    """Reads a body. Unknown fields are left out, at every depth. If there are any, `on_unknown` is
+    called with the first of them, and may raise.
+
+    Raises:
+        InvalidRequest: it is not JSON in UTF-8, or a field is missing or of the wrong type.
+    """
+    try:
+        value = pydantic_core.from_json(data)
+    except ValueError as error:
+        raise errors.InvalidRequest("body", f"must be JSON in UTF-8: {error}") from None
+    if not isinstance(value, dict):
+        raise errors.InvalidRequest("body", "must be a JSON object")
+    try:
+        # Unknown fields are kept first, which is cheap. An error for each of thousands is not.
+        body = kind.model_validate(value, extra="allow")
+    except ValidationError as error:
+        raise explain(error, value) from None
+    unknown: dict[str, None] = {}
+    _take_unknown(body, "", unknown)
+    if unknown:
+        on_unknown(tuple(unknown))
+    return body
+
+
+def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
+    """Takes the unknown fields out of all models in a value, and notes the paths of the first."""
+    if isinstance(value, BaseModel):
+        if value.__pydantic_extra__:
+            for name in islice(value.__pydantic_extra__, MAX_UNKNOWN):
+                if len(found) < MAX_UNKNOWN:
+                    found[f"{path}{name[:MAX_NAME_LENGTH]}"] = None
+            value.__pydantic_extra__.clear()
+        for name, field in value.__dict__.items():
+            if field is not None and isinstance(field, (BaseModel, list)):
+                _take_unknown(field, f"{path}{name}.", found)
+    elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
+        for item in value:
+            _take_unknown(item, path, found)

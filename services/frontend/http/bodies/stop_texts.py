@@ -1,0 +1,29 @@
+"""The texts at which an answer stops, as fields of a body."""
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, FailFast
+from typing_extensions import TypeAliasType
+
+from services.frontend.http.bodies.ranges import Within
+from services.frontend.request.generation_request import MAX_STOP_LENGTH, MAX_STOPS
+
+StopText = Annotated[str, Within({"minLength": 1, "maxLength": MAX_STOP_LENGTH})]
+
+StopTexts = TypeAliasType(
+    "StopTexts", Annotated[list[StopText], FailFast(), Within({"maxItems": MAX_STOPS})]
+)
+"""A list of such texts."""
+
+
+def _as_list(value: object) -> object:
+    if not isinstance(value, str | list | None):
+        raise ValueError("must be a text or a list of texts")
+    return [value] if isinstance(value, str) else value
+
+
+StopTextOrTexts = Annotated[
+    StopTexts | None,
+    BeforeValidator(_as_list, json_schema_input_type=StopText | StopTexts | None),
+]
+"""A list of such texts, or one text."""

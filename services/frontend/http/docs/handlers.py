@@ -1,0 +1,18 @@
+"""GET /openapi.json and GET /docs."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.http.docs import page
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.transport.media_types import HTML, JSON
+
+
+async def openapi(api: Api, _: Request) -> Response:
+    """Answers with the OpenAPI document, to any client: it says nothing of the model."""
+    return Response(api.document, media_type=JSON)
+
+
+async def docs(api: Api, _: Request) -> Response:
+    """Answers with the OpenAPI document as a page to read, to any client."""
+    return Response(api.docs_page, headers=page.HEADERS, media_type=HTML)

@@ -1,4 +1,0 @@
-"""The media types of answers."""
-
-JSON = "application/json"
-EVENTS = "text/event-stream"

@@ -1,0 +1,166 @@
+"""The reply of POST /v1/chat/completions."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal
+
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation
+from services.frontend.http.openai.chat_answer import (
+    AssistantMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    ChatLogprobs,
+    Delta,
+    FunctionDelta,
+    ToolCallDelta,
+)
+from services.frontend.http.openai.event_id import StreamPosition
+from services.frontend.http.openai.logprobs import chat_logprobs
+from services.frontend.http.openai.reply import NO_OTHERS, GenerationReply, ShownFields
+from services.frontend.request.conversation import Conversation
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.text.message_reader import (
+    CallDelta,
+    MessageDelta,
+    MessageReader,
+    PlainReader,
+)
+
+
+class ChatReply(GenerationReply):
+    """The reply of POST /v1/chat/completions: a message per answer."""
+
+    __slots__ = ("_readers",)
+
+    id_prefix = "chatcmpl-"
+    answer_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+    text_start = b'{"index":%d,"delta":{"content":'
+    text_end = b'},"logprobs":null,"finish_reason":null}'
+
+    def __init__(
+        self,
+        generation: Generation,
+        position: StreamPosition | None = None,
+        *,
+        shown: ShownFields = NO_OTHERS,
+    ) -> None:
+        super().__init__(generation, position, shown=shown)
+        self._readers: dict[int, MessageReader] = {}
+
+    def _after_usage(self, pieces: Sequence[Piece]) -> Mapping[str, object]:
+        fields: dict[str, object] = {}
+        if self._has_ids:
+            fields["prompt_token_ids"] = self._prompt_token_ids(0)
+        if (n_top := self._shown.n_prompt_logprobs) is not None:
+            fields["prompt_logprobs"] = self._prompt_logprobs(pieces[0], n_top)
+        return fields
+
+    def _is_text(self, index: int) -> bool:
+        return isinstance(self._readers.get(index), PlainReader)
+
+    def _whole_choice(self, piece: Piece) -> ChatChoice:
+        assert piece.finish_reason is not None  # a whole answer has ended
+        reader = self._generation.message_reader(piece.index)
+        choice: ChatChoice = {
+            "index": piece.index,
+            "message": _message(reader.feed(piece.text) + reader.flush()),
+            "logprobs": self._logprobs(piece),
+            "finish_reason": self._shown_reason(piece.finish_reason, piece.index, reader),
+        }
+        if self._has_ids:
+            choice["token_ids"] = piece.token_ids
+        return choice
+
+    def _chunk_choices(
+        self, piece: Piece, *, is_first: bool
+    ) -> Iterator[tuple[Piece, ChatChunkChoice]]:
+        reader = self._readers.get(piece.index)
+        if reader is None:
+            reader = self._generation.message_reader(piece.index)
+            self._readers[piece.index] = reader
+        if is_first:
+            empty = Piece(piece.index)
+            role: Delta = {"role": "assistant", "content": "", "refusal": None}
+            yield empty, self._chunk_choice(empty, role, reader)
+        delta: Delta = {}
+        if not isinstance(reader, PlainReader):
+            new = reader.feed(piece.text)
+            delta = _delta(new if piece.finish_reason is None else new + reader.flush())
+        elif piece.text:
+            delta = {"content": piece.text}
+        if delta or piece.finish_reason or piece.logprobs is not None or self._has_ids:
+            yield piece, self._chunk_choice(piece, delta, reader)
+
+    def _chunk_choice(self, piece: Piece, delta: Delta, reader: MessageReader) -> ChatChunkChoice:
+        reason = piece.finish_reason
+        choice: ChatChunkChoice = {
+            "index": piece.index,
+            "delta": delta,
+            "logprobs": self._logprobs(piece),
+            "finish_reason": reason and self._shown_reason(reason, piece.index, reader),
+        }
+        if self._has_ids:
+            choice["token_ids"] = piece.token_ids
+        return choice
+
+    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
+        if not self._wants_logprobs or piece.logprobs is None or not piece.token_ids:
+            return None
+        generation = self._generation
+        return chat_logprobs(
+            generation.token_texts,
+            piece.token_ids,
+            piece.logprobs,
+            n_top=generation.options.n_logprobs or 0,
+        )
+
+    def _shown_reason(
+        self, reason: FinishReason, index: int, reader: MessageReader
+    ) -> FinishReason | Literal["tool_calls"]:
+        """Returns the reason that OpenAI gives for the end of an answer. For an answer that ends
+        with calls that is the calls, unless the client has named the tool that it must call."""
+        if reason is not FinishReason.STOP or not reader.n_tool_calls:
+            return reason
+        prompt = self._generation.prompt_of(index).prompt
+        is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
+        return reason if is_named else "tool_calls"
+
+
+def _message(said: MessageDelta) -> AssistantMessage:
+    is_silent = not said.content and (said.reasoning or said.tool_calls)
+    message: AssistantMessage = {
+        "role": "assistant",
+        "content": None if is_silent else said.content,
+        "refusal": None,
+    }
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in said.tool_calls
+        ]
+    return message
+
+
+def _delta(new: MessageDelta) -> Delta:
+    delta: Delta = {}
+    if new.reasoning:
+        delta["reasoning_content"] = new.reasoning
+    if new.content:
+        delta["content"] = new.content
+    if new.tool_calls:
+        delta["tool_calls"] = [_call_delta(call) for call in new.tool_calls]
+    return delta
+
+
+def _call_delta(call: CallDelta) -> ToolCallDelta:
+    if not call.id:
+        return {"index": call.index, "function": {"arguments": call.arguments}}
+    function: FunctionDelta = {"name": call.name, "arguments": call.arguments}
+    return {"index": call.index, "id": call.id, "type": "function", "function": function}

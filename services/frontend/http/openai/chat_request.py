@@ -1,0 +1,98 @@
+"""The body of POST /v1/chat/completions."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import FailFast, Field, model_validator
+
+from services.common import errors
+from services.frontend.generation.generation import Generation
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.ranges import N_LOGPROBS, N_TOKENS
+from services.frontend.http.openai.chat_message import Message
+from services.frontend.http.openai.chat_reply import ChatReply
+from services.frontend.http.openai.chat_tools import ToolFields
+from services.frontend.http.openai.request import GenerationBody
+from services.frontend.http.protocol.reasoning_effort import template_kwargs
+from services.frontend.request.conversation import MAX_TURNS, Conversation
+from services.frontend.request.generation_request import Prompt
+
+
+class ChatBody(ToolFields, GenerationBody):
+    """The body of POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
+    """The conversation, oldest turn first."""
+    max_completion_tokens: Annotated[int | None, N_TOKENS] = None
+    """As `max_tokens`; equal to it where both are given."""
+    logprobs: bool | None = None
+    """Answer with the log-probability of each token."""
+    top_logprobs: Annotated[int | None, N_LOGPROBS] = None
+    """Number of the most likely tokens to show at each position; only with `logprobs`."""
+    functions: Annotated[list[Any] | None, only([])] = None
+    """OpenAI's older spelling of tools; not served."""
+    function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
+    """OpenAI's older spelling of `tool_choice`; not served."""
+    modalities: Annotated[list[str] | None, only(["text"])] = None
+    """Only text is served."""
+    audio: Annotated[dict[str, Any] | None, only()] = None
+    """Not served."""
+    prediction: Annotated[dict[str, Any] | None, only()] = None
+    """Not served."""
+    echo: Annotated[bool | None, only(False)] = None
+    """Not served for conversations."""
+    web_search_options: Annotated[dict[str, Any] | None, only()] = None
+    """Not served."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template, such as `{"enable_thinking": false}`; 16 KiB of JSON at
+    most. `messages`, `tools` and `add_generation_prompt` have fields of their own."""
+    reasoning_effort: str | None = None
+    """How much to reason: the chat template's variable of that name. `none` and `minimal` set
+    `enable_thinking` to false, too."""
+    add_generation_prompt: bool | None = None
+    """Begin the assistant's turn; by default not with `continue_final_message`."""
+    continue_final_message: bool | None = None
+    """Continue the last message instead of beginning a turn."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
+            raise errors.InvalidRequest("max_tokens", "must be equal to max_completion_tokens")
+        return self
+
+    @model_validator(mode="after")
+    def _alternatives_need_logprobs(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise errors.InvalidRequest("top_logprobs", "only with logprobs = true")
+        return self
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        tools, tool_choice = self.tools_and_choice()
+        continues_last = bool(self.continue_final_message)
+        adds_prompt = self.add_generation_prompt
+        return (
+            Conversation(
+                tuple(message.to_message() for message in self.messages),
+                tools=tools,
+                tool_choice=tool_choice,
+                template_kwargs=template_kwargs(self.reasoning_effort)
+                | (self.chat_template_kwargs or {}),
+                adds_generation_prompt=not continues_last if adds_prompt is None else adds_prompt,
+                continues_last=continues_last,
+            ),
+        )
+
+    def _options(self) -> dict[str, Any]:
+        options = super()._options()
+        if self.logprobs:
+            options |= {"n_logprobs": self.top_logprobs or 0, "logprobs_field": "top_logprobs"}
+        if self.max_completion_tokens is not None:
+            options |= {
+                "max_tokens": self.max_completion_tokens,
+                "max_tokens_field": "max_completion_tokens",
+            }
+        return options
+
+    def reply(self, generation: Generation) -> ChatReply:
+        return ChatReply(generation, self._position, shown=self._shown_fields)

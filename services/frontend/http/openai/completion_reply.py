@@ -1,0 +1,83 @@
+"""The reply of POST /v1/completions."""
+
+from collections.abc import Iterator
+
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation
+from services.frontend.http.openai.completion_answer import CompletionChoice, CompletionLogprobs
+from services.frontend.http.openai.event_id import StreamPosition
+from services.frontend.http.openai.logprobs import CompletionColumns
+from services.frontend.http.openai.reply import NO_OTHERS, GenerationReply, ShownFields
+
+
+class CompletionReply(GenerationReply):
+    """The reply of POST /v1/completions: a text per answer, which begins with its prompt if the
+    client wants the prompt's echo."""
+
+    __slots__ = ("_echo", "_n_echoed")
+
+    id_prefix = "cmpl-"
+    answer_object = "text_completion"
+    chunk_object = "text_completion"
+    text_start = b'{"index":%d,"text":'
+    text_end = b',"logprobs":null,"finish_reason":null}'
+
+    def __init__(
+        self,
+        generation: Generation,
+        position: StreamPosition | None = None,
+        *,
+        shown: ShownFields = NO_OTHERS,
+        echo: bool = False,
+    ) -> None:
+        super().__init__(generation, position, shown=shown)
+        self._echo = echo
+        self._n_echoed: dict[int, int] = {}  # characters before the answer's own, by index
+
+    def _whole_choice(self, piece: Piece) -> CompletionChoice:
+        echoed = self._generation.prompt_text(piece.index) if self._echo else ""
+        choice = self._choice(piece, echoed + piece.text, is_first=True)
+        if self._has_ids:
+            choice["prompt_token_ids"] = self._prompt_token_ids(piece.index)
+        if (n_top := self._shown.n_prompt_logprobs) is not None:
+            choice["prompt_logprobs"] = self._prompt_logprobs(piece, n_top)
+        return choice
+
+    def _chunk_choices(
+        self, piece: Piece, *, is_first: bool
+    ) -> Iterator[tuple[Piece, CompletionChoice]]:
+        if is_first:
+            yield piece, self._whole_choice(piece)
+        else:
+            yield piece, self._choice(piece, piece.text, is_first=False)
+
+    def _choice(self, piece: Piece, text: str, *, is_first: bool) -> CompletionChoice:
+        choice: CompletionChoice = {
+            "index": piece.index,
+            "text": text,
+            "logprobs": self._logprobs(piece, is_first=is_first) if self._wants_logprobs else None,
+            "finish_reason": piece.finish_reason,
+        }
+        if self._has_ids:
+            choice["token_ids"] = piece.token_ids
+        return choice
+
+    def _logprobs(self, piece: Piece, *, is_first: bool) -> CompletionLogprobs | None:
+        """Returns the log-probabilities of a piece's tokens, after the prompt's if the piece begins
+        with the prompt; None if there are no tokens."""
+        generation, index = self._generation, piece.index
+        columns = CompletionColumns(generation.token_texts, generation.options.n_logprobs or 0)
+        if self._echo and is_first:
+            first, *others = generation.prompt_of(index).token_ids
+            columns.add_unknown(first)
+            if piece.prompt_logprobs is not None:
+                columns.add(others, piece.prompt_logprobs)
+            columns.add_offsets(generation.prompt_text_offsets(index), start=0)
+        elif not piece.token_ids:
+            return None
+        if piece.logprobs is not None:
+            if self._echo and index not in self._n_echoed:
+                self._n_echoed[index] = len(generation.prompt_text(index))
+            columns.add(piece.token_ids, piece.logprobs)
+            columns.add_offsets(piece.text_offsets, start=self._n_echoed.get(index, 0))
+        return columns.to_answer()

@@ -1,0 +1,84 @@
+"""The body of POST /v1/completions."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import PlainValidator, model_validator
+
+from services.common import errors
+from services.frontend.generation.generation import Generation
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.ranges import N_ANSWERS, N_LOGPROBS, NOT_EMPTY, Within
+from services.frontend.http.openai.completion_reply import CompletionReply
+from services.frontend.http.openai.request import GenerationBody, TokenIds
+from services.frontend.request.generation_request import MAX_ANSWERS, Prompt
+
+_SEVERAL = Within({"minItems": 1, "maxItems": MAX_ANSWERS})
+_Tokens = Annotated[TokenIds, NOT_EMPTY]
+PromptOrPrompts = (
+    str | Annotated[list[str], _SEVERAL] | _Tokens | Annotated[list[_Tokens], _SEVERAL]
+)
+
+
+def _prompts_of(value: object) -> tuple[Prompt, ...]:
+    """Returns the prompts in a text, a list of texts, a list of tokens, or a list of such lists."""
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        if value and _are_tokens(value):
+            return (tuple(value),)
+        if len(value) > MAX_ANSWERS:
+            raise ValueError(f"has {len(value)} prompts; at most {MAX_ANSWERS} may be")
+        if all(isinstance(item, str) for item in value):
+            return tuple(value)
+        if all(isinstance(item, list) and _are_tokens(item) for item in value):
+            return tuple(tuple(item) for item in value)
+    raise ValueError("must be a text, a list of texts, a list of tokens or a list of such lists")
+
+
+def _are_tokens(items: list[Any]) -> bool:
+    return set(map(type, items)) <= {int}  # a bool is not a token; a million take some time
+
+
+class CompletionBody(GenerationBody):
+    """The body of POST /v1/completions."""
+
+    prompt: Annotated[
+        tuple[Prompt, ...], PlainValidator(_prompts_of, json_schema_input_type=PromptOrPrompts)
+    ]
+    """What to continue; each of several prompts has answers of its own."""
+    echo: bool | None = None
+    """Begin each answer with its prompt; then `max_tokens` may be 0."""
+    logprobs: Annotated[int | None, N_LOGPROBS] = None
+    """Answer with the log-probability of each token, and with this number of the most likely tokens
+    at the same position; with `echo`, also of the tokens of the prompt."""
+    best_of: Annotated[int | None, N_ANSWERS] = None
+    """Answers to generate for each prompt, of which the `n` best are given, best first; at least
+    `n`. More than `n` not with `stream`."""
+    suffix: Annotated[str | None, only("")] = None
+    """Not served."""
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return self.prompt
+
+    @model_validator(mode="after")
+    def _whole_answers_are_compared(self) -> Self:
+        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
+            raise errors.InvalidRequest("best_of", "not with stream = true")
+        return self
+
+    def _options(self) -> dict[str, Any]:
+        n_prompt_logprobs = self.prompt_logprobs
+        if self.echo and self.logprobs is not None:
+            n_prompt_logprobs = max(self.logprobs, self.prompt_logprobs or 0)
+        return super()._options() | {
+            "best_of": self.best_of,
+            "echo": bool(self.echo),
+            "n_logprobs": self.logprobs,
+            "n_prompt_logprobs": n_prompt_logprobs,
+        }
+
+    def reply(self, generation: Generation) -> CompletionReply:
+        return CompletionReply(
+            generation, self._position, shown=self._shown_fields, echo=bool(self.echo)
+        )

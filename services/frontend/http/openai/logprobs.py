@@ -1,0 +1,101 @@
+"""Log-probabilities in the forms of the OpenAI API, and a prompt's in vLLM's.
+
+Tokens are shown as `TokenTexts` reads them. Where two alternatives of a completion read alike, the
+more likely one counts: their object has a name for each text.
+"""
+
+from collections.abc import Sequence
+
+from services.frontend.http.openai.answer import PromptLogprob, PromptLogprobs
+from services.frontend.http.openai.chat_answer import ChatLogprobs, ChatTokenLogprob, TokenLogprob
+from services.frontend.http.openai.completion_answer import CompletionLogprobs
+from services.frontend.request.logprobs import Logprobs
+from services.frontend.text.token_texts import TokenTexts
+
+
+class CompletionColumns:
+    """The columns of the object `logprobs` of a completion, as they are gathered: the prompt's
+    tokens first, if the client wants the prompt's echo."""
+
+    def __init__(self, texts: TokenTexts, n_top: int) -> None:
+        self._texts = texts
+        self._n_top = n_top
+        self._tokens: list[str] = []
+        self._values: list[float | None] = []
+        self._tops: list[dict[str, float] | None] = []
+        self._offsets: list[int] = []
+
+    def add_unknown(self, token_id: int) -> None:
+        """Adds the first token of a prompt, which has no log-probability since no token comes
+        before."""
+        self._tokens.append(self._texts.text(token_id))
+        self._values.append(None)
+        self._tops.append(None)
+
+    def add(self, token_ids: Sequence[int], logprobs: Logprobs) -> None:
+        """Adds tokens with their log-probabilities and alternatives."""
+        for place, token_id in enumerate(token_ids):
+            text, value = self._texts.text(token_id), logprobs.values[place]
+            top: dict[str, float] = {}
+            for other, other_value in logprobs.alternatives(place, self._n_top):
+                top.setdefault(self._texts.text(other), other_value)
+            top.setdefault(text, value)
+            self._tokens.append(text)
+            self._values.append(value)
+            self._tops.append(top)
+
+    def add_offsets(self, offsets: Sequence[int], *, start: int) -> None:
+        """Adds the positions in the text at which tokens begin, counted from `start`."""
+        self._offsets += [start + offset for offset in offsets]
+
+    def to_answer(self) -> CompletionLogprobs:
+        """Returns the object."""
+        return {
+            "text_offset": self._offsets,
+            "token_logprobs": self._values,
+            "tokens": self._tokens,
+            "top_logprobs": self._tops,
+        }
+
+
+def chat_logprobs(
+    texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
+) -> ChatLogprobs:
+    """Returns the object `logprobs` of an answer to a conversation."""
+    content: list[ChatTokenLogprob] = [
+        {
+            **_chat_token(texts, token_id, logprobs.values[place]),
+            "top_logprobs": [
+                _chat_token(texts, *top) for top in logprobs.alternatives(place, n_top)
+            ],
+        }
+        for place, token_id in enumerate(token_ids)
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> TokenLogprob:
+    in_bytes = list(texts.to_bytes(token_id))
+    return {"token": texts.text(token_id), "logprob": logprob, "bytes": in_bytes}
+
+
+def prompt_logprobs(
+    texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs | None, *, n_top: int
+) -> PromptLogprobs:
+    """Returns the list `prompt_logprobs` as vLLM has it: an object of tokens for each token of the
+    prompt, and null for the first."""
+    listed: PromptLogprobs = [None]
+    for place, token_id in enumerate(token_ids[1:]):
+        if logprobs is None:
+            break
+        found = {
+            str(token_id): _ranked(texts, token_id, logprobs.values[place], logprobs.ranks[place])
+        }
+        for rank, (other, value) in enumerate(logprobs.alternatives(place, n_top), start=1):
+            found.setdefault(str(other), _ranked(texts, other, value, rank))
+        listed.append(found)
+    return listed
+
+
+def _ranked(texts: TokenTexts, token_id: int, logprob: float, rank: int) -> PromptLogprob:
+    return {"logprob": logprob, "rank": rank, "decoded_token": texts.text(token_id)}

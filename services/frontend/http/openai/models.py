@@ -1,0 +1,63 @@
+"""GET /v1/models, and GET /v1/models/{model}."""
+
+from typing import Literal
+
+from starlette.requests import Request
+from typing_extensions import TypedDict
+
+from services.common import errors
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.api import Api
+
+
+@answer_object
+class Model(TypedDict):
+    """The model that is served."""
+
+    id: str
+    """Name of the model."""
+    object: Literal["model"]
+    """`model`."""
+    created: int
+    """Always 0."""
+    owned_by: str
+    """`orcinus`."""
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+
+
+@answer_object
+class ModelList(TypedDict):
+    """The model that is served, by each of its names."""
+
+    object: Literal["list"]
+    """`list`."""
+    data: list[Model]
+    """The one model, by each of its names."""
+
+
+async def list_models(api: Api, _: Request) -> ModelList:
+    """Returns the list of models, which has an entry for each name of the one model."""
+    return {"object": "list", "data": [_model(api, name) for name in api.service.model_names]}
+
+
+async def retrieve_model(api: Api, request: Request) -> Model:
+    """Returns the one model, if the path has one of its names.
+
+    Raises:
+        UnknownModel: the path has another name.
+    """
+    name, names = request.path_params["model"], api.service.model_names
+    if name not in names:
+        raise errors.UnknownModel(name, served=names[0])
+    return _model(api, name)
+
+
+def _model(api: Api, name: str) -> Model:
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "orcinus",
+        "max_model_len": api.service.describe().max_model_len,
+    }

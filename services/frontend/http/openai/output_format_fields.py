@@ -1,0 +1,201 @@
+"""The fields of a body by which clients ask for a format of the output, in every spelling.
+
+    response_format               OpenAI: text, json_object, json_schema
+    structured_outputs            vLLM: one of json, json_object, regex, choice, grammar
+    guided_json, guided_regex, …  vLLM before that
+    json_schema, regex, ebnf      SGLang
+
+A request has one of them.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, FailFast, Tag
+from pydantic import Field as BodyField
+from typing_extensions import TypeAliasType
+
+from services.common import errors
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import Within
+from services.frontend.http.transport.media_types import JSON
+from services.frontend.request import output_format
+
+SchemaText = Annotated[str, Within({"contentMediaType": JSON, "pattern": r"^[ \t\r\n]*\{"})]
+"""The text of a JSON schema."""
+
+Schema = dict[str, Any] | SchemaText
+"""A JSON schema, or its text."""
+
+GrammarText = Annotated[str, Within({"minLength": 1})]
+"""The text of a grammar."""
+
+
+Choices = TypeAliasType(
+    "Choices",
+    Annotated[
+        list[Annotated[str, Within({"minLength": 1})]],
+        FailFast(),
+        Within({"minItems": 1, "maxItems": output_format.MAX_CHOICES}),
+    ],
+)
+
+
+class JsonSchema(ExactModel):
+    """A named JSON schema, as OpenAI has it. The output always keeps the schema, whether it is
+    `strict` or not."""
+
+    name: str = ""
+    """Name of the schema; does nothing."""
+    description: str | None = None
+    """Does nothing."""
+    schema_: Annotated[dict[str, Any] | None, BodyField(alias="schema")] = None
+    """The JSON schema; any object when there is none."""
+    strict: bool | None = None
+    """Does nothing: outputs always keep the schema."""
+
+
+class TextFormat(ExactModel):
+    """Any text."""
+
+    type: Literal["text"]
+    """Any text."""
+
+
+class JsonObjectFormat(ExactModel):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+    """Any JSON object."""
+
+
+class JsonSchemaFormat(ExactModel):
+    """JSON that keeps a schema."""
+
+    type: Literal["json_schema"]
+    """JSON that keeps a schema."""
+    json_schema: JsonSchema
+    """The schema."""
+
+
+def _kind_of(value: Any) -> str | None:
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
+ResponseFormat = Annotated[
+    Annotated[TextFormat, Tag("text")]
+    | Annotated[JsonObjectFormat, Tag("json_object")]
+    | Annotated[JsonSchemaFormat, Tag("json_schema")],
+    Discriminator(_kind_of),
+]
+
+
+class StructuredOutputs(ExactModel):
+    """vLLM's group of formats, of which one is given."""
+
+    json_: Annotated[Schema | None, BodyField(alias="json")] = None
+    """A JSON schema, or its text."""
+    json_object: bool | None = None
+    """Any JSON object, if true."""
+    regex: str | None = None
+    """A regular expression, of Rust's syntax."""
+    choice: Choices | None = None
+    """One of some texts."""
+    grammar: GrammarText | None = None
+    """A grammar in llguidance's Lark or in GBNF."""
+    structural_tag: Annotated[str | None, only()] = None
+    """Not served."""
+    whitespace_pattern: Annotated[str | None, only()] = None
+    """Not served."""
+    disable_any_whitespace: Annotated[bool | None, only(False)] = None
+    """Not served."""
+    disable_additional_properties: Annotated[bool | None, only(False)] = None
+    """Not served."""
+
+
+class OutputFormatFields(ExactModel):
+    """The fields of a body that ask for a format."""
+
+    response_format: ResponseFormat | None = None
+    """OpenAI's spelling."""
+    structured_outputs: StructuredOutputs | None = None
+    """vLLM's spelling."""
+    guided_json: Schema | None = None
+    """vLLM's older spelling: a JSON schema, or its text."""
+    guided_regex: str | None = None
+    """vLLM's older spelling: a regular expression, of Rust's syntax."""
+    guided_choice: Choices | None = None
+    """vLLM's older spelling: one of some texts."""
+    guided_grammar: GrammarText | None = None
+    """vLLM's older spelling: a grammar in llguidance's Lark or in GBNF."""
+    json_schema: SchemaText | None = None
+    """SGLang's spelling: the text of a JSON schema."""
+    regex: str | None = None
+    """SGLang's spelling: a regular expression."""
+    ebnf: GrammarText | None = None
+    """SGLang's spelling: a grammar in llguidance's Lark or in GBNF."""
+
+    def output_format(self) -> tuple[str, str] | None:
+        """Returns the field that asks for a format and the grammar of the format, or None.
+
+        Raises:
+            InvalidRequest: two formats are asked for, or one that cannot be followed.
+        """
+        if self.model_fields_set.isdisjoint(OutputFormatFields.model_fields):
+            return None
+        given = list(self._formats())
+        if len(given) > 1:
+            (first, _), (second, _), *_ = given
+            raise errors.InvalidRequest(second, f"not together with {first}")
+        return next(((field, to_grammar()) for field, to_grammar in given), None)
+
+    def _formats(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """Yields the name of each field that asks for a format, and a function that makes its
+        grammar."""
+        if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
+            yield "response_format", partial(_grammar_of, self.response_format)
+        group = self.structured_outputs or StructuredOutputs()
+        if group.json_object:
+            yield "structured_outputs.json_object", output_format.json_object
+        asked: tuple[tuple[str, Any, Callable[[str, Any], str]], ...] = (
+            ("structured_outputs.json", group.json_, _of_schema),
+            ("structured_outputs.regex", group.regex, _of_regex),
+            ("structured_outputs.choice", group.choice, _of_choice),
+            ("structured_outputs.grammar", group.grammar, _of_grammar),
+            ("guided_json", self.guided_json, _of_schema),
+            ("guided_regex", self.guided_regex, _of_regex),
+            ("guided_choice", self.guided_choice, _of_choice),
+            ("guided_grammar", self.guided_grammar, _of_grammar),
+            ("json_schema", self.json_schema, _of_schema),
+            ("regex", self.regex, _of_regex),
+            ("ebnf", self.ebnf, _of_grammar),
+        )
+        for name, value, to_grammar in asked:
+            if value is not None:
+                yield name, partial(to_grammar, name, value)
+
+
+def _of_schema(name: str, schema: Schema) -> str:
+    return output_format.json_schema(schema, field=name)
+
+
+def _of_regex(name: str, pattern: str) -> str:
+    return output_format.regex(pattern, field=name)
+
+
+def _of_choice(name: str, texts: list[str]) -> str:
+    return output_format.choice(texts, field=name)
+
+
+def _of_grammar(name: str, text: str) -> str:
+    return output_format.grammar(text, field=name)
+
+
+def _grammar_of(response_format: JsonObjectFormat | JsonSchemaFormat) -> str:
+    if isinstance(response_format, JsonObjectFormat):
+        return output_format.json_object()
+    schema = response_format.json_schema.schema_
+    schema = {"type": "object"} if schema is None else schema
+    return output_format.json_schema(schema, field="response_format")

@@ -1,0 +1,191 @@
+"""What the replies of completions and of chats have in common, whole and as chunks of a stream.
+
+The first chunk of a stream has the request's seed. A stream that shows tokens can be resumed: its
+events have ids, and after a resumption come the tokens, texts and ends that the client lacks. Other
+streams have no ids, since popular clients of streams, vLLM's benchmark among them, fail at any line
+that is not data.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.common import errors
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation
+from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.openai import logprobs
+from services.frontend.http.openai.answer import Envelope, PromptLogprobs, Usage
+from services.frontend.http.openai.event_id import AnswerPosition, EventIds, StreamPosition
+from services.frontend.http.protocol.json_text import text_json, to_json
+from services.frontend.http.protocol.reply import Reply
+from services.frontend.http.transport.event_stream import Event, framed
+from services.frontend.request.request_id import created_at
+
+DONE = b"data: [DONE]\n\n"
+"""Last event of a stream that ends well."""
+
+Choice = Mapping[str, Any]
+"""An answer, or a piece of one, in the form of its kind of generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownFields:
+    """The fields that answers have only where the client asks for them."""
+
+    includes_usage: bool = False
+    """Whether a stream has the usage at its end."""
+    counts_usage: bool = False
+    """Whether each chunk of a stream has the usage so far, too."""
+    n_prompt_logprobs: int | None = None
+    """Alternatives in the field `prompt_logprobs` of an answer that is whole; None leaves the field
+    out."""
+
+
+NO_OTHERS = ShownFields()
+
+
+class GenerationReply(Reply):
+    """The reply of one kind of generation, from a position in its stream on."""
+
+    __slots__ = (
+        "_chunk_end",
+        "_chunk_start",
+        "_generation",
+        "_has_ids",
+        "_has_text_only",
+        "_ids",
+        "_lacks_usage",
+        "_seed",
+        "_shown",
+        "_text_end",
+        "_text_starts",
+    )
+
+    id_prefix: str
+    answer_object: str
+    chunk_object: str
+    text_start: bytes
+    """The JSON of a choice that has nothing but text, up to the text; `%d` is its index."""
+    text_end: bytes
+    """The rest of that JSON, after the text."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        position: StreamPosition | None = None,
+        *,
+        shown: ShownFields = NO_OTHERS,
+    ) -> None:
+        self._generation = generation
+        self._shown = shown
+        self._lacks_usage = shown.includes_usage and not (position and position.has_usage)
+        nowhere = (AnswerPosition(),) * generation.n_answers
+        self._ids = EventIds(
+            generation.request_id, nowhere if position is None else position.answers
+        )
+        self._has_ids = generation.options.return_token_ids
+        # Most of a chunk is the same in all chunks of a stream, so it is written once.
+        self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
+        self._chunk_end = b',"usage":null}' if shown.includes_usage else b"}"
+        self._text_starts: dict[int, bytes] = {}  # of chunks that have nothing but text, by index
+        self._text_end = self.text_end + b"]" + self._chunk_end + b"\n\n"
+        wants_more = generation.options.n_logprobs is not None or shown.counts_usage
+        self._has_text_only = not wants_more and not self._has_ids
+        self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
+
+    def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
+        yield to_json(self._envelope(self.answer_object))[:-1] + b',"choices":['
+        for place, piece in enumerate(pieces):
+            yield (b"," if place else b"") + to_json(self._whole_choice(piece))
+        yield b"]," + to_json({"usage": self._usage(), **self._after_usage(pieces)})[1:]
+
+    def events(self, piece: Piece) -> Iterable[Event]:
+        if piece.finish_reason is None:
+            event = self.text_event(piece.index, piece.text)
+            if event is not None:
+                return (event,)
+        return self._events(piece)
+
+    def text_event(self, index: int, text: str) -> Event | None:
+        start = self._text_starts.get(index)
+        return None if start is None else b"%b%b%b" % (start, text_json(text), self._text_end)
+
+    def end(self) -> Iterator[Event]:
+        if self._lacks_usage:
+            chunk = b'%b[],"usage":%b}' % (self._chunk_start, to_json(self._usage()))
+            yield framed(chunk, event_id=self._ids.usage() if self._has_ids else b"")
+        yield DONE
+
+    def explain(self, error: errors.OrcinusError) -> Event:
+        return openai_errors.error_event(error)
+
+    def _is_text(self, index: int) -> bool:
+        """Returns whether all that is left of an answer, except its end, is text as it comes."""
+        return self._ids.has_begun(index)
+
+    def _events(self, piece: Piece) -> Iterator[Event]:
+        is_first = not self._ids.has_begun(piece.index)
+        for part, choice in self._chunk_choices(piece, is_first=is_first):
+            self._ids.advance(
+                part.index, len(part.token_ids), is_finished=part.finish_reason is not None
+            )
+            counts_usage = self._shown.counts_usage
+            chunk = b"%b[%b]%b%b" % (
+                self._chunk_start,
+                to_json(choice),
+                self._seed,
+                b',"usage":%b}' % to_json(self._usage()) if counts_usage else self._chunk_end,
+            )
+            self._seed = b""  # only in the first
+            yield framed(chunk, event_id=self._ids.current() if self._has_ids else b"")
+        if self._has_text_only and self._is_text(piece.index):
+            start = b"data: " + self._chunk_start + b"[" + self.text_start % piece.index
+            self._text_starts[piece.index] = start
+
+    @abstractmethod
+    def _whole_choice(self, piece: Piece) -> Choice:
+        """Returns the choice of a complete answer."""
+
+    def _after_usage(self, pieces: Sequence[Piece]) -> Mapping[str, object]:
+        """Returns the fields that a complete reply has after its usage."""
+        return {}
+
+    @abstractmethod
+    def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Choice]]:
+        """Yields the choices of a piece's chunks, each with the part of the piece that it has.
+        `is_first` says that nothing of the answer has come before."""
+
+    def _envelope(self, kind: str) -> Envelope:
+        return {
+            "id": self.id_prefix + self._generation.request_id,
+            "object": kind,
+            "created": created_at(self._generation.request_id),
+            "model": self._generation.model,
+        }
+
+    @property
+    def _wants_logprobs(self) -> bool:
+        return self._generation.options.n_logprobs is not None
+
+    def _prompt_token_ids(self, index: int) -> tuple[int, ...]:
+        return tuple(self._generation.prompt_of(index).token_ids)
+
+    def _prompt_logprobs(self, piece: Piece, n_top: int) -> PromptLogprobs:
+        """Returns the prompt's log-probabilities as vLLM shows them, with `n_top` alternatives."""
+        return logprobs.prompt_logprobs(
+            self._generation.token_texts,
+            self._generation.prompt_of(piece.index).token_ids,
+            piece.prompt_logprobs,
+            n_top=n_top,
+        )
+
+    def _usage(self) -> Usage:
+        usage = self._generation.usage
+        return {
+            "prompt_tokens": usage.prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        }

@@ -1,0 +1,280 @@
+"""What the bodies of completions and of chats have in common, and the requests that they stand for.
+
+The options of sampling are the fields of `SamplingParams`, each with null for its default. Types
+are checked here, and ranges where all requests are checked. Fields that are known and not served
+are accepted with the value that changes nothing. Extensions are spelled as other servers of the
+field spell them.
+"""
+
+import dataclasses
+import re
+from abc import abstractmethod
+from collections.abc import Container
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import (
+    BaseModel,
+    FailFast,
+    Field,
+    PlainValidator,
+    PrivateAttr,
+    create_model,
+    model_validator,
+)
+from typing_extensions import TypeAliasType
+
+from services.common import errors
+from services.common.sampling import MAX_BIASES, SamplingParams
+from services.frontend.http.bodies.accepted_values import only
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import (
+    N_ANSWERS,
+    N_LOGPROBS,
+    N_TOKENS,
+    TOKEN_NAME,
+    Within,
+    option,
+)
+from services.frontend.http.bodies.stop_texts import StopTextOrTexts
+from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
+from services.frontend.http.openai.effectless_fields import EffectlessFields
+from services.frontend.http.openai.errors import error_event
+from services.frontend.http.openai.event_id import StreamPosition
+from services.frontend.http.openai.output_format_fields import OutputFormatFields
+from services.frontend.http.openai.reply import ShownFields
+from services.frontend.http.protocol.body import RequestBody
+from services.frontend.http.transport.event_stream import LAST_EVENT_ID, Event
+from services.frontend.request.generation_request import (
+    MAX_ANSWERS,
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
+from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resumption
+
+OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
+    "max_tokens_field",
+    "default_max_tokens",
+    "lowers_max_tokens",
+    "format_field",
+    "sampling",
+    "defaulted",
+    "best_of",
+    "echo",
+    "n_logprobs",
+    "n_prompt_logprobs",
+    "logprobs_field",
+}
+"""The options of a request that a body has a field for, without the options of sampling."""
+
+
+TokenIds = TypeAliasType(
+    "TokenIds", Annotated[list[Annotated[int, Within({"minimum": 0})]], FailFast()]
+)
+
+
+class StreamOptions(ExactModel):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    """End the stream with the usage."""
+    continuous_usage_stats: bool | None = None
+    """Have the usage so far in every chunk; only with `include_usage`."""
+    include_obfuscation: Annotated[bool | None, only(False)] = None
+    """Not served."""
+
+
+def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
+    """Returns pairs of a token and a number for an object whose names are tokens."""
+    if not isinstance(value, dict):
+        raise ValueError("must be an object of tokens and numbers")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"has {len(value)} tokens, {MAX_BIASES} at most")
+    for name, bias in value.items():
+        if re.fullmatch(TOKEN_NAME, name) is None:
+            raise ValueError(f"{name[:MAX_NAME_LENGTH]!r} is not a token's number")
+        if type(bias) not in (int, float):
+            raise ValueError(f"the bias of {name} must be a number")
+    return tuple((int(name), bias) for name, bias in value.items())
+
+
+_BODY_TYPES: dict[Any, Any] = {
+    float: float,
+    int: int,
+    tuple[int, ...]: TokenIds,
+    tuple[tuple[int, float], ...]: Annotated[
+        tuple[tuple[int, float], ...], PlainValidator(_biases_of)
+    ],
+}
+
+SAMPLING: dict[str, Any] = {
+    field.name: (Annotated[_BODY_TYPES[field.type] | None, option(field.name)], None)
+    for field in dataclasses.fields(SamplingParams)
+    if field.name != "grammar"
+}
+"""Type and default of the body's field for each option of `SamplingParams`, but for the grammar,
+which clients spell in several ways."""
+
+if TYPE_CHECKING:
+    SamplingBody = BaseModel
+else:
+    SamplingBody = create_model("SamplingBody", **SAMPLING)
+
+
+class ResumptionBody(ExactModel):
+    """The field `resumption`: seed and tokens of a stream that broke, as its client has them.
+
+    The id of the last event comes in a header. Answers without tokens may be left out at the end.
+    """
+
+    seed: Annotated[int, option("seed")]
+    """Seed, from the stream's first chunk."""
+    token_ids: Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_ANSWERS)]
+    """Tokens that the client has of each answer; answers without any may be left out at the end."""
+
+    def to_resumption(self, position: StreamPosition) -> Resumption:
+        """Returns the resumption at a position in the stream.
+
+        Raises:
+            InvalidRequest: the tokens of an answer are not as many as the position counts.
+        """
+        if len(self.token_ids) > len(position.answers):
+            raise errors.InvalidRequest(
+                TOKENS_FIELD,
+                f"is of {len(self.token_ids)} answers, {LAST_EVENT_ID} of {len(position.answers)}",
+            )
+        answers = []
+        for index, at in enumerate(position.answers):
+            token_ids = self.token_ids[index] if index < len(self.token_ids) else []
+            if len(token_ids) != at.n_tokens:
+                raise errors.InvalidRequest(
+                    TOKENS_FIELD,
+                    f"has {len(token_ids)} tokens of answer {index}, "
+                    f"{LAST_EVENT_ID} counts {at.n_tokens}",
+                )
+            answers.append(AnswerSoFar(tuple(token_ids), at.is_finished))
+        return Resumption(request_id=position.request_id, seed=self.seed, answers=tuple(answers))
+
+
+class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, SamplingBody):
+    """The fields that both kinds of generation have."""
+
+    model: str | None = None
+    """Name of the model; may be left out."""
+    max_tokens: Annotated[int | None, N_TOKENS] = None
+    """Tokens to generate at most. By default 16 for texts and tokens, and for a conversation what
+    the model's length leaves, but no more than the checkpoint's `max_new_tokens`."""
+    stop: StopTextOrTexts = None
+    """Texts that end the output, and are not part of it unless `include_stop_str_in_output` is
+    true."""
+    ignore_eos: bool | None = None
+    """Go on past the model's end-of-sequence tokens."""
+    return_token_ids: bool | None = None
+    """Answer with token ids too, and with ids of events."""
+    n: Annotated[int | None, N_ANSWERS] = None
+    """Answers to each prompt; 1024 at most over all prompts."""
+    stream_options: StreamOptions | None = None
+    """Options of a stream; only with `stream`."""
+    resumption: ResumptionBody | None = None
+    """Where a stream broke, with the header `Last-Event-ID`; all else must be as in the request
+    that began it."""
+    add_special_tokens: bool | None = None
+    """Put the tokens around a prompt that the checkpoint puts around texts. By default texts get
+    them, and conversations do not, since their template writes them."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the output's text."""
+    include_stop_str_in_output: bool | None = None
+    """End the text with the stop text or token that was met."""
+    prompt_logprobs: Annotated[int | None, N_LOGPROBS] = None
+    """Answer with the log-probability of each token of the prompt but the first, and with this
+    number of the most likely tokens at the same position; not with `stream`."""
+
+    truncate_prompt_tokens: Annotated[int | None, only()] = None
+    """Not served."""
+    bad_words: Annotated[list[Any] | None, only([])] = None
+    """Not served; `bad_token_ids` is."""
+    use_beam_search: Annotated[bool | None, only(False)] = None
+    """Not served."""
+    length_penalty: Annotated[float | None, only(1)] = None
+    """Of beam search; not served."""
+
+    _position: StreamPosition | None = PrivateAttr(None)
+
+    @property
+    @abstractmethod
+    def prompts(self) -> tuple[Prompt, ...]:
+        """The texts, tokens or conversations to continue."""
+
+    @property
+    def _shown_fields(self) -> ShownFields:
+        options = self.stream_options or StreamOptions()
+        includes_usage = bool(options.include_usage)
+        return ShownFields(
+            includes_usage=includes_usage,
+            counts_usage=includes_usage and bool(options.continuous_usage_stats),
+            n_prompt_logprobs=self.prompt_logprobs,
+        )
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise errors.InvalidRequest("stream_options", "only with stream = true")
+        return self
+
+    @model_validator(mode="after")
+    def _whole_answers_have_prompt_logprobs(self) -> Self:
+        if self.prompt_logprobs is not None and self.stream:
+            raise errors.InvalidRequest("prompt_logprobs", "not with stream = true")
+        return self
+
+    def resume_at(self, last_event_id: str | None) -> None:
+        position = None if last_event_id is None else StreamPosition.parse(last_event_id)
+        self._check_resumption(position)
+        self._position = position
+
+    def _check_resumption(self, position: StreamPosition | None) -> None:
+        """Raises InvalidRequest unless a stream is resumed, with all that this takes, or no stream
+        is resumed."""
+        if position is None and self.resumption is None:
+            return
+        if not self.stream:
+            raise errors.InvalidRequest("resumption", "only with stream = true")
+        if position is None:
+            raise errors.InvalidRequest(LAST_EVENT_ID, "must be given with resumption")
+        if self.resumption is None:
+            raise errors.InvalidRequest("resumption", f"must be given with {LAST_EVENT_ID}")
+
+    def to_request(self) -> GenerationRequest:
+        options = GenerationOptions(**self._options())
+        request = GenerationRequest(prompts=self.prompts, options=options, model=self.model or "")
+        if self._position is None or self.resumption is None:
+            return request
+        return request.resumed(
+            self.resumption.to_resumption(self._position),
+            own_seed=_given(self, SAMPLING).get("seed"),
+        )
+
+    @staticmethod
+    def explain(error: errors.OrcinusError) -> Event:
+        return error_event(error)
+
+    def _options(self) -> dict[str, Any]:
+        """Returns the arguments of `GenerationOptions`."""
+        field, grammar = self.output_format() or ("response_format", "")
+        given = _given(self, SAMPLING)
+        return {
+            **_given(self, OPTIONS),
+            "sampling": SamplingParams(**given, grammar=grammar),
+            "defaulted": SAMPLING.keys() - given.keys(),
+            "format_field": field,
+            "n_prompt_logprobs": self.prompt_logprobs,
+        }
+
+
+def _given(body: GenerationBody, names: Container[str]) -> dict[str, Any]:
+    """Returns the fields among `names` that the client gave, lists as tuples."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name in body.model_fields_set
+        if name in names and (value := getattr(body, name)) is not None
+    }

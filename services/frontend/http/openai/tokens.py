@@ -1,0 +1,99 @@
+"""POST /tokenize and POST /detokenize, in the forms of vLLM."""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+from pydantic import FailFast, Field, model_validator
+from typing_extensions import TypedDict
+
+from services.common import errors
+from services.frontend.api_keys import Account
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.openai.chat_message import Message
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.request import TokenIds
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.api import Api
+from services.frontend.request.conversation import MAX_TURNS
+from services.frontend.request.generation_request import Prompt
+
+
+class TokenizeBody(ChatBody):
+    """The body of POST /tokenize: a text, or a conversation. A conversation has the fields of POST
+    /v1/chat/completions, so that its body can be sent here as it is; fields that do not change the
+    prompt do nothing."""
+
+    prompt: str | None = None
+    """A text, instead of `messages`."""
+    messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)] = Field(
+        default_factory=list
+    )
+    """A conversation, instead of `prompt`."""
+    return_token_strs: bool | None = None
+    """Answer with the tokens as the vocabulary writes them, too."""
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> Self:
+        if self.prompt is None and not self.messages:
+            raise errors.InvalidRequest("prompt", "must be given, or messages")
+        if self.prompt is not None and self.messages:
+            raise errors.InvalidRequest("prompt", "not together with messages")
+        return self
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return super().prompts if self.prompt is None else (self.prompt,)
+
+
+@answer_object
+class Tokens(TypedDict):
+    """The tokens of a prompt; `token_strs` are the tokens as the vocabulary spells them, if the
+    client wants them."""
+
+    count: int
+    """Number of tokens."""
+    max_model_len: int
+    """Longest prompt plus output, in tokens."""
+    tokens: Sequence[int]
+    """The tokens."""
+    token_strs: list[str] | None
+    """The tokens as the vocabulary writes them, with `return_token_strs`; else null."""
+
+
+async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
+    """Returns the tokens of a text or a conversation."""
+    asked = body.to_request()
+    (prompt,) = asked.prompts
+    token_ids = await api.service.tokenize(
+        prompt, account, model=asked.model, options=asked.options
+    )
+    names = await api.service.names_of(token_ids) if body.return_token_strs else None
+    return {
+        "count": len(token_ids),
+        "max_model_len": api.service.describe().max_model_len,
+        "tokens": tuple(token_ids),
+        "token_strs": names,
+    }
+
+
+class DetokenizeBody(ExactModel):
+    """The body of POST /detokenize."""
+
+    model: str | None = None
+    """Name of the model; may be left out."""
+    tokens: TokenIds
+    """The tokens; at most as many as the model can read."""
+
+
+@answer_object
+class Text(TypedDict):
+    """The text of tokens, with special ones."""
+
+    prompt: str
+    """The text, in which special tokens show as they are written."""
+
+
+async def detokenize(api: Api, body: DetokenizeBody, account: Account) -> Text:
+    """Returns the text of tokens."""
+    text = await api.service.detokenize(tuple(body.tokens), account, model=body.model or "")
+    return {"prompt": text}

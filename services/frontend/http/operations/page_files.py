@@ -1,0 +1,103 @@
+"""The files of the page, read once at start: a file that came later is not served.
+
+Their policy lets a browser load nothing but these files, and connect to no other server.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from starlette.responses import Response
+
+from services.frontend.http.transport.media_types import HTML
+
+DIRECTORY = Path(__file__).parents[2] / "page"
+INDEX = "index.html"
+
+MEDIA_TYPES = {
+    ".html": HTML,
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".json": "application/json",
+    ".jsonl": "application/jsonl",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ico": "image/x-icon",
+    ".txt": "text/plain; charset=utf-8",
+}
+"""Media types by the ends of names."""
+
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+"""Headers of all files: a browser asks each time whether its copy is still right."""
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file as it is served."""
+
+    content: bytes
+    media_type: str
+    etag: str
+
+    @classmethod
+    def read(cls, path: Path) -> "PageFile":
+        """Reads a file.
+
+        Raises:
+            ValueError: its media type is not known.
+        """
+        if path.suffix not in MEDIA_TYPES:
+            raise ValueError(f"no media type is known for {path}")
+        content = path.read_bytes()
+        etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+        return cls(content, MEDIA_TYPES[path.suffix], etag)
+
+    def answer(self, if_none_match: str | None) -> Response:
+        """Returns the file, or only that the client's copy is still right, by the value of
+        `if-none-match`."""
+        headers = {**HEADERS, "etag": self.etag}
+        if if_none_match is not None and self._is_among(if_none_match):
+            return Response(status_code=304, headers=headers)
+        return Response(self.content, headers=headers, media_type=self.media_type)
+
+    def _is_among(self, etags: str) -> bool:
+        listed = {etag.strip().removeprefix("W/") for etag in etags.split(",")}
+        return self.etag in listed or "*" in listed
+
+
+@cache
+def page_files() -> Mapping[str, PageFile]:
+    """Returns the files of the page, which are read once.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: there is no index, or the media type of a file is not known.
+    """
+    return read_files(DIRECTORY)
+
+
+def read_files(directory: Path) -> Mapping[str, PageFile]:
+    """Returns the files of a directory and of its folders, by their paths in it.
+
+    Raises:
+        OSError: one cannot be read.
+        ValueError: there is no index, or the media type of a file is not known.
+    """
+    files = {
+        path.relative_to(directory).as_posix(): PageFile.read(path)
+        for path in sorted(directory.rglob("*"))
+        if path.is_file() and not path.name.startswith(".")
+    }
+    if INDEX not in files:
+        raise ValueError(f"there is no {INDEX} in {directory}")
+    return files

@@ -1,0 +1,69 @@
+"""The page that shows the pipeline at work: its files, and the stream of events that feeds it.
+
+The files hold nothing secret, so a client needs no key for them. The events describe the requests
+of all clients. With API keys, only accounts that `may_watch` have the events, and only as long as
+they may.
+"""
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.common import errors
+from services.frontend.http.operations.page_files import INDEX, page_files
+from services.frontend.http.protocol import credentials
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import Event, EventStream, framed
+from services.frontend.http.transport.request_headers import headers_of
+from services.frontend.watching.view_feed import ViewFeed, note
+
+DECISIONS = "decisions"
+"""The parameter with which events have the scheduling core's input, too."""
+
+_TRUTHS = {"true": True, "false": False}
+
+
+async def index(_: Api, request: Request) -> Response:
+    """Answers with the page."""
+    return _file(request, INDEX)
+
+
+async def file(_: Api, request: Request) -> Response:
+    """Answers with a file of the page."""
+    return _file(request, request.path_params["name"])
+
+
+def _file(request: Request, name: str) -> Response:
+    files = page_files()
+    if name not in files:
+        raise HTTPException(404)
+    return files[name].answer(request.headers.get("if-none-match"))
+
+
+async def watch(api: Api, request: Request) -> Response:
+    """Streams what the scheduler does."""
+    if api.feed is None:
+        raise HTTPException(404)
+    key = credentials.shown_in(headers_of(request))
+    api.api_keys.admit(key).check_watching()
+    asked = request.query_params.get(DECISIONS, "false")
+    if asked not in _TRUTHS:
+        raise errors.InvalidRequest(DECISIONS, "must be true or false")
+    return _stream(api, api.feed, key, wants_decisions=_TRUTHS[asked])
+
+
+def _stream(api: Api, feed: ViewFeed, key: str | None, *, wants_decisions: bool) -> EventStream:
+    async def write(output: EventOutput) -> None:
+        with feed.viewer(wants_decisions=wants_decisions) as viewer:
+            await output.start()
+            while True:
+                told = await viewer.next()
+                api.api_keys.account_of(key).check_watching()
+                await output.write(b"data: " + b"\n\ndata: ".join(told) + b"\n\n")
+
+    return EventStream(write, explain=_explain, comment_s=api.comment_s)
+
+
+def _explain(error: errors.OrcinusError) -> Event:
+    return framed(note("away", text=error.message))

@@ -1,0 +1,51 @@
+"""GET /health, /ready, /serving and /version: what may be asked of the server without a key."""
+
+from typing import NotRequired
+
+from starlette.requests import Request
+from typing_extensions import TypedDict
+
+from services.common.version import VERSION
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.api import Api
+
+
+@answer_object
+class Status(TypedDict):
+    """The answer to a probe."""
+
+    status: str
+    """How it is."""
+    reason: NotRequired[str]
+    """Why requests get no tokens."""
+
+
+def health(_: Api) -> tuple[bool, Status]:
+    """Returns that the process is up."""
+    return True, {"status": "ok"}
+
+
+def ready(api: Api) -> tuple[bool, Status]:
+    """Returns whether requests would be taken."""
+    is_ready = api.service.is_ready
+    return is_ready, {"status": "ready" if is_ready else "not ready"}
+
+
+def serving(api: Api) -> tuple[bool, Status]:
+    """Returns whether requests that come now get tokens, and why not."""
+    if reason := api.reason_against_serving():
+        return False, {"status": "not serving", "reason": reason}
+    return True, {"status": "serving"}
+
+
+@answer_object
+class Version(TypedDict):
+    """The version of the server."""
+
+    version: str
+    """Version of the server."""
+
+
+async def version(_: Api, __: Request) -> Version:
+    """Returns the version of the server."""
+    return {"version": VERSION}

@@ -1,0 +1,130 @@
+"""The body of a conversation in a protocol other than OpenAI's chat completions.
+
+The rules of requests are checked where all requests are checked. Where a rule names a field that
+this protocol spells differently, the error is spelled so, too.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from services.common import errors
+from services.common.sampling import OPTIONS, SamplingParams
+from services.frontend.http.bodies.metadata import FEW_LABELS, MAX_METADATA
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import option
+from services.frontend.http.protocol.body import RequestBody
+from services.frontend.http.protocol.conversation_tools import ClientTool
+from services.frontend.request.conversation import ChatMessage, Conversation, ToolChoice
+from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+
+Metadata = Annotated[
+    dict[str, Annotated[str, Field(max_length=512)]] | None,
+    FEW_LABELS,
+    Field(json_schema_extra={"maxProperties": MAX_METADATA}),
+]
+"""Labels that the client gives its request, which come back with the answer."""
+
+
+class ConversationBody(ExactModel, ABC):
+    """The fields that bodies of conversations have in common, and the conversation that they stand
+    for."""
+
+    spelling: ClassVar[Mapping[str, str]]
+    """Names of fields here, by the names that the rules of all requests have for them."""
+
+    model: str | None = None
+    """Name of the model; may be left out."""
+
+    def to_conversation(self) -> Conversation:
+        """Returns the conversation to continue.
+
+        Raises:
+            InvalidRequest: its turns contradict each other.
+        """
+        return Conversation(
+            tuple(self._messages()),
+            tools=tuple(tool.to_tool() for tool in self._shown_tools.values()),
+            tool_choice=self._choice,
+            template_kwargs=self._template_kwargs,
+        )
+
+    @contextmanager
+    def in_own_words(self) -> Iterator[None]:
+        """Spells the fields of errors as clients of the protocol do."""
+        try:
+            yield
+        except errors.InvalidRequest as error:
+            field = self._spelled(error.field)
+            if field == error.field:
+                raise
+            raise type(error)(field, error.message.removeprefix(f"{error.field}: ")) from error
+
+    @property
+    @abstractmethod
+    def _shown_tools(self) -> Mapping[int, ClientTool]:
+        """The tools that the model sees, by their positions in `tools`."""
+
+    @property
+    @abstractmethod
+    def _choice(self) -> ToolChoice:
+        """Whether the model must call a tool."""
+
+    @property
+    @abstractmethod
+    def _template_kwargs(self) -> dict[str, Any]:
+        """Variables for the chat template."""
+
+    @abstractmethod
+    def _messages(self) -> Iterator[ChatMessage]:
+        """Yields the turns."""
+
+    def _spelled(self, field: str) -> str:
+        match field.split("."):
+            case ["tools", number, "function", name]:
+                place = list(self._shown_tools)[int(number)]
+                return f"tools.{place}.{self.spelling.get(name, name)}"
+            case [first, *rest]:
+                return ".".join([self.spelling.get(first, first), *rest])
+        return field
+
+
+class GeneratingBody(ConversationBody, RequestBody):
+    """The fields of a body that asks for an answer."""
+
+    temperature: Annotated[float | None, option("temperature")] = None
+    top_p: Annotated[float | None, option("top_p")] = None
+    top_k: Annotated[int | None, option("top_k")] = None
+    seed: Annotated[int | None, option("seed")] = None
+
+    @property
+    @abstractmethod
+    def grammar(self) -> str:
+        """The grammar of the format that is asked for, or nothing."""
+
+    @abstractmethod
+    def options(self, sampling: SamplingParams) -> GenerationOptions:
+        """Returns the options of the request, with these options of sampling."""
+
+    def to_request(self) -> GenerationRequest:
+        given = {
+            name: value
+            for name in ("temperature", "top_p", "top_k", "seed")
+            if (value := getattr(self, name)) is not None
+        }
+        options = self.options(SamplingParams(**given, grammar=self.grammar))
+        options = replace(
+            options,
+            defaulted=OPTIONS.keys() - given.keys(),
+            cache_salt=self.cache_salt or "",
+            cache_prompt=self.cache_prompt is not False,
+        )
+        if self.priority is not None:
+            options = replace(options, priority=self.priority)
+        return GenerationRequest(
+            prompts=(self.to_conversation(),), options=options, model=self.model or ""
+        )

@@ -1,0 +1,67 @@
+"""Tools that clients run themselves, and that the model therefore sees.
+
+Protocols of agents have other tools besides, which the protocol's own servers run. Such tools do
+not run here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, Protocol
+
+import pydantic_core
+from pydantic import BaseModel, Field
+
+from services.common import errors
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.request.conversation import Tool
+
+MAX_TOOL_NAME = 128
+"""Characters of a tool's name at most."""
+
+ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
+
+
+class ClientTool(ExactModel, ABC):
+    """A tool that the client runs."""
+
+    @abstractmethod
+    def to_tool(self) -> Tool:
+        """Returns the tool as all protocols have it."""
+
+
+class DescribedFunction(Protocol):
+    """A function with the fields that all protocols spell alike."""
+
+    name: str
+    description: str | None
+    strict: bool | None
+
+
+def tool_of(function: DescribedFunction, *, parameters: str) -> Tool:
+    """Returns a function as a tool. `parameters` is the JSON schema of the arguments, or an empty
+    text."""
+    return Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters=parameters,
+        is_strict=bool(function.strict),
+    )
+
+
+def shown_tools(tools: Sequence[BaseModel] | None) -> dict[int, ClientTool]:
+    """Returns the tools that the model sees, by their positions among all tools."""
+    places = enumerate(tools or ())
+    return {place: tool for place, tool in places if isinstance(tool, ClientTool)}
+
+
+def json_text(value: Mapping[str, Any] | None) -> str:
+    """Returns an object as JSON text; an empty text for None."""
+    return "" if value is None else pydantic_core.to_json(value).decode()
+
+
+def check_allowed(names: set[str], tools: Iterable[str]) -> None:
+    """Raises InvalidRequest if a tool that the client allows is none of its tools."""
+    if unknown := names.difference(tools):
+        raise errors.InvalidRequest(
+            "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"
+        )

@@ -1,0 +1,73 @@
+"""Answers a request that generates, in the same way for all protocols: each has its body and its
+reply.
+
+    body → to_request → Generation → reply → one JSON, or a stream of events
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from starlette.responses import Response
+
+from services.frontend.api_keys import Account
+from services.frontend.generation.generation_service import GenerationService
+from services.frontend.http.protocol.body import RequestBody
+from services.frontend.http.protocol.reply import Reply
+from services.frontend.http.transport.event_outlet import EventOutlet
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import EventStream
+from services.frontend.http.transport.media_types import JSON
+from services.frontend.request.logprobs import MANY_LOGPROBS
+
+
+def stream_reply(
+    service: GenerationService, body: RequestBody, account: Account, *, comment_s: float
+) -> EventStream:
+    """Returns the reply as a stream; opening the generation and reading its pieces may fail."""
+    writer: RequestBody | Reply = body
+
+    async def write(output: EventOutput) -> None:
+        nonlocal writer
+        with body.in_own_words():
+            async with service.open(body.to_request(), account) as generation:
+                writer = reply = body.reply(generation)
+                await output.start()
+                for event in reply.begin():
+                    await output.write(event)
+                outlet = EventOutlet.of(output, reply.events, reply.text_event)
+                async for piece in generation.pieces(outlet):
+                    events = reply.events(piece)
+                    if piece.n_logprobs > MANY_LOGPROBS:
+                        events = await asyncio.to_thread(list, events)
+                    for event in events:
+                        await output.write(event)
+        for event in reply.end():
+            await output.write(event)
+
+    return EventStream(write, explain=lambda error: writer.explain(error), comment_s=comment_s)
+
+
+async def whole_reply(service: GenerationService, body: RequestBody, account: Account) -> Response:
+    """Returns the complete reply; raises what opening the generation and reading its pieces
+    raise."""
+    with body.in_own_words():
+        async with service.open(body.to_request(), account) as generation:
+            pieces = await generation.complete()
+            parts = body.reply(generation).whole(pieces)
+            if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
+                data = await asyncio.to_thread(b"".join, parts)
+            elif len(pieces) == 1:
+                data = b"".join(parts)
+            else:
+                data = await _joined_in_turns(parts)
+            return Response(data, media_type=JSON)
+
+
+async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:
+    """Returns parts as one. Between two parts, of which there may be thousands, the event loop
+    serves others."""
+    joined = bytearray()
+    for part in parts:
+        joined += part
+        await asyncio.sleep(0)
+    return bytes(joined)

@@ -1,0 +1,140 @@
+"""The items of an assistant's message, as they begin, grow and end.
+
+    Piece → MessageReader → MessageItems → Step → the events of a protocol
+
+Some protocols write reasoning, text and each call of a tool as items of their own, one after the
+other. White space between two items belongs to neither and is left out.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from services.frontend.generation.answer import Piece
+from services.frontend.request.finish_reason import FinishReason
+from services.frontend.text.message_reader import CallDelta, MessageDelta, MessageReader
+
+
+class ItemKind(Enum):
+    """The kind of a part of a message."""
+
+    REASONING = auto()
+    TEXT = auto()
+    CALL = auto()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """A part of a message; a call has an id and the name of its tool."""
+
+    index: int
+    kind: ItemKind
+    call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """An item has begun; it is empty yet."""
+
+    item: Item
+
+
+@dataclass(frozen=True, slots=True)
+class Grew:
+    """An item has new text, or a call new characters of its arguments."""
+
+    item: Item
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An item is complete; the last one has the reason why the answer ended."""
+
+    item: Item
+    reason: FinishReason | None = None
+
+
+Step = Began | Grew | Ended
+
+
+class MessageItems:
+    """Turns the pieces of one answer into steps. An answer has one item at least."""
+
+    def __init__(self, reader: MessageReader) -> None:
+        self._reader = reader
+        self._n_items = 0
+        self._open: Item | None = None
+        self._call_index = -1
+        self._spaces: list[str] = []
+        """White space that belongs to the next item if that is of the kind `_space_kind`."""
+        self._space_kind = ItemKind.TEXT
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a call of a tool has begun."""
+        return self._reader.n_tool_calls > 0
+
+    def feed(self, piece: Piece) -> Iterator[Step]:
+        """Takes a piece of the answer and yields the steps that the piece makes in the items."""
+        yield from self._add(self._reader.feed(piece.text))
+        if piece.finish_reason is not None:
+            yield from self._add(self._reader.flush())
+            if not self._n_items:
+                if self._space_kind is not ItemKind.TEXT:
+                    self._spaces.clear()
+                yield from self._begin(ItemKind.TEXT)
+            yield from self._end(piece.finish_reason)
+
+    def _add(self, delta: MessageDelta) -> Iterator[Step]:
+        for part in delta.parts:
+            if isinstance(part, CallDelta):
+                yield from self._call(part)
+            else:
+                kind = ItemKind.REASONING if part.is_reasoning else ItemKind.TEXT
+                yield from self._grow(kind, part.text)
+
+    def _call(self, call: CallDelta) -> Iterator[Step]:
+        if call.index != self._call_index or self._open is None:
+            self._call_index = call.index
+            self._spaces.clear()
+            yield from self._begin(ItemKind.CALL, call_id=call.id, name=call.name)
+        if call.arguments and self._open is not None:
+            yield Grew(self._open, call.arguments)
+
+    def _grow(self, kind: ItemKind, text: str) -> Iterator[Step]:
+        if self._open is None or self._open.kind is not kind:
+            if kind is not self._space_kind:
+                self._spaces.clear()
+                self._space_kind = kind
+            if text.isspace():
+                self._spaces.append(text)
+                return
+            yield from self._begin(kind)
+        if self._open is not None:
+            yield Grew(self._open, text)
+
+    def _begin(self, kind: ItemKind, *, call_id: str = "", name: str = "") -> Iterator[Step]:
+        yield from self._end()
+        self._open = Item(index=self._n_items, kind=kind, call_id=call_id, name=name)
+        self._n_items += 1
+        yield Began(self._open)
+        if self._spaces:
+            yield Grew(self._open, "".join(self._spaces))
+            self._spaces.clear()
+
+    def _end(self, reason: FinishReason | None = None) -> Iterator[Step]:
+        if self._open is not None:
+            yield Ended(self._open, reason)
+            self._open = None
+
+
+def whole_items(items: MessageItems, piece: Piece) -> list[tuple[Item, str]]:
+    """Returns the items of a complete answer, each with its text or its arguments."""
+    texts: dict[Item, list[str]] = {}
+    for step in items.feed(piece):
+        parts = texts.setdefault(step.item, [])
+        if isinstance(step, Grew):
+            parts.append(step.text)
+    return [(item, "".join(parts)) for item, parts in texts.items()]

@@ -1,0 +1,46 @@
+"""The reply to a conversation in a protocol that writes an answer down as items: reasoning, texts
+and calls of tools."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.generation import Generation
+from services.frontend.http.protocol.json_text import to_json
+from services.frontend.http.protocol.message_items import Item, MessageItems, Step, whole_items
+from services.frontend.http.protocol.reply import Reply
+from services.frontend.http.transport.event_stream import Event
+from services.frontend.request.finish_reason import FinishReason
+
+
+class MessageReply(Reply):
+    """Writes down the only answer of a generation, item by item."""
+
+    __slots__ = ("_generation", "_items", "_reason")
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._items = MessageItems(generation.message_reader(0))
+        self._reason = FinishReason.STOP  # until the answer has ended for another
+
+    def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
+        (piece,) = pieces
+        self._note_reason(piece)
+        yield to_json(self._message(whole_items(self._items, piece)))
+
+    def events(self, piece: Piece) -> Iterator[Event]:
+        self._note_reason(piece)
+        for step in self._items.feed(piece):
+            yield from self._step(step)
+
+    @abstractmethod
+    def _message(self, items: Sequence[tuple[Item, str]]) -> Mapping[str, object]:
+        """Returns the complete answer, made of items that each have their text or arguments."""
+
+    @abstractmethod
+    def _step(self, step: Step) -> Iterable[Event]:
+        """Returns the events for a step of an item."""
+
+    def _note_reason(self, piece: Piece) -> None:
+        if piece.finish_reason is not None:
+            self._reason = piece.finish_reason

@@ -1,0 +1,177 @@
+"""A row of the table of routes: what is served at a path, and the description of it.
+
+The functions make rows, and mypy checks that a handler takes and returns the types that its row
+names. The app, the OpenAPI document, and the reference in `docs/api.md` follow from rows.
+"""
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Required, TypedDict, TypeVar, Unpack
+
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from services.frontend.api_keys import Account
+from services.frontend.http.bodies.reader import Body
+from services.frontend.http.protocol.api import Api
+from services.frontend.http.protocol.body import RequestBody
+from services.frontend.http.protocol.errors import Dialect, json_response
+from services.frontend.http.protocol.generating import stream_reply, whole_reply
+from services.frontend.http.transport.event_stream import LAST_EVENT_ID, while_connected
+from services.frontend.http.transport.media_types import JSON
+from services.frontend.http.transport.request_headers import headers_of
+
+Handler = Callable[[Api, Request], Coroutine[Any, Any, Response]]
+
+Answer = TypeVar("Answer", bound=Mapping[str, Any])
+
+
+class Access(Enum):
+    """Callers that may use a route, where callers need an API key."""
+
+    ANY = auto()
+    """Callers without a key, too."""
+    KEY = auto()
+    """Callers with a key."""
+    WATCH = auto()
+    """Callers with a key that may watch the scheduler. Without the page there is no such route."""
+
+
+Parameter = Mapping[str, Any]
+"""A parameter of a request besides its body, as OpenAPI describes it."""
+
+RESUMING: Parameter = {
+    "name": LAST_EVENT_ID,
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "Id of the last event of a stream that broke; only with `resumption`.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Route:
+    """What is served at a path by a method."""
+
+    method: str
+    path: str
+    handler: Handler
+    name: str = ""
+    """Name of the operation in clients that are generated; empty for what is no part of the API."""
+    description: str = ""
+    """What the route does."""
+    access: Access = Access.KEY
+    dialect: Dialect | None = None
+    """The form of errors; None for OpenAI's."""
+    body: type[BaseModel] | None = None
+    answer: Any = None
+    """Type of the answer in JSON; None where that may be any object."""
+    media_type: str = JSON
+    errors: tuple[int, ...] = ()
+    """Statuses of errors besides the errors that all routes with the same access have."""
+    answers_503: bool = False
+    """Whether an answer of this type may have status 503."""
+    parameters: tuple[Parameter, ...] = ()
+    stream: str = ""
+    """What the events of a stream are, where the answer may be one."""
+    chunk: Any = None
+    """Type of the data of such events, where all events have one type."""
+
+
+class RouteFields(TypedDict, total=False):
+    """Fields of a route that the functions below take as they are."""
+
+    name: str
+    description: Required[str]
+    access: Access
+    dialect: Dialect
+    errors: tuple[int, ...]
+    parameters: tuple[Parameter, ...]
+    stream: str
+    chunk: Any
+
+
+def get(
+    path: str,
+    handler: Callable[[Api, Request], Coroutine[Any, Any, Answer]],
+    answer: type[Answer],
+    **fields: Unpack[RouteFields],
+) -> Route:
+    """Returns the route of a question without a body."""
+    fields.setdefault("name", _name(handler))
+    is_secret = fields.get("access", Access.KEY) is not Access.ANY
+
+    async def handle(api: Api, request: Request) -> Response:
+        if is_secret:
+            api.admit(request)
+        return json_response(await handler(api, request))
+
+    return Route(method="GET", path=path, handler=handle, answer=answer, **fields)
+
+
+def probe(
+    path: str,
+    handler: Callable[[Api], tuple[bool, Answer]],
+    answer: type[Answer],
+    **fields: Unpack[RouteFields],
+) -> Route:
+    """Returns the route of a question whether all is well, which any caller may ask. The status of
+    an answer is 200 or 503."""
+    fields.setdefault("name", _name(handler))
+    fields.setdefault("access", Access.ANY)
+
+    async def handle(api: Api, request: Request) -> Response:
+        is_well, said = handler(api)
+        return json_response(said, 200 if is_well else 503)
+
+    return Route(method="GET", path=path, handler=handle, answer=answer, answers_503=True, **fields)
+
+
+def post(
+    path: str,
+    handler: Callable[[Api, Body, Account], Coroutine[Any, Any, Answer]],
+    body: type[Body],
+    answer: type[Answer],
+    *,
+    checks_room: bool = False,
+    **fields: Unpack[RouteFields],
+) -> Route:
+    """Returns the route of a question with a body, which needs room among the requests that
+    generate if it `checks_room`."""
+    fields.setdefault("name", _name(handler))
+
+    async def handle(api: Api, request: Request) -> Response:
+        account = api.admit_generation(request) if checks_room else api.admit(request)
+        asked = await api.read(request, body, account)
+        working = handler(api, asked, account)
+        return json_response(await while_connected(request.receive, working))
+
+    return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)
+
+
+def generate(
+    path: str,
+    body: type[RequestBody],
+    answer: type[Mapping[str, Any]],
+    **fields: Unpack[RouteFields],
+) -> Route:
+    """Returns the route of a request that generates. Body and reply do what is special to the
+    protocol."""
+
+    async def handle(api: Api, request: Request) -> Response:
+        account = api.admit_generation(request)
+        asked = await api.read(request, body, account)
+        asked.resume_at(headers_of(request).get(LAST_EVENT_ID.lower()))
+        if asked.stream:
+            return stream_reply(api.service, asked, account, comment_s=api.comment_s)
+        working = whole_reply(api.service, asked, account)
+        return await while_connected(request.receive, working)
+
+    return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)
+
+
+def _name(handler: Callable[..., Any]) -> str:
+    """Returns the name of a handler as operations are spelled: `listModels`."""
+    first, *others = handler.__name__.split("_")
+    return first + "".join(map(str.capitalize, others))

@@ -1,0 +1,208 @@
+"""The table of routes: all that the HTTP API serves.
+
+The app, the OpenAPI document, the page of documentation and the reference in `docs/api.md` follow
+from these rows, and from the types that they name. A new endpoint is a module with its handler and
+the types of its body and its answer, a row here, and the reference that `python -m tests.api_page`
+writes; besides, it has a test.
+"""
+
+from services.frontend.http.anthropic import errors as anthropic_errors
+from services.frontend.http.anthropic.answer import AnthropicMessage
+from services.frontend.http.anthropic.count import TokenCount, count_tokens
+from services.frontend.http.anthropic.request import CountBody, MessagesBody
+from services.frontend.http.docs import handlers
+from services.frontend.http.openai.chat_answer import ChatChunk, ChatCompletion
+from services.frontend.http.openai.chat_request import ChatBody
+from services.frontend.http.openai.completion_answer import Completion
+from services.frontend.http.openai.completion_request import CompletionBody
+from services.frontend.http.openai.models import Model, ModelList, list_models, retrieve_model
+from services.frontend.http.openai.tokens import (
+    DetokenizeBody,
+    Text,
+    TokenizeBody,
+    Tokens,
+    detokenize,
+    tokenize,
+)
+from services.frontend.http.operations import pipeline_page, probes
+from services.frontend.http.operations.probes import Status, Version
+from services.frontend.http.protocol.route import (
+    RESUMING,
+    Access,
+    Route,
+    generate,
+    get,
+    post,
+    probe,
+)
+from services.frontend.http.responses.answer import Response
+from services.frontend.http.responses.request import ResponsesBody
+from services.frontend.http.transport.media_types import EVENTS, HTML
+
+OPENAPI_PATH = "/openapi.json"
+
+_CHUNKS = (
+    "With `stream`. The data of each event is a `{}`, or an `Error` that ends the stream; the last "
+    "one of a stream that ends well is `[DONE]`."
+)
+_NAMED_EVENTS = "With `stream`. Events have a name, which is their `type`, too; the last is {}."
+
+_OPENAI = (
+    get(
+        "/v1/models",
+        list_models,
+        ModelList,
+        description="Lists the names of the one model.",
+    ),
+    get(
+        "/v1/models/{model:path}",
+        retrieve_model,
+        Model,
+        description="Describes the model, by one of its names.",
+        errors=(404,),
+        parameters=(
+            {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}},
+        ),
+    ),
+    generate(
+        "/v1/completions",
+        CompletionBody,
+        Completion,
+        name="createCompletion",
+        description="Continues texts or tokens.",
+        stream=_CHUNKS.format("Completion"),
+        chunk=Completion,
+        parameters=(RESUMING,),
+    ),
+    generate(
+        "/v1/chat/completions",
+        ChatBody,
+        ChatCompletion,
+        name="createChatCompletion",
+        description="Continues a conversation.",
+        stream=_CHUNKS.format("ChatChunk"),
+        chunk=ChatChunk,
+        parameters=(RESUMING,),
+    ),
+    post(
+        "/tokenize",
+        tokenize,
+        TokenizeBody,
+        Tokens,
+        description="Makes tokens of a text or a conversation.",
+    ),
+    post(
+        "/detokenize",
+        detokenize,
+        DetokenizeBody,
+        Text,
+        description="Makes a text of tokens.",
+    ),
+)
+
+_OTHER_PROTOCOLS = (
+    generate(
+        "/v1/responses",
+        ResponsesBody,
+        Response,
+        name="createResponse",
+        description="Continues a conversation, in OpenAI's protocol for agents.",
+        stream=_NAMED_EVENTS.format(
+            "`response.completed`, `response.incomplete` or `response.failed`, which has the "
+            "`Response`"
+        ),
+    ),
+    generate(
+        "/v1/messages",
+        MessagesBody,
+        AnthropicMessage,
+        name="createMessage",
+        description="Continues a conversation, in Anthropic's protocol.",
+        stream=_NAMED_EVENTS.format("`message_stop`, or `error` with an `AnthropicError`"),
+        dialect=anthropic_errors.DIALECT,
+    ),
+    post(
+        "/v1/messages/count_tokens",
+        count_tokens,
+        CountBody,
+        TokenCount,
+        checks_room=True,
+        description="Counts the tokens that a conversation would start with.",
+        dialect=anthropic_errors.DIALECT,
+    ),
+)
+
+_WATCHING = (
+    Route(
+        method="GET",
+        path="/pipeline/events",
+        handler=pipeline_page.watch,
+        name="watchPipeline",
+        description="Streams the scheduler's view, one JSON object per change, until the client "
+        "goes; with `?decisions=true` also what the scheduling core is told. Only where the "
+        "setting `page` is on; with API keys, for accounts that `may_watch`.",
+        access=Access.WATCH,
+        media_type=EVENTS,
+        parameters=(
+            {
+                "name": pipeline_page.DECISIONS,
+                "in": "query",
+                "schema": {"type": "boolean", "default": False},
+                "description": "Whether to tell also what the scheduling core is told.",
+            },
+        ),
+    ),
+    Route(method="GET", path="/", handler=pipeline_page.index, access=Access.ANY, media_type=HTML),
+    Route(method="GET", path="/page/{name:path}", handler=pipeline_page.file, access=Access.ANY),
+)
+
+_OF_SERVER = (
+    probe(
+        "/health",
+        probes.health,
+        Status,
+        description="Says that the process is up; needs no key.",
+    ),
+    probe(
+        "/ready",
+        probes.ready,
+        Status,
+        description="Says whether requests would be taken; needs no key.",
+    ),
+    probe(
+        "/serving",
+        probes.serving,
+        Status,
+        description="Says whether requests get tokens, or why not; needs no key.",
+    ),
+    get(
+        "/version",
+        probes.version,
+        Version,
+        description="Tells the server's version; needs no key.",
+        access=Access.ANY,
+    ),
+    Route(
+        method="GET",
+        path=OPENAPI_PATH,
+        handler=handlers.openapi,
+        name="openapi",
+        description="Describes these routes; needs no key.",
+        access=Access.ANY,
+    ),
+    Route(
+        method="GET",
+        path="/docs",
+        handler=handlers.docs,
+        name="docs",
+        description="Shows the description of these routes as a page; needs no key.",
+        access=Access.ANY,
+        media_type=HTML,
+    ),
+)
+
+ROUTES = (*_OPENAI, *_OTHER_PROTOCOLS, *_OF_SERVER)
+"""What each server serves."""
+
+ALL_ROUTES = (*_OPENAI, *_OTHER_PROTOCOLS, *_WATCHING, *_OF_SERVER)
+"""What a server serves that has the page."""

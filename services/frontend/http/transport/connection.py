@@ -1,0 +1,328 @@
+"""A client's HTTP/1 connection: it reads requests within limits, and uvicorn writes the answers.
+
+A connection bounds what its client sends before that costs anything: it feeds the parser small
+pieces, and feeds no more while a request waits for its answer. What breaks a limit is answered, if
+nothing else is being answered, and the connection ends.
+
+uvicorn runs the app for each request and writes its answer, see `request_cycle.py`.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+
+from uvicorn.protocols.http.flow_control import FlowControl
+
+from services.frontend.http.transport.connection_limits import ConnectionPlace
+from services.frontend.http.transport.connection_refusal import Refused, answer
+from services.frontend.http.transport.gathering_transport import GatheringTransport
+from services.frontend.http.transport.request_cycle import ends_of
+from services.frontend.http.transport.request_parser import RequestParser
+from services.frontend.http.transport.request_queue import RequestQueue
+from services.frontend.http.transport.server_state import ServerState
+from services.frontend.http.transport.unread_output import UnreadOutput
+from services.frontend.request.refusals import Refusal
+
+PIECE_BYTES = 4096
+"""Number of bytes that the parser gets at once: no more than 150 requests are in them."""
+
+MAX_AHEAD_BYTES = 64 * 2**10
+"""Number of bytes that a client may send ahead of an answer; beyond that, nothing more is read from
+it."""
+
+AHEAD_S = 0.001
+"""Seconds between an answer and a request that was sent ahead of it, so that thousands of such
+requests do not keep the loop busy."""
+
+LARGE_READ_BYTES = 16 * 2**10
+"""Number of bytes of a read after which other connections have their turn before more is read."""
+
+PARSE_S = 0.001
+"""Seconds of parsing after which other connections have their turn: chunks of one byte each take a
+hundred times as long as one large chunk."""
+
+MAX_DROPPED_BYTES = 2**20
+"""Number of bytes that are read, and dropped, after a refusal; beyond that, nothing more is read
+from the client."""
+
+GOODBYE_S = 1.0
+"""Seconds that a client has to read a refusal, or to answer the goodbye of TLS; less than
+`server.FINISH_S`."""
+
+
+class HttpConnection(asyncio.Protocol):
+    """A client's connection, within limits."""
+
+    def __init__(self, server: ServerState, place: ConnectionPlace | None) -> None:
+        """Prepares for a connection with a place, or with None if there is none for it."""
+        self._server = server
+        self._limits = server.limits
+        self._refusals = server.refusals
+        self._shares = server.shares
+        self._place = place
+        self._loop = asyncio.get_running_loop()
+        self._ahead = bytearray()  # what came and is not parsed yet
+        self._is_ahead_paused = False
+        self._waits_to_parse = False
+        self._is_over = False  # refused or lost: nothing is parsed any more
+        self._n_dropped = 0  # bytes that came after that
+        self._unread: UnreadOutput | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._awaited: Callable[[], None] | None = None
+
+    # Transport
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begins to read from a new connection if it has a place, and refuses it if not."""
+        self._transport = GatheringTransport(
+            transport, self._server.writes, self._shares.reads, on_close=self._closing
+        )
+        self._flow = FlowControl(self._transport)
+        self._requests = RequestQueue(
+            self._server,
+            self._transport,
+            self._flow,
+            ends=ends_of(transport),
+            place=self._place,
+            on_answered=self._read_ahead,
+        )
+        self._parser = RequestParser(self._limits, self._requests)
+        self._unread = UnreadOutput(
+            self._transport,
+            self._loop,
+            limit_s=self._limits.send_limit_s,
+            budget=self._server.budget,
+            refusals=self._refusals,
+        )
+        self._server.connections.add(self)
+        if self._place is not None:
+            self._place.abort = self._transport.abort
+        else:
+            self._place = self._server.places.stand(self._transport.abort)
+            self._end(HTTPStatus.SERVICE_UNAVAILABLE, "there are too many connections")
+        self._watch_client()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends everything that waits for the client."""
+        self._is_over = True
+        self._ahead.clear()
+        self._await(None)
+        if self._unread is not None:
+            self._unread.close()
+        if self._place is not None:
+            self._place.leave()
+        if self._requests.disconnect():
+            self._shares.requests.take(self._end_request)
+        else:
+            self._end_request()
+
+    def _end_request(self) -> None:
+        """Ends the request that is being answered, if there is one."""
+        self._requests.end_current()
+        self._flow.resume_writing()  # for an app that waits to write
+        self._server.end_connection(self)
+        self._break_cycles()
+
+    def _break_cycles(self) -> None:
+        """Lets go of what refers back to this connection, whose memory is then free at once. A
+        garbage collector that finds it later holds up every stream meanwhile."""
+        self._place = self._unread = None
+        self._requests.clear()
+        self._parser.close()
+        self._transport.detach()
+
+    def pause_writing(self) -> None:
+        """Notes that the client does not keep up."""
+        self._flow.pause_writing()
+        if self._unread is not None:
+            self._unread.begin()
+
+    def resume_writing(self) -> None:
+        """Notes that the client has caught up."""
+        self._flow.resume_writing()
+        if self._unread is not None:
+            self._unread.end()
+
+    def finish(self) -> None:
+        """Closes the connection if it is idle, else with its answer. The end of a TLS connection
+        needs a goodbye from both sides, and a client with an idle connection in a pool does not
+        look at it: the goodbye is waited for only for GOODBYE_S."""
+        if (cycle := self._requests.last) is None:
+            self._transport.close()
+        else:
+            cycle.keep_alive = False
+        if self._transport.is_closing():
+            self._loop.call_later(GOODBYE_S, self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        """Aborts a connection that has nothing more to send. If it has, `UnreadOutput` watches
+        it."""
+        if not self._transport.get_write_buffer_size():
+            self._transport.abort()
+
+    def _closing(self) -> None:
+        if self._unread is not None:
+            self._unread.closing()
+
+    # What comes from the client
+
+    def data_received(self, data: bytes) -> None:
+        """Parses what comes, unless it must wait for an answer or for a turn."""
+        if self._is_over:
+            self._drop(data)
+            return
+        if not self._ahead and len(data) <= PIECE_BYTES and not self._is_answering:
+            self._parse(data)  # nearly always
+        else:
+            self._ahead += data
+            self._parse_ahead()
+            if len(data) > LARGE_READ_BYTES and not self._flow.read_paused:
+                self._let_others_read()
+        self._watch_client()
+
+    def _let_others_read(self) -> None:
+        """Resumes reading in its next turn."""
+        if not self._is_ahead_paused:
+            self._transport.pause_reading()
+            self._transport.resume_reading()
+
+    def _drop(self, data: bytes) -> None:
+        """Drops what comes after a refusal, since some clients read only when they have sent
+        everything."""
+        self._n_dropped += len(data)
+        if self._n_dropped > MAX_DROPPED_BYTES:
+            self._transport.pause_reading()
+        else:
+            self._let_others_read()
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether a whole request has come and its answer is not complete."""
+        return not self._parser.is_in_body and self._requests.last is not None
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether the last request is answered, and nothing of the next one has come."""
+        is_answered = not self._requests.is_empty and self._requests.last is None
+        return is_answered and not (self._parser.has_begun or self._ahead)
+
+    def _parse_ahead(self) -> None:
+        until_s = time.perf_counter() + PARSE_S
+        while self._ahead and not self._is_answering and not self._is_over:
+            piece = bytes(self._ahead[:PIECE_BYTES])
+            del self._ahead[:PIECE_BYTES]
+            self._parse(piece)
+            if time.perf_counter() > until_s:
+                self._parse_later()
+                break
+        if len(self._ahead) > MAX_AHEAD_BYTES:
+            self._is_ahead_paused = True
+            self._transport.pause_reading()
+        elif self._is_ahead_paused:
+            self._is_ahead_paused = False
+            if not self._flow.read_paused:  # else once the app has read the body
+                self._transport.resume_reading()
+
+    def _parse_later(self) -> None:
+        """Goes on parsing in the next turn, of which at most one is taken at a time."""
+        if not self._waits_to_parse:
+            self._waits_to_parse = True
+            self._loop.call_soon(self._shares.reads.take, self._parse_in_turn)
+
+    def _parse_in_turn(self) -> None:
+        self._waits_to_parse = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._ahead and not self._is_over:
+            self._parse_ahead()
+            self._watch_client()
+
+    def _parse(self, piece: bytes) -> None:
+        try:
+            self._parser.feed(piece)
+        except Refused as refused:
+            self._refuse(refused)
+
+    def _read_ahead(self) -> None:
+        """Goes on with what the client has sent ahead, once all requests are answered."""
+        if self._ahead:
+            self._loop.call_later(AHEAD_S, self._go_on)
+        self._watch_client()
+
+    # Limits
+
+    def _watch_client(self) -> None:
+        """Sets the timer for what the client has to send next, if anything: a request, the rest of
+        a head, or of a body that has been answered already."""
+        if self._is_over:
+            return
+        if self._parser.is_in_body:
+            if self._requests.last is None:
+                self._await(self._miss_body, self._limits.body_limit_s)
+            else:
+                self._await(None)
+        elif self._is_idle:
+            self._await(self._transport.close, self._limits.idle_limit_s)
+        elif not self._is_answering and (self._parser.has_begun or self._requests.is_empty):
+            self._await(self._miss_head, self._limits.head_limit_s)
+        else:
+            self._await(None)
+
+    def _await(self, then: Callable[[], None] | None, limit_s: float = 0.0) -> None:
+        """Calls `then` in `limit_s` seconds, unless something else is awaited before; it keeps the
+        time of what is awaited already."""
+        if then == self._awaited:
+            return
+        self._awaited = then
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if then is not None:
+            self._timer = self._loop.call_later(limit_s, then)
+
+    def _miss_head(self) -> None:
+        self._refuse(
+            Refused(
+                HTTPStatus.REQUEST_TIMEOUT,
+                f"the request line and headers did not come in {self._limits.head_limit_s:g} s",
+                Refusal.HEAD_TIMEOUT,
+            )
+        )
+
+    def _miss_body(self) -> None:
+        self._refusals[Refusal.BODY_TIMEOUT] += 1
+        self._transport.abort()
+
+    def _refuse(self, refused: Refused) -> None:
+        """Ends the connection: with an answer, if no other answer is being sent, else after that
+        one."""
+        self._is_over = True
+        self._refusals[refused.reason] += 1
+        cycle = self._requests.last
+        if self._parser.is_in_body:
+            if cycle is None or self._requests.has_waiting or cycle.response_started:
+                self._transport.abort()
+            else:
+                self._end(refused.status, refused.message)
+                cycle.disconnected = True  # the rest of the body will never come
+                self._requests.end_current()
+        elif cycle is None:
+            self._end(refused.status, refused.message)
+        else:  # the client has sent it ahead
+            cycle.keep_alive = False
+
+    def _end(self, status: HTTPStatus, message: str) -> None:
+        """Sends an answer and closes the connection. A client that is still sending would lose the
+        answer if its connection were closed at once, so its data is read a little longer."""
+        self._is_over = True
+        self._ahead.clear()
+        self._await(None)
+        self._transport.write(answer(status, message))
+        if self._transport.can_write_eof() and self._place is not None:
+            self._place.set_waiting()
+            self._transport.write_eof()
+            self._loop.call_later(GOODBYE_S, self._transport.abort)
+        else:
+            self._transport.close()

@@ -1,0 +1,58 @@
+"""Sends pieces of answers as events as soon as their tokens come."""
+
+from collections.abc import Callable, Iterable
+
+from services.frontend.generation.answer import Piece
+from services.frontend.http.transport.chunk_writer import ChunkWriter
+from services.frontend.http.transport.event_output import EventOutput
+from services.frontend.http.transport.event_stream import Event
+
+ToEvents = Callable[[Piece], Iterable[Event]]
+"""A function that returns the events of a piece."""
+
+ToTextEvent = Callable[[int, str], Event | None]
+"""A function that returns the only event of new text of an answer; None if there may be several
+events."""
+
+
+class EventOutlet:
+    """The outlet of a stream of events."""
+
+    __slots__ = ("_chunks", "_flow", "_to_events", "_to_text_event")
+
+    def __init__(
+        self,
+        chunks: ChunkWriter,
+        to_events: ToEvents,
+        to_text_event: ToTextEvent,
+    ) -> None:
+        self._chunks = chunks
+        self._flow = chunks.flow
+        self._to_events = to_events
+        self._to_text_event = to_text_event
+
+    @classmethod
+    def of(
+        cls, output: EventOutput, to_events: ToEvents, to_text_event: ToTextEvent
+    ) -> "EventOutlet | None":
+        """Returns the outlet of an output whose headers are sent; None if the output has no writer
+        of chunks."""
+        return None if output.chunks is None else cls(output.chunks, to_events, to_text_event)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client keeps up."""
+        return not self._flow.write_paused
+
+    def take(self, piece: Piece) -> None:
+        """Sends the events of a piece."""
+        for event in self._to_events(piece):
+            self._chunks.write(event)
+
+    def take_text(self, index: int, text: str) -> None:
+        """Sends the events of new text."""
+        event = self._to_text_event(index, text)
+        if event is None:
+            self.take(Piece(index, text))
+        else:
+            self._chunks.write(event)

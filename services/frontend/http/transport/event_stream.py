@@ -1,0 +1,134 @@
+"""An answer that takes long: a watch on the connection of the client, and a stream of events.
+
+When a client goes away, the work for it is cancelled at once, wherever it is. Nothing else cancels
+the work.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from services.common import errors
+from services.frontend.http.transport.chunk_writer import ChunkWriter
+from services.frontend.http.transport.event_output import EventOutput
+
+Result = TypeVar("Result")
+
+
+Event = bytes
+"""A server-sent event as it is written."""
+
+LAST_EVENT_ID = "Last-Event-ID"
+"""Header with the id of the last event that a client has of a stream that broke."""
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+"""Headers of a stream, which ask proxies to pass events on as they come."""
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Awaits the work and returns its result, unless the client goes away meanwhile. The body of
+    the request must have been read.
+
+    Raises:
+        RequestCancelled: the client went away; the work has been cancelled and has ended.
+    """
+    watching = asyncio.ensure_future(_wait_disconnect(receive))
+    try:
+        return await _until(watching, work)
+    finally:
+        watching.cancel()
+
+
+async def _until(gone: asyncio.Future[None], work: Coroutine[Any, Any, Result]) -> Result:
+    """Awaits the work as `while_connected` does. The future is done when the client has gone."""
+    task = asyncio.current_task()
+    assert task is not None
+    has_gone = False
+
+    def leave(gone: asyncio.Future[None]) -> None:
+        nonlocal has_gone
+        if not gone.cancelled():
+            has_gone = True
+            task.cancel()
+
+    gone.add_done_callback(leave)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if has_gone and not task.uncancel():
+            raise errors.RequestCancelled("the client has gone away") from None
+        raise
+    finally:
+        gone.remove_done_callback(leave)
+
+
+async def _wait_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """A response of server-sent events, for as long as the client listens.
+
+    `write` writes the events to the output, which it starts when the request is accepted. An error
+    before that is raised, and so becomes an answer with its own status; a later error becomes the
+    last event, as `explain` describes it. After `comment_s` seconds without an event, a comment is
+    sent.
+    """
+
+    def __init__(
+        self,
+        write: Callable[[EventOutput], Awaitable[None]],
+        *,
+        explain: Callable[[errors.OrcinusError], Event],
+        comment_s: float,
+    ) -> None:
+        self.status_code = 200
+        self.raw_headers = list(HEADERS)
+        self.background = None
+        self._write = write
+        self._explain = explain
+        self._comment_s = comment_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        chunks = ChunkWriter.of(scope)
+        sending = self._send_all(send, chunks)
+        with suppress(errors.RequestCancelled):  # the client has gone
+            if chunks is None:
+                await while_connected(receive, sending)
+            else:
+                chunks.flow.resume_reading()  # a long body may have paused it; the end must be read
+                await _until(chunks.gone, sending)
+
+    async def _send_all(self, send: Send, chunks: ChunkWriter | None) -> None:
+        output = EventOutput(send, self.raw_headers, comment_s=self._comment_s, chunks=chunks)
+        try:
+            await self._write_all(output)
+            await output.end()
+        finally:
+            output.close()
+
+    async def _write_all(self, output: EventOutput) -> None:
+        try:
+            await self._write(output)
+        except errors.OrcinusError as error:
+            if not output.has_started:
+                raise
+            await output.write(self._explain(error))
+
+
+def framed(data: bytes, *, event_id: bytes = b"", name: bytes = b"") -> Event:
+    """Returns an event with data of one line, and with an id or a name if one is given."""
+    if name:
+        return b"event: %b\ndata: %b\n\n" % (name, data)
+    if event_id:
+        return b"id: %b\ndata: %b\n\n" % (event_id, data)
+    return b"data: %b\n\n" % data

@@ -1,0 +1,103 @@
+"""The body of a request, read within the limits of its size, its structure and its time."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from services.common import errors
+from services.frontend.http.transport.json_structure import StructureCount
+from services.frontend.http.transport.request_headers import headers_of
+from services.frontend.request.memory_budget import MemoryBudget, Share
+from services.frontend.request.refusals import Refusal, Refusals
+
+NEARLY_JSON = frozenset(
+    {
+        "",
+        "*/*",
+        "application/octet-stream",
+        "application/x-www-form-urlencoded",
+        "text/javascript",
+        "text/plain",
+    }
+)
+"""Media types with which bodies of JSON are sent by mistake, and the empty one, for a body without
+a type."""
+
+SMALL_BODY_BYTES = 64 * 2**10
+"""Largest size, in bytes, of a body for which a part of the memory budget is kept free of large
+bodies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BodyLimits:
+    """The limits of bodies; `FrontendSettings` explains them."""
+
+    max_bytes: int
+    limit_s: float
+    budget: MemoryBudget
+    refusals: Refusals
+
+    def check_size(self, n_bytes: int) -> None:
+        """Raises TooLarge if a body of `n_bytes` bytes is too large."""
+        if n_bytes > self.max_bytes:
+            self.refusals[Refusal.BODY_TOO_LARGE] += 1
+            raise errors.TooLarge("body", f"must not be larger than {self.max_bytes} bytes")
+
+    def check_room(self, n_bytes: int) -> None:
+        """Raises PoolFull if the memory budget has no room for a body of `n_bytes` bytes. To be
+        called before the body is received."""
+        if self.budget.n_bytes and not self.budget.has_room(n_bytes + self.reserve(n_bytes)):
+            raise self.budget.refuse()
+
+    def reserve(self, n_bytes: int) -> int:
+        """Returns the part of the memory budget, in bytes, that a body of `n_bytes` bytes must
+        leave to small ones."""
+        return 0 if n_bytes <= SMALL_BODY_BYTES else self.budget.max_bytes // 4
+
+
+def check_media(headers: Mapping[str, str]) -> None:
+    """Raises Unsupported if the headers say that the body is compressed, or that it cannot be JSON.
+
+    A type that JSON is often sent as by mistake is taken: what curl says of any data, or a text's.
+    """
+    encoding = headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
+        raise errors.Unsupported("content-encoding", "a body must come as it is")
+    media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type.endswith(("/json", "+json")) or media_type in NEARLY_JSON:
+        return
+    raise errors.Unsupported("content-type", "must be application/json")
+
+
+async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes:
+    """Returns the body. The share of the budget grows as it arrives; a quarter of the budget is
+    left to small bodies, so that these get in while slow uploads of large ones take the rest.
+
+    Raises:
+        Unsupported: it says that it is compressed, or no JSON.
+        TooLarge: it is larger than a body may be, or says that it will be, or has too much
+        structure.
+        TimedOut: it did not come in time.
+        PoolFull: requests take all the memory that they may.
+    """
+    headers = headers_of(request)
+    check_media(headers)
+    declared = headers.get("content-length", "0")
+    n_declared = int(declared) if declared.isdecimal() else 0
+    limits.check_size(n_declared)
+    limits.check_room(n_declared)
+    body, structure = bytearray(), StructureCount(limits.refusals)
+    try:
+        async with asyncio.timeout(limits.limit_s):
+            async for chunk in request.stream():
+                n_bytes = len(body) + len(chunk)
+                limits.check_size(n_bytes)
+                share.grow(len(chunk), leaving=limits.reserve(n_bytes))
+                structure.add(chunk)
+                body += chunk
+    except TimeoutError:
+        limits.refusals[Refusal.BODY_TIMEOUT] += 1
+        raise errors.TimedOut(f"the body did not come in {limits.limit_s:g} s") from None
+    return bytes(body)

@@ -1,0 +1,168 @@
+"""Parses the requests that a client sends over one connection, within limits.
+
+httptools reads HTTP/1 as its pieces come, and calls the methods `on_…` below. The limits are
+checked as the parts of a request appear, before anything of it is kept. A request that asks for an
+upgrade is parsed again without it, since httptools would take its body for the other protocol's;
+HTTP lets a server ignore an upgrade.
+"""
+
+from typing import NamedTuple, Protocol
+
+import httptools
+
+from services.frontend.http.transport.connection_limits import ConnectionLimits
+from services.frontend.http.transport.connection_refusal import Refused, malformed
+from services.frontend.http.transport.incoming_request import IncomingRequest
+
+UPGRADE_HEADERS = frozenset({b"upgrade", b"http2-settings"})
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class RequestHead(NamedTuple):
+    """The request line and the headers of a request."""
+
+    method: str
+    url: bytes
+    version: str
+    """Version of HTTP: `1.0` or `1.1`."""
+    headers: Headers
+    """Names in lower case, with their values, in the order in which they came."""
+    keeps_alive: bool
+    """Whether the client lets the connection stay open after the answer."""
+    expects_continue: bool
+    """Whether the client sends the body only once it is asked to."""
+
+
+class Receiver(Protocol):
+    """Takes the parts of requests in the order in which they come."""
+
+    def begin(self, head: RequestHead) -> None:
+        """Takes the head of a request."""
+
+    def add_body(self, data: bytes) -> None:
+        """Takes the next bytes of the request's body."""
+
+    def end(self) -> None:
+        """Notes that the request has come as a whole."""
+
+
+class RequestParser:
+    """The parser of one connection."""
+
+    def __init__(self, limits: ConnectionLimits, receiver: Receiver) -> None:
+        self._incoming = IncomingRequest(limits)
+        self._receiver = receiver
+        self._url = b""
+        self._headers: Headers = []
+        self._expects_continue = False
+        self._begin_parsing()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of a request has come, and not all of it."""
+        return self._incoming.has_begun
+
+    @property
+    def is_in_body(self) -> bool:
+        """Whether the head of a request has come, and not all of its body."""
+        return self._incoming.is_in_body
+
+    def feed(self, piece: bytes) -> None:
+        """Parses the next bytes that came from the client.
+
+        Raises:
+            Refused: they break a limit or a rule; nothing more may be fed.
+        """
+        while piece:
+            piece = self._feed(piece)
+
+    def close(self) -> None:
+        """Ends parsing. The parser and what it calls refer to each other: without this, their
+        memory would wait for the garbage collector."""
+        del self._parser
+
+    def _begin_parsing(self) -> None:
+        self._parser = httptools.HttpRequestParser(self)
+        # A request after one that wants the connection closed is no error: the answer comes first.
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _feed(self, piece: bytes) -> bytes:
+        """Parses bytes, and returns the bytes to be parsed next: none, except after an upgrade."""
+        mark = self._incoming.mark()
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._without_upgrade() + piece[upgrade.args[0] :]
+        except httptools.HttpParserError as error:
+            if isinstance(error.__context__, Refused):
+                raise error.__context__ from None
+            raise malformed("this is not HTTP/1.1") from None
+        self._incoming.add_piece(len(piece), since=mark)
+        return b""
+
+    def _without_upgrade(self) -> bytes:
+        """Returns the head that has just been parsed, without its upgrade, for a new parser."""
+        version = self._parser.get_http_version()
+        lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version.encode())]
+        for name, value in self._headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if _is_kept(token.lower()))
+            if name not in UPGRADE_HEADERS:
+                lines.append(b"%b: %b" % (name, value))
+        self._begin_parsing()
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    # Called by httptools
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._expects_continue = b"", [], False
+        self._incoming.begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._incoming.add_url(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._incoming.is_in_body:  # a trailer, which no endpoint reads
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._expects_continue = True
+        self._headers.append((name, value))
+        self._incoming.add_header(name, value, n_headers=len(self._headers))
+
+    def on_headers_complete(self) -> None:
+        version = self._parser.get_http_version()
+        self._incoming.check_head(version)
+        method = self._parser.get_method()
+        if self._parser.should_upgrade():
+            if method == b"CONNECT":
+                raise malformed("this is no proxy")
+            return  # the head comes again without its upgrade
+        self._receiver.begin(
+            RequestHead(
+                method.decode("ascii"),
+                self._url,
+                version,
+                self._headers,
+                version != "1.0" and self._parser.should_keep_alive(),
+                self._expects_continue,
+            )
+        )
+        self._incoming.begin_body()
+
+    def on_body(self, data: bytes) -> None:
+        self._receiver.add_body(data)
+        self._incoming.add_body(len(data))
+
+    def on_message_complete(self) -> None:
+        if self._parser.should_upgrade():
+            return
+        self._receiver.end()
+        self._incoming.end()
+
+
+def _is_kept(connection_token: bytes) -> bool:
+    return connection_token != b"upgrade" and connection_token not in UPGRADE_HEADERS

@@ -1,0 +1,55 @@
+"""What all connections of one HTTP server share, and what is under way on them."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from starlette.types import ASGIApp
+
+from services.frontend.http.transport.connection_limits import ConnectionLimits, ConnectionPlaces
+from services.frontend.http.transport.gathering_transport import WriteRound
+from services.frontend.http.transport.loop_shares import LoopShares
+from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.refusals import Refusals
+
+
+class OpenConnection(Protocol):
+    """A connection that a server has accepted."""
+
+    def finish(self) -> None:
+        """Closes the connection if it is idle, else with its answer."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """The app, limits and shares of one server, its open connections and its running requests."""
+
+    app: ASGIApp
+    limits: ConnectionLimits
+    places: ConnectionPlaces
+    budget: MemoryBudget
+    """Memory for output that clients do not read."""
+    refusals: Refusals
+    writes: WriteRound
+    shares: LoopShares
+    connections: set[OpenConnection] = field(default_factory=set)
+    """Connections that are open, or whose request has not ended yet."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Tasks that run the app, one for each request that is being answered."""
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def end_connection(self, connection: OpenConnection) -> None:
+        """Notes that a connection is lost and its request has ended."""
+        self.connections.discard(connection)
+        self._ended.set()
+
+    def end_task(self, task: asyncio.Task[None]) -> None:
+        """Notes that the app has ended a request."""
+        self.tasks.discard(task)
+        self._ended.set()
+
+    async def wait_idle(self) -> None:
+        """Waits until there are neither connections nor requests."""
+        while self.connections or self.tasks:
+            self._ended.clear()
+            await self._ended.wait()

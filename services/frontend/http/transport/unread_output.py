@@ -1,0 +1,90 @@
+"""Output that a client does not read: it counts in the memory budget, and has a time limit.
+
+While a client keeps up, nothing is done. The transport reports when its buffer exceeds its
+high-water mark of 64 KiB. From then until the buffer is nearly empty, a timer checks every
+`limit_s` seconds whether at least `MIN_READ_BYTES` have left the buffer. A client that reads a byte
+now and then is cut off like one that reads nothing: the slowest client that is served reads 16 KiB
+in `limit_s`.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from services.common import errors
+from services.frontend.request.memory_budget import MemoryBudget
+from services.frontend.request.refusals import Refusal, Refusals
+
+MIN_READ_BYTES = 16 * 2**10
+"""Number of bytes that a client that does not keep up must read in each `limit_s` seconds."""
+
+
+class UnreadOutput:
+    """The watch on the unread output of one connection."""
+
+    def __init__(
+        self,
+        transport: asyncio.WriteTransport,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        limit_s: float,
+        budget: MemoryBudget,
+        refusals: Refusals,
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._limit_s = limit_s
+        self._share = budget.share()
+        self._refusals = refusals
+        self._timer: asyncio.Handle | None = None
+        self._is_stalled = False
+
+    def begin(self) -> None:
+        """Notes that the buffer of the transport exceeds its high-water mark."""
+        self._is_stalled = True
+        try:
+            self._share.grow(self._transport.get_write_buffer_size())
+        except errors.PoolFull:  # the budget has no memory left for unread output
+            self._timer = self._loop.call_soon(
+                self._give_up
+            )  # not at once, since the transport is writing
+        else:
+            self._wait(self._check)
+
+    def end(self) -> None:
+        """Notes that the buffer is nearly empty."""
+        self._is_stalled = False
+        self._cancel()
+        if self._transport.is_closing():
+            self.closing()
+
+    def closing(self) -> None:
+        """Notes that the transport will close once its buffer is empty."""
+        if not self._is_stalled and self._transport.get_write_buffer_size():
+            self._wait(self._give_up)
+
+    def close(self) -> None:
+        """Ends the watch, since the connection is lost."""
+        self._cancel()
+
+    def _check(self) -> None:
+        n_unread = self._transport.get_write_buffer_size()
+        n_read = self._share.n_bytes - n_unread
+        if n_read < MIN_READ_BYTES:
+            self._give_up()
+            return
+        self._share.shrink(n_read)
+        self._wait(self._check)
+
+    def _give_up(self) -> None:
+        self._cancel()
+        self._refusals[Refusal.UNREAD] += 1
+        self._transport.abort()
+
+    def _wait(self, then: Callable[[], None]) -> None:
+        self._timer = self._loop.call_later(self._limit_s, then)
+
+    def _cancel(self) -> None:
+        self._share.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,138 @@
+/** @import {WatchEvent, EpochEvent, RequestEvent, IterationEvent, PoolEvent, FiguresEvent, Turn} from "./events.js" */
+
+/** Seconds for which iterations, ended requests and figures are kept. */
+export const KEPT_S = 300;
+const MAX_MARKS = 100;
+const MAX_KEPT_ITERATIONS = 20_000;
+
+/**
+ * @typedef {{number: number, request_id: string, account: string, priority: number, n_prompt_tokens: number,
+ *   max_new_tokens: number, n_generated_tokens: number, n_cached_tokens: number, turn: Turn, reason: string,
+ *   turns: {t: number, turn: Turn}[], first_token_s: number | null}} Request
+ *
+ * @typedef {{t: number, kind: string, text: string}} Mark
+ */
+
+/**
+ * The view of a pipeline as far as it has been told. The server has added everything up; here it is kept
+ * to be drawn. It knows no page and no clock; what is older than `keptS` before the latest change is
+ * forgotten.
+ */
+export class View {
+  /** @param {number} keptS */
+  constructor(keptS = KEPT_S) {
+    this.keptS = keptS;
+    /** @type {EpochEvent | null} */
+    this.epoch = null;
+    /** @type {Map<number, Request>} */
+    this.requests = new Map();
+    /** @type {IterationEvent[]} in the order in which they returned */
+    this.iterations = [];
+    /** @type {PoolEvent | null} */
+    this.pool = null;
+    /** @type {Mark[]} */
+    this.marks = [];
+    /** @type {FiguresEvent[]} one a second, the latest at the end */
+    this.figures = [];
+    this.latest = 0;
+  }
+
+  /**
+   * Takes in a change. One that is known already, since a stream has begun anew, changes nothing.
+   *
+   * @param {WatchEvent} event
+   */
+  apply(event) {
+    this.latest = Math.max(this.latest, event.t);
+    switch (event.type) {
+      case "epoch": this.#begin(event); break;
+      case "request": this.#turn(event); break;
+      case "iteration": this.#run(event); break;
+      case "pool": this.pool = event; this.#count(event.running, event.n_generated); break;
+      case "mark": this.mark(event.t, event.kind, event.text ?? ""); break;
+      case "figures": if (event.t > (this.figures.at(-1)?.t ?? 0)) this.figures.push(event); break;
+    }
+  }
+
+  /**
+   * Notes something that explains what is seen around it. An epoch is marked once.
+   *
+   * @param {number} t
+   * @param {string} kind
+   * @param {string} text
+   */
+  mark(t, kind, text) {
+    const isKnown = this.marks.some((mark) => mark.kind === kind && (kind === "epoch" ? mark.text === text : mark.t === t));
+    if (isKnown) return;
+    this.marks.push({ t, kind, text });
+    if (this.marks.length > MAX_MARKS) this.marks.shift();
+  }
+
+  /** Forgets the requests, before all that there are are told anew; history stays. */
+  forgetRequests() {
+    this.requests.clear();
+    this.pool = null;
+  }
+
+  /** Forgets what is too old. */
+  prune() {
+    const oldest = this.latest - this.keptS;
+    const kept = this.iterations.findIndex((it) => it.sent + it.round_trip_s >= oldest);
+    const n = Math.max(kept < 0 ? this.iterations.length : kept, this.iterations.length - MAX_KEPT_ITERATIONS);
+    if (n > 0) this.iterations.splice(0, n);
+    for (const [number, request] of this.requests) {
+      if (request.turn === "ended" && sinceOf(request) < oldest) this.requests.delete(number);
+    }
+    while (this.figures.length && this.figures[0].t < oldest) this.figures.shift();
+    while (this.marks.length && this.marks[0].t < oldest) this.marks.shift();
+  }
+
+  /** @param {EpochEvent} event */
+  #begin(event) {
+    if (this.epoch !== null && this.epoch.term !== event.term) this.requests.clear();
+    this.epoch = event;
+    this.mark(event.t, "epoch", event.text);
+  }
+
+  /** @param {RequestEvent} event */
+  #turn({ t, type: _, ...fields }) {
+    const request = this.requests.get(fields.number) ?? {
+      number: fields.number, request_id: "", account: "", priority: 0, n_prompt_tokens: 0, max_new_tokens: 0,
+      n_generated_tokens: 0, n_cached_tokens: 0, turn: fields.turn, reason: "", turns: [], first_token_s: null,
+    };
+    this.requests.set(fields.number, Object.assign(request, fields));
+    if (request.turns.at(-1)?.turn !== fields.turn) request.turns.push({ t, turn: fields.turn });
+  }
+
+  /** @param {IterationEvent} event */
+  #run(event) {
+    if (event.sent <= (this.iterations.at(-1)?.sent ?? 0)) return;
+    this.iterations.push(event);
+    this.#count(event.numbers, event.n_generated);
+    for (const [number, seconds] of event.first_tokens) {
+      const request = this.requests.get(number);
+      if (request) request.first_token_s = seconds;
+    }
+  }
+
+  /**
+   * @param {number[]} numbers
+   * @param {number[]} nGenerated
+   */
+  #count(numbers, nGenerated) {
+    numbers.forEach((number, i) => {
+      const request = this.requests.get(number);
+      if (request) request.n_generated_tokens = nGenerated[i];
+    });
+  }
+}
+
+/**
+ * Returns when a request came to be what it is.
+ *
+ * @param {Request} request
+ * @returns {number}
+ */
+export function sinceOf(request) {
+  return request.turns[request.turns.length - 1].t;
+}

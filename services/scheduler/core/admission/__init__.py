@@ -1,0 +1,1 @@
+"""Admission: which requests may wait, for how long, and which begin with a batch."""

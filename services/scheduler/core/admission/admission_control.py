@@ -1,0 +1,189 @@
+"""Admission control: a request whose first token would come too late is refused at once.
+
+Too late is after the goal that all requests have, where there is one, or after the request's own
+deadline. The client of a refused request may ask elsewhere, or again when the forecast says.
+Without admission control all requests would wait, at ten times the capacity nearly all of them in
+vain. No request is refused while none waits before it, nor before enough is known; a request that
+was taken is not refused later.
+
+A forecast may be off, mostly in the same direction for a while. So the goal is compared with the
+forecast plus an allowance, by which 99 of 100 first tokens have come no later. The allowance moves
+a little with each first token, and is never more than half of the goal, so that it cannot by itself
+make all requests late. A tenth of the goal is left for the ways from the client and back, of which
+nothing is known here: under overload a request is taken that waits for nearly as long as it may,
+and it would be late by the time that these ways take. It costs nothing while requests wait.
+
+Points in time are given by the caller, in seconds.
+"""
+
+from services.common.errors import PoolFull
+from services.scheduler.core.admission.backlog import NOTHING, Backlog
+from services.scheduler.core.admission.expected_output import ExpectedOutput
+from services.scheduler.core.admission.forecast import Forecast, Machine
+from services.scheduler.core.order.order import Order
+from services.scheduler.core.request import Request
+
+RETRY_AFTER_S = 0.001
+"""Least number of seconds after which a client may try again."""
+
+ON_TIME = 0.99
+"""Fraction of first tokens that come no later than forecast plus allowance."""
+
+STEP = 1 / 32
+"""Largest step of the allowance with one first token, as a fraction of the goal."""
+
+TELLING = 0.5
+"""The allowance learns from forecasts of at least this fraction of the longest wait that is
+accepted."""
+
+STEADINESS = 1 / 8
+"""Each first token that is forecast and has not come makes steps smaller by this fraction."""
+
+FIRST_ALLOWANCE = 1 / 8
+"""The allowance at first, as a fraction of the goal."""
+
+MAX_ALLOWANCE = 0.5
+"""The largest allowance, as a fraction of the goal."""
+
+WAYS = 0.1
+"""Fraction of the goal that is left for the frontend and the network, before and after."""
+
+LOOK_S = 0.25
+"""Seconds between two looks at waiting requests with a deadline."""
+
+N_LOOKED_AT = 1024
+"""Largest number of requests that are looked at, in order."""
+
+SURELY = 0.5
+"""A waiting request is given up if it would be late even after this fraction of its forecast."""
+
+
+class TooLate(PoolFull):
+    """The request would have its first token too late."""
+
+    def __init__(self, message: str, *, retry_after_s: float, account_s: float = 0.0) -> None:
+        """For `account_s` seconds all requests of the same account and of this priority or a lower
+        one would be too late, however short they are."""
+        super().__init__(message, retry_after_s=retry_after_s)
+        self.account_s = account_s
+
+
+class AdmissionControl:
+    """Decides whether a request that arrives now may wait."""
+
+    def __init__(
+        self,
+        *,
+        goal_s: float | None,
+        is_fair: bool,
+    ) -> None:
+        """`goal_s` is the time in which requests should have their first tokens; None where only
+        their own deadlines count. `is_fair` says whether the order heeds priorities and clients."""
+        self.goal_s = goal_s
+        self.allowance_s = 0.0 if goal_s is None else FIRST_ALLOWANCE * goal_s
+        """Seconds that are added to forecasts."""
+        self.expected = ExpectedOutput()
+        """What is known of the outputs of requests."""
+        self.backlog = Backlog(self.expected, is_fair=is_fair)
+        """The work that waits; the pool keeps the backlog up to date."""
+        self.forecast = Forecast(self.expected)
+        """What is known of the pipeline."""
+        self._foretold: dict[
+            Request, tuple[float, float]
+        ] = {}  # when the forecast was made, and its seconds
+        self._look_at = 0.0
+
+    def open(self, machine: Machine) -> None:
+        """Begins anew with a pipeline whose speed is not known yet; forecasts for the last pipeline
+        are dropped."""
+        self.forecast.open(machine)
+        self._foretold.clear()
+
+    def check(self, request: Request, now: float) -> float:
+        """Checks that a request would begin in time; returns the forecast of the seconds until its
+        first token, 0 if there is no forecast or the request may wait for ever.
+
+        Raises:
+            TooLate: the request would begin too late; the error says when to try again.
+        """
+        if self.goal_s is None and request.deadline is None:
+            return 0.0
+        before = self.backlog.before(request)
+        if before.n_requests < 1 or not self.forecast.is_known:
+            return 0.0
+        others_s = self.forecast.first_token_s(before, NOTHING, now)
+        wait_s = self.forecast.first_token_s(before, self.backlog.work_of(request), now)
+        over_s = 0.0 if request.deadline is None else now + others_s - request.deadline
+        account_s = 0.0
+        if self.goal_s is not None:
+            goal_s = self._longest_wait_s(self.goal_s)
+            if wait_s - others_s > goal_s:  # no request of its length would ever be taken
+                wait_s = others_s
+            over_s = max(over_s, wait_s - goal_s)
+            account_s = max(0.0, others_s - goal_s)
+        if over_s > 0:
+            raise TooLate(
+                f"the first token would come after about {wait_s:.2g} s, which is too late",
+                retry_after_s=max(RETRY_AFTER_S, over_s),
+                account_s=account_s,
+            )
+        return wait_s
+
+    def note_waiting(self, request: Request, *, has_begun: bool) -> None:
+        """Notes that a request waits; one that has begun comes before all others."""
+        self.backlog.add(request, has_begun=has_begun)
+
+    def note_not_waiting(self, request: Request) -> None:
+        """Notes that a request waits no longer: it is admitted, or has ended."""
+        self.backlog.remove(request)
+
+    def note_submitted(self, request: Request, wait_s: float, now: float) -> None:
+        """Notes that a request is in the pool, for which `check` has returned `wait_s`."""
+        if self.goal_s is None:
+            return
+        if wait_s > TELLING * self._longest_wait_s(self.goal_s):
+            self._foretold[request] = now, wait_s
+
+    def note_first_token(self, request: Request, now: float) -> None:
+        """Notes that a request has its first token, and learns from the error of its forecast."""
+        foretold = self._foretold.pop(request, None)
+        if foretold is None or self.goal_s is None:
+            return
+        then, wait_s = foretold
+        is_later = now - then > wait_s + self.allowance_s
+        # The effect of this step shows when all requests in `_foretold` have their first tokens.
+        step_s = self.goal_s * STEP / (1 + STEADINESS * len(self._foretold))
+        self.allowance_s += step_s * (ON_TIME if is_later else ON_TIME - 1)
+        most = MAX_ALLOWANCE * self.goal_s
+        self.allowance_s = min(max(-most, self.allowance_s), most)
+
+    def _longest_wait_s(self, goal_s: float) -> float:
+        """Returns the longest forecast with which a request is accepted."""
+        return (1 - WAYS) * goal_s - self.allowance_s
+
+    def note_end(self, request: Request) -> None:
+        """Drops the forecast of a request that has ended, or begins anew with another pipeline."""
+        self._foretold.pop(request, None)
+
+    def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
+        """Returns the waiting requests that can no longer begin before their deadlines, of which
+        the first is `earliest_deadline`."""
+        if now < self._look_at or not self.forecast.is_known:
+            return []
+        self._look_at = now + LOOK_S
+        whole_s = self.forecast.first_token_s(self.backlog.work, NOTHING, now)
+        if now + SURELY * whole_s <= earliest_deadline:
+            return []
+        result: list[Request] = []
+        before = NOTHING
+        for index, request in enumerate(order.line_up(())):
+            if index == N_LOOKED_AT:
+                break
+            own = self.backlog.work_of(request)
+            if request.deadline is not None and before.n_requests:
+                wait_s = self.forecast.first_token_s(before, own, now)
+                if now + SURELY * wait_s > request.deadline:
+                    result.append(request)
+                    continue
+            before = before.plus(own)
+        return result

@@ -1,0 +1,154 @@
+"""The work that waits, counted so that the work before a new request is known at once.
+
+In the order of arrival that is all work. In the fair order it is the work of more important
+classes, and in the request's own class no more than the shares of other clients by their weights
+while the request's client is served what it has waiting. Which request comes when is decided by the
+order and not here; ageing and the counters of clients are left out."""
+
+from dataclasses import dataclass
+
+from services.scheduler.core.admission.expected_output import ExpectedOutput
+from services.scheduler.core.clients.client import OUTPUT_CHARGE, PROMPT_CHARGE
+from services.scheduler.core.request import Request
+
+FIRST_OF_ALL = -(2**31)
+"""The class of preempted requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingWork:
+    """A number of requests, and the tokens that they are expected to come to."""
+
+    n_requests: float = 0.0
+    n_prompt_tokens: float = 0.0
+    n_output_tokens: float = 0.0
+
+    @property
+    def charge(self) -> float:
+        """The service that the fair order would charge for the work."""
+        return PROMPT_CHARGE * self.n_prompt_tokens + OUTPUT_CHARGE * self.n_output_tokens
+
+    def plus(self, other: "WaitingWork", part: float = 1.0) -> "WaitingWork":
+        """Returns the sum of this work and a part of another."""
+        return WaitingWork(
+            self.n_requests + part * other.n_requests,
+            self.n_prompt_tokens + part * other.n_prompt_tokens,
+            self.n_output_tokens + part * other.n_output_tokens,
+        )
+
+
+NOTHING = WaitingWork()
+
+
+class Backlog:
+    """The waiting work of a pool, by priority and by client."""
+
+    def __init__(self, expected: ExpectedOutput, *, is_fair: bool) -> None:
+        """`is_fair` says whether the order heeds priorities and clients."""
+        self._expected = expected
+        self._is_fair = is_fair
+        self._entries: dict[Request, tuple[int, WaitingWork]] = {}
+        self._classes: dict[int, _Class] = {}
+
+    def __len__(self) -> int:
+        """Returns the number of waiting requests."""
+        return len(self._entries)
+
+    @property
+    def work(self) -> WaitingWork:
+        """All the work that waits."""
+        result = NOTHING
+        for a_class in self._classes.values():
+            result = result.plus(a_class.work)
+        return result
+
+    def add(self, request: Request, *, has_begun: bool = False) -> None:
+        """Notes that a request waits; a request that `has_begun` comes before all others."""
+        priority = FIRST_OF_ALL if has_begun else self._priority_of(request)
+        work = self.work_of(request)
+        self._entries[request] = priority, work
+        if priority not in self._classes:
+            self._classes[priority] = _Class()
+        self._classes[priority].add(self._client_of(request), work, self._weight_of(request))
+
+    def remove(self, request: Request) -> None:
+        """Notes that a request waits no longer."""
+        priority, work = self._entries.pop(request)
+        a_class = self._classes[priority]
+        a_class.remove(self._client_of(request), work)
+        if not a_class.lines:
+            del self._classes[priority]
+
+    def work_of(self, request: Request) -> WaitingWork:
+        """Returns the work of a request that begins, or begins anew."""
+        n_generated = len(request.generated_token_ids)
+        n_left = max(1.0, self._expected.n_tokens(request.max_new_tokens) - n_generated)
+        return WaitingWork(1.0, request.n_tokens, min(n_left, request.max_new_tokens - n_generated))
+
+    def before(self, request: Request) -> WaitingWork:
+        """Returns the work that would come before a request that is new."""
+        priority = self._priority_of(request)
+        result = NOTHING
+        for other, a_class in self._classes.items():
+            if other < priority:
+                result = result.plus(a_class.work)
+        own = self._classes.get(priority)
+        if own is None:
+            return result
+        return result.plus(own.work, self._part_before(request, own))
+
+    def _part_before(self, request: Request, own: "_Class") -> float:
+        """Returns the fraction of its class that comes before a request: the work of its client,
+        and what other clients get meanwhile. Half of the request itself is counted too, since
+        requests whose turn is as near may get as much before it."""
+        weight = self._weight_of(request)
+        line = own.lines.get(self._client_of(request))
+        weights = own.weight if line is not None else own.weight + weight
+        before = 0.0 if line is None else line.work.charge
+        before += self.work_of(request).charge / 2
+        return min(1.0, before * weights / weight / own.work.charge)
+
+    def _priority_of(self, request: Request) -> int:
+        return request.priority if self._is_fair else 0
+
+    def _client_of(self, request: Request) -> str | None:
+        return request.account.name if self._is_fair and request.account is not None else None
+
+    def _weight_of(self, request: Request) -> float:
+        return request.account.limits.weight if self._is_fair and request.account else 1.0
+
+
+@dataclass(slots=True)
+class _Line:
+    """The work of one client in one class."""
+
+    weight: float
+    n_requests: int = 0
+    work: WaitingWork = NOTHING
+
+
+class _Class:
+    """The work of one class."""
+
+    def __init__(self) -> None:
+        self.work = NOTHING
+        self.weight = 0.0
+        self.lines: dict[str | None, _Line] = {}
+
+    def add(self, client: str | None, work: WaitingWork, weight: float) -> None:
+        line = self.lines.get(client)
+        if line is None:
+            line = self.lines[client] = _Line(weight)
+            self.weight += weight
+        line.n_requests += 1
+        line.work = line.work.plus(work)
+        self.work = self.work.plus(work)
+
+    def remove(self, client: str | None, work: WaitingWork) -> None:
+        line = self.lines[client]
+        line.n_requests -= 1
+        line.work = line.work.plus(work, -1.0)
+        self.work = self.work.plus(work, -1.0)
+        if not line.n_requests:
+            del self.lines[client]
+            self.weight -= line.weight

@@ -1,0 +1,80 @@
+"""The tokens that requests will generate, as learned from requests that have ended.
+
+Clients name `max_tokens` and mostly use less. The share that is used depends on `max_tokens`, so
+one is kept for each power of two of it. The variation of shares is learned too: where all outputs
+are equally long, it is known when one ends; where they vary, a request that has run for long ends
+no sooner than one that has just begun."""
+
+from services.scheduler.core.request import Request
+
+WEIGHT = 1 / 64
+"""The weight of the last request."""
+
+N_NEEDED = 8
+"""Number of ended requests from which on a share is known."""
+
+
+class ExpectedOutput:
+    """The shares of `max_tokens` that requests have used lately."""
+
+    def __init__(self) -> None:
+        self._shares: dict[int, _Average] = {}  # by the bits of `max_tokens`
+        self._all = _Average()  # of the lengths of outputs, in tokens
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough requests have ended."""
+        return self._all.n >= N_NEEDED
+
+    def learn(self, n_generated: int, max_new_tokens: int) -> None:
+        """Takes in how many of its `max_new_tokens` a request has generated."""
+        bits = max_new_tokens.bit_length()
+        if bits not in self._shares:
+            self._shares[bits] = _Average()
+        self._shares[bits].learn(n_generated / max_new_tokens)
+        self._all.learn(float(n_generated))
+
+    def n_tokens(self, max_new_tokens: int) -> float:
+        """Returns the mean length of the output of a request that has not begun."""
+        share = self._shares.get(max_new_tokens.bit_length())
+        if share is None or share.n < N_NEEDED:
+            return min(self._all.mean, max_new_tokens)
+        return share.mean * max_new_tokens
+
+    def n_left(self, request: Request) -> float:
+        """Returns the mean number of tokens that a running request has yet to generate."""
+        n_generated = len(request.generated_token_ids)
+        n_tokens = self.n_tokens(request.max_new_tokens)
+        chance = self.variation(request.max_new_tokens) ** 2
+        n_left = (1 - chance) * max(0.0, n_tokens - n_generated) + chance * n_tokens
+        return min(max(1.0, n_left), request.max_new_tokens - n_generated)
+
+    def variation(self, max_new_tokens: int) -> float:
+        """Returns the relative deviation of lengths: from 0, where all are equal, to 1, where the
+        time for which a request has run says nothing of how long it will run."""
+        share = self._shares.get(max_new_tokens.bit_length())
+        if share is None or share.n < N_NEEDED:
+            return self._all.variation
+        return share.variation
+
+
+class _Average:
+    """A mean and a deviation, in which older values count less."""
+
+    __slots__ = ("_variance", "mean", "n")
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.mean = 0.0
+        self._variance = 0.0
+
+    @property
+    def variation(self) -> float:
+        return 0.0 if not self.mean else min(1.0, self._variance**0.5 / self.mean)
+
+    def learn(self, value: float) -> None:
+        self.n += 1
+        weight = max(WEIGHT, 1 / self.n)
+        difference = value - self.mean
+        self.mean += weight * difference
+        self._variance = (1 - weight) * (self._variance + weight * difference**2)

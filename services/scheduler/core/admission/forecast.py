@@ -1,0 +1,174 @@
+"""The time until a request would have its first token, given the work that comes before it.
+
+A request begins when the requests before it have begun and there is a place: one that is free, or
+one that a running request leaves. So with n requests before it, it begins when n + 1 places have
+become free. Running requests leave their places after the tokens that they are expected to
+generate; the requests that take over leave the places once more, an average output later. Where
+outputs are long, places are scarce; where prompts are long, the batches in which prompts begin are.
+The forecast is the longer time of both.
+
+Makes no choice and knows no clock; times are given by the caller, in seconds.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from services.scheduler.core.admission.backlog import WaitingWork
+from services.scheduler.core.admission.expected_output import ExpectedOutput
+from services.scheduler.core.admission.iteration_time import IterationTime
+from services.scheduler.core.admission.overhead import Overhead
+from services.scheduler.core.admission.prompt_groups import NoPromptGroups, PromptGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.request import Request
+
+FRESH_S = 0.05
+"""Seconds for which the times at which places become free are kept."""
+
+WEIGHT = 1 / 64
+"""The weight of the last iteration, and of the last admission."""
+
+GOLDEN = 0.618033988749895
+"""The fractional parts of its multiples are spread evenly, however many there are."""
+
+
+class Pool(Protocol):
+    """The part of a request pool that a forecast depends on."""
+
+    @property
+    def running(self) -> Collection[Request]:
+        """The requests that have run, or are running, and have not ended."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The requests, the memory and the batches of the pipeline that serves."""
+
+    pool: Pool
+    kv_manager: KVManager
+    max_running: int
+    """Requests that may run at the same time."""
+    prompt_groups: PromptGroups | NoPromptGroups
+    """The groups in which prompts begin."""
+
+
+class Forecast:
+    """Learns how fast requests are served, and says when others would begin."""
+
+    def __init__(self, expected: ExpectedOutput) -> None:
+        self._expected = expected
+        self._machine: Machine | None = None
+        self._time = IterationTime()
+        self.overhead = Overhead(self._time)
+        """What an iteration costs besides the tokens of prompts."""
+        self._n_sampled = 0.0  # tokens of an iteration, on average
+        self._cached_part = 0.0  # fraction of prompts that the prefix cache had
+        self._n_iterations = 0
+        self._n_admitted = 0
+        self._places: list[float] = []  # iterations until they are free
+        self._n_prefill_tokens = 0
+        self._least_mean = 0.0
+        self._looked_at = -math.inf
+        self._n_iterations_then = 0
+        self._n_admitted_then = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough iterations are known for a forecast."""
+        return self._machine is not None and self._time.is_known
+
+    def open(self, machine: Machine) -> None:
+        """Begins with another pipeline; forgets how fast the last one was."""
+        self._machine = machine
+        self._time = IterationTime()
+        self.overhead = Overhead(self._time)
+        self._looked_at = -math.inf
+
+    def learn_iteration(self, *, n_spans: int, n_tokens: int, n_new: int, time_s: float) -> None:
+        """Takes in an iteration: its spans, their tokens, the tokens that it brought, and how long
+        it held the pipeline."""
+        self._n_iterations += 1
+        self._n_sampled += WEIGHT * (n_new - self._n_sampled)
+        self._time.learn(n_tokens - n_spans, time_s)
+        self.overhead.note(n_tokens - n_spans)
+
+    def learn_admission(self, request: Request) -> None:
+        """Takes in a request that is admitted, with what the prefix cache had of it."""
+        self._n_admitted += 1
+        part = request.n_cached_tokens / request.n_prefill_tokens
+        self._cached_part += WEIGHT * (part - self._cached_part)
+
+    def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
+        """Returns the seconds from now until a request has its first token, if so much work comes
+        before it; 0 as long as nothing is known."""
+        machine = self._machine
+        if machine is None or not self.is_known:
+            return 0.0
+        if now - self._looked_at >= FRESH_S:
+            self._look(machine, now)
+        n_tokens = (1 - self._cached_part) * (before.n_prompt_tokens + own.n_prompt_tokens)
+        n_tokens += self._n_prefill_tokens
+        n_iterations = self._n_until_place(machine, before)
+        n_in_groups = machine.prompt_groups.n_iterations(
+            before.n_requests + own.n_requests, n_tokens, n_running=len(machine.pool.running)
+        )
+        n_iterations = max(n_iterations, n_in_groups)
+        return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
+
+    def _n_until_place(self, machine: Machine, before: WaitingWork) -> float:
+        """Returns the iterations until all requests before have a place, and one more is free."""
+        if not self._places:
+            return 0.0
+        n_begun = self._n_admitted - self._n_admitted_then
+        n_turns, index = divmod(int(before.n_requests) + n_begun, len(self._places))
+        mean = self._least_mean
+        if self._expected.is_known and before.n_requests:
+            mean = before.n_output_tokens / before.n_requests
+        n_more = n_turns * mean * self._n_per_token(machine)
+        n_passed = self._n_iterations - self._n_iterations_then
+        return max(0.0, self._places[index] + n_more - n_passed)
+
+    def _n_per_token(self, machine: Machine) -> float:
+        """Returns the iterations in which each running request gets a token: more than one where
+        several batches take turns."""
+        return max(1.0, len(machine.pool.running) / max(1.0, self._n_sampled))
+
+    def _look(self, machine: Machine, now: float) -> None:
+        """Looks up when places become free. As long as too few requests have ended, outputs are
+        taken to be as long as the outputs of running requests are already: a lower bound."""
+        self._looked_at = now
+        self._n_iterations_then, self._n_admitted_then = self._n_iterations, self._n_admitted
+        n_per_token = self._n_per_token(machine)
+        self._n_prefill_tokens = 0
+        places = [0.0] * self._n_free(machine)
+        n_generated = 0
+        for index, request in enumerate(machine.pool.running):
+            self._n_prefill_tokens += max(0, request.n_prefill_tokens - request.n_scheduled)
+            n_generated += len(request.generated_token_ids)
+            if not self._expected.is_known:
+                places.append(0.0)
+                continue
+            variation = self._expected.variation(request.max_new_tokens)
+            # Lengths that vary are taken from an exponential distribution, at evenly spread places.
+            chance = (0.5 + index * GOLDEN) % 1
+            stretch = 1 - variation - variation * math.log(1 - chance)
+            n_most = request.max_new_tokens - len(request.generated_token_ids)
+            n_left = min(stretch * self._expected.n_left(request), n_most)
+            places.append(n_per_token * n_left)
+        self._places = sorted(places)
+        self._least_mean = n_generated / max(1, len(machine.pool.running))
+
+    def _n_free(self, machine: Machine) -> int:
+        """Returns the number of requests that could begin at once."""
+        n_running, kv_manager = len(machine.pool.running), machine.kv_manager
+        n_most = machine.max_running
+        if kv_manager.rows.max_rows is not None:
+            n_most = min(n_most, kv_manager.rows.max_rows)
+        n_free = max(0, n_most - n_running)
+        if not n_free or not n_running:
+            return n_free
+        n_slots_each = kv_manager.n_reserved_slots / n_running
+        n_slots_free = kv_manager.n_slots - kv_manager.n_reserved_slots
+        return min(n_free, int(n_slots_free / max(1.0, n_slots_each)))

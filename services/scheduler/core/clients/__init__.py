@@ -1,0 +1,1 @@
+"""Clients: the limits of API keys, and what each client has been served."""

@@ -1,0 +1,1 @@
+"""Drafts of tokens, which one iteration verifies together."""

@@ -1,0 +1,51 @@
+"""The blocks of a request in a K/V group with a window.
+
+The group's layers read the last tokens of a sequence only. So a request gives a block back when no
+query from now on sees any of it, and reserves as many blocks as one span of its tokens can touch.
+Ranks run batches in their order, so a block that is given back when a batch is selected may be
+written by a span of that very batch: the spans that read it were selected before.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from services.scheduler.core.memory.found import Found
+from services.scheduler.core.memory.kv_groups import BlockGroups, first_seen
+
+
+@dataclass(slots=True, eq=False)
+class WindowBlocks:
+    """The blocks of a request's last columns in one group."""
+
+    window: int
+    first_column: int = 0
+    """The column of the first block; the blocks before it have been given back."""
+    block_ids: deque[int] = field(default_factory=deque)
+
+    @property
+    def columns(self) -> list[int]:
+        """The blocks of all columns, 0 where a block has been given back."""
+        return [0] * self.first_column + list(self.block_ids)
+
+    def extend(self, block_ids: Sequence[int]) -> Sequence[int]:
+        """Takes the blocks of the next columns, and returns them."""
+        self.block_ids.extend(block_ids)
+        return block_ids
+
+    def pass_by(self, position: int, *, block_size: int) -> Iterator[int]:
+        """Lets go of the blocks that no query from `position` on sees, and yields them."""
+        first = first_seen(position, self.window) // block_size
+        while self.first_column < first and self.block_ids:
+            yield self.block_ids.popleft()
+            self.first_column += 1
+
+
+def window_blocks(groups: BlockGroups, found: Found) -> Sequence[WindowBlocks]:
+    """Returns what a request holds in each group with a window when it is admitted."""
+    if not found.window_block_ids:
+        return tuple([WindowBlocks(window) for window in groups.finite])
+    return tuple(
+        WindowBlocks(window, found.n_columns - len(block_ids), deque(block_ids))
+        for window, block_ids in zip(groups.finite, found.window_block_ids, strict=True)
+    )

@@ -1,0 +1,304 @@
+"""A fair order: important requests first, and among equally important ones each client its share.
+
+Within a priority class the next request is the earliest one of the client that has been served
+least (virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI'24).
+A prompt is charged to its client when it is admitted, an output token when it comes, both divided
+by the client's weight. A client that comes back after a pause is lifted to the least served of the
+waiting clients, so that no client saves up service. Two clients that have waiting requests of one
+class all the time therefore differ in service by at most 2 max(w_p n_prompt, w_q n_slots), of the
+longest prompt and of all K/V slots. Of clients that were served alike, the one that was admitted
+longest ago comes first, so that a client that seldom asks does not wait for the first requests of
+others. With a single client in a single class this is first come, first served.
+
+Classes come in the order of `priority`, and a class that waits rises: by one class for every
+`ageing_s` without an admission of it. So class p has an admission within (p - p_min) `ageing_s` and
+one admission of each other class. Within a class every client's turn comes, since a client that is
+served falls back behind the others: no request starves. Classes rise and not single requests: else
+the client that sends most would have the oldest requests, and would be first by that.
+
+Of one client's requests in a class, one that the prefix cache has more of may be preferred to the
+first: memory holds only so many beginnings, and requests that follow each other should need the
+same. Only the first `N_PREFERABLE` are looked at, and a request that is first is passed over at
+most `MAX_PASSES` times. So for each request that came before it, and for itself, a request waits
+for at most `MAX_PASSES` + 1 admissions of its client.
+
+Preempted requests come before all others: they have begun, and have been charged. But a waiting
+request may be called: then no other is admitted, and it may get the place of one that runs
+(`preemption/for_fairness.py`).
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+from typing import ClassVar, Self
+
+from services.scheduler.core.clients.accounts import AccountUse
+from services.scheduler.core.clients.client import ServedClient
+from services.scheduler.core.order.fair_batch import Allowances, FairBatch
+from services.scheduler.core.order.order import Clock, OrderOptions
+from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, any_client
+from services.scheduler.core.request import Request
+
+N_KEPT = 1024
+"""Number of clients up to which none is forgotten."""
+
+MAX_CLIENTS = 65_536
+"""Largest number of clients that are remembered without a request in the pool."""
+
+
+class Fair:
+    """Priority classes, and clients by their counters within each."""
+
+    name: ClassVar[str] = "fair"
+    heeds_clients: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        ageing_s: float,
+        now: Clock,
+        batch: FairBatch | None = None,
+    ) -> None:
+        """`now` returns the time in seconds; `batch` limits clients in batches, if it is given."""
+        if ageing_s <= 0:
+            raise ValueError(f"ageing_s must be more than 0, not {ageing_s}")
+        self.ageing_s = ageing_s
+        self.batch = batch
+        self._now = now
+        self._n_waiting = 0
+        self._n_places = 0
+        self._n_present = 0  # clients with requests
+        self._allowances: Allowances | None = None  # for the next batch
+        self._called: Request | None = None
+        self._called_to: int | None = None
+        self._classes: dict[int, PriorityClass] = {}  # classes with requests
+        self._preempted: dict[Request, None] = {}  # by their places
+        self._clients: dict[
+            str | None, ServedClient
+        ] = {}  # by the name of the account, None without
+        self._sweep_at = N_KEPT
+        self._last_backlogged = ServedClient()
+
+    @classmethod
+    def of(cls, options: OrderOptions, now: Clock) -> Self:
+        """Returns an order without requests; `now` is its clock."""
+        n_tokens = options.batch_tokens
+        batch = None if n_tokens is None else FairBatch(n_tokens)
+        return cls(ageing_s=options.ageing_s, now=now, batch=batch)
+
+    @property
+    def options(self) -> OrderOptions:
+        """The options with which the order was made."""
+        return OrderOptions(self.ageing_s, None if self.batch is None else self.batch.max_tokens)
+
+    def __len__(self) -> int:
+        return self._n_waiting
+
+    def __iter__(self) -> Iterator[Request]:
+        yield from self._preempted
+        for priority_class in self._classes.values():
+            yield from priority_class
+
+    @property
+    def has_rivals(self) -> bool:
+        """Whether several clients have requests."""
+        return self._n_present > 1
+
+    @property
+    def first_in_turn(self) -> Request | None:
+        """The request that is next of those that have never run; None if there is none."""
+        return next(self._in_turn(), None)
+
+    def first_to_call(self, running: Collection[Request]) -> Request | None:
+        """Returns the next request that has never run and whose client may have another request in
+        a batch; None if there is none."""
+        if self.batch is None:
+            return self.first_in_turn
+        return next(self._in_turn(self.batch.room(running).may_begin), None)
+
+    @property
+    def first_preempted(self) -> Request | None:
+        """The first of the preempted requests that wait; None if there is none."""
+        return next(iter(self._preempted), None)
+
+    def call(self, request: Request | None, *, place: int | None = None) -> None:
+        """Lets a request that has never run be the only one that may be admitted, at the end or at
+        a place before; None ends that. Its place must be free when it is admitted."""
+        self._called, self._called_to = request, place
+
+    def prefer(self, n_cached: Callable[[Request], int]) -> None:
+        """Prefers one of the first requests of the client whose turn it is: the one of which most
+        is cached. `n_cached` returns how much is cached of a request, which stays preferred until
+        it is admitted."""
+        first = self.first_in_turn
+        if first is not None:
+            self._classes[first.priority].prefer(_client_of(first), n_cached)
+
+    def take_place(self) -> int:
+        """Returns a place after all others."""
+        self._n_places += 1
+        return self._n_places - 1
+
+    def add(self, request: Request) -> None:
+        """Takes in a request behind the requests of its client in its class."""
+        request.client = client = self._client_named(request.account)
+        if client.n_waiting == 0:
+            client.served = max(client.served, self._least_served())
+        self._n_present += not client.n_requests
+        client.n_requests += 1
+        client.n_waiting += 1
+        self._n_waiting += 1
+        priority_class = self._classes.get(request.priority)
+        if priority_class is None:
+            priority_class = PriorityClass(request.priority, since=self._now())
+            self._classes[request.priority] = priority_class
+        priority_class.add(request, client)
+
+    def restore(self, requests: Sequence[Request]) -> None:
+        """Takes in preempted requests, before all others."""
+        self._preempted = dict.fromkeys(sorted([*self._preempted, *requests], key=_place))
+        self._n_waiting += len(requests)
+        for request in requests:
+            _client_of(request).n_running -= 1
+
+    def admit(self, request: Request) -> None:
+        """Lets go of a request and charges its prompt. Its place is after all requests that run,
+        unless it was called to another place."""
+        client = _client_of(request)
+        client.n_running += 1
+        if request in self._preempted:
+            del self._preempted[request]
+            self._n_waiting -= 1
+            return
+        self._withdraw(request).since = self._now()
+        client.served += client.prompt_charge(request.n_prompt_tokens)
+        request.place = client.turn = self.take_place()
+        if request is self._called:
+            if self._called_to is not None:
+                request.place = self._called_to
+            self.call(None)
+
+    def remove(self, request: Request) -> None:
+        """Forgets a request; what it was charged stays charged."""
+        client = _client_of(request)
+        if request in self._preempted:
+            del self._preempted[request]
+            self._n_waiting -= 1
+        elif request.place < 0:
+            self._withdraw(request)
+        else:
+            client.n_running -= 1
+        if request is self._called:
+            self.call(None)
+        client.n_requests -= 1
+        self._n_present -= not client.n_requests
+
+    def line_up(
+        self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
+    ) -> Iterator[Request]:
+        """Yields the requests that run, then the preempted ones, then the others as their turns
+        come; where a request is called, only those that run and the called one."""
+        if waiting is not None:
+            return chain(ready, waiting)
+        if self._called is not None:
+            if self._called_to is None:
+                return chain(ready, (self._called,))
+            index = bisect_left(ready, self._called_to, key=_place)
+            return chain(ready[:index], (self._called,), ready[index:])
+        may_begin = any_client if self._allowances is None else self._allowances.may_begin
+        return chain(ready, self._preempted, self._in_turn(may_begin))
+
+    def batch_limits(
+        self, running: Collection[Request], ready: Sequence[Request]
+    ) -> Allowances | None:
+        """Returns the tokens that clients may have in the next batch, if there is a limit."""
+        if self.batch is not None:
+            self._allowances = self.batch.allowances(running, ready, self._called)
+        return self._allowances
+
+    def rank(self, request: Request) -> tuple[int, ...]:
+        """Returns a rank by which the request of the lowest class that was admitted last is
+        preempted first. A request that was preempted before comes before all others, so that no
+        stream of more important requests keeps it from its end."""
+        if request.n_preemptions:
+            return (-1, 0, request.place)
+        return (0, request.priority, request.place)
+
+    def _in_turn(self, may_begin: MayBegin = any_client) -> Iterator[Request]:
+        counters = Counters(self._n_places)
+        if len(self._classes) != 1:
+            return self._across_classes(counters, may_begin)
+        (only,) = self._classes.values()
+        return only.in_turn(counters, may_begin)
+
+    def _across_classes(self, counters: Counters, may_begin: MayBegin) -> Iterator[Request]:
+        now = self._now()
+        lines = {
+            one: (one.in_turn(counters, may_begin), one.since) for one in self._classes.values()
+        }
+        while lines:
+            first = min(lines, key=lambda one: self._rank(one, now - lines[one][1]))
+            line, _ = lines[first]
+            lines[first] = line, now
+            request = next(line, None)
+            if request is None:
+                del lines[first]
+            else:
+                yield request
+
+    def _rank(self, priority_class: PriorityClass, waited_s: float) -> tuple[int, int]:
+        """Returns the rank of a class that has waited `waited_s`. Of two classes that have risen to
+        the same rank, the one that began lower has waited longer and comes first."""
+        priority = priority_class.priority
+        return priority - int(waited_s / self.ageing_s), -priority
+
+    def _least_served(self) -> float:
+        """Returns the least counter of the clients with waiting requests; if there is none, the
+        counter of the client that had waiting requests last."""
+        tops = [priority_class.least_served() for priority_class in self._classes.values()]
+        return min(tops, default=self._last_backlogged.served)
+
+    def _withdraw(self, request: Request) -> PriorityClass:
+        client = _client_of(request)
+        self._n_waiting -= 1
+        client.n_waiting -= 1
+        self._last_backlogged = client
+        priority_class = self._classes[request.priority]
+        priority_class.remove(request, client)
+        if not len(priority_class):
+            del self._classes[request.priority]
+        return priority_class
+
+    def _client_named(self, account: AccountUse | None) -> ServedClient:
+        name = None if account is None else account.name
+        client = self._clients.get(name)
+        if client is None:
+            if len(self._clients) >= self._sweep_at:
+                self._forget()
+            client = self._clients[name] = ServedClient()
+        if account is not None and client.weight != account.limits.weight:
+            client.set_weight(account.limits.weight)
+        return client
+
+    def _forget(self) -> None:
+        """Forgets clients that have no request and would be lifted when they come back: that loses
+        nothing. If too many are left, all clients without a request are forgotten; each gains at
+        most the difference that there may be between clients."""
+        least = self._least_served()
+        known = self._clients.items()
+        kept = {n: one for n, one in known if one.n_requests or one.served > least}
+        if len(kept) >= MAX_CLIENTS:
+            kept = {name: one for name, one in known if one.n_requests}
+        self._clients = kept
+        # Twice as many before the next sweep: its cost for each client stays the same.
+        self._sweep_at = max(N_KEPT, 2 * len(kept))
+
+
+def _place(request: Request) -> int:
+    return request.place
+
+
+def _client_of(request: Request) -> ServedClient:
+    client = request.client
+    assert client is not None
+    return client

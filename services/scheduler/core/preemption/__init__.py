@@ -1,0 +1,1 @@
+"""Preemption: requests that run make room for others and begin anew later."""

@@ -1,0 +1,225 @@
+"""Preemption for fairness: requests that run make room for clients that have less than their share.
+
+Without it a client that has everything keeps it until its requests end, however little another
+client asks for. Nothing of it happens while there is only one client, or room for all.
+
+A client may have more if it has been served no more than another one, and if with one place more
+it would still have no more than its share beside it. Then its first request is called, and the last
+one of the other client is preempted:
+
+- Where the batch is full, the two swap places: the preempted one keeps its memory and is the next
+  to ride when another request has ended.
+- Where K/V memory is full, it gives its memory up, to be computed anew. That costs its tokens, so
+  it is done only when its client has been served by as many more.
+
+No request waits for ever by this, and no work is repeated without end. Only a request that has
+never run is called, and one iteration calls one; so places are swapped as often as requests are
+admitted at most, and for each as few are preempted as make room for it. A preempted request comes
+before the requests of its client that have never run, and before all others as soon as their
+clients have their shares.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from operator import attrgetter
+
+from services.scheduler.core.clients.client import ServedClient
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.request import Request, RequestState
+from services.scheduler.core.request_pool import RequestPool
+
+_CLIENT = attrgetter("client")
+
+
+class ForFairness:
+    """The request that is called for the next batch, and the requests that are preempted for it."""
+
+    def __init__(
+        self,
+        pool: RequestPool,
+        order: Fair,
+        kv_manager: KVManager,
+        policy: Policy,
+        *,
+        can_run: Callable[[Request], bool],
+        preempt: Callable[[Request], None],
+    ) -> None:
+        """`can_run` says whether a request could join the next batch; `preempt` preempts a request
+        that is in no batch."""
+        self._pool = pool
+        self._order = order
+        self._kv_manager = kv_manager
+        self._policy = policy
+        self._can_run = can_run
+        self._preempt = preempt
+        self._called: Request | None = None
+        self._swapped: Request | None = None  # gives its place to the called one
+        self._due: dict[Request, None] = {}  # held back until they are in no batch
+        order.call(None)  # ends the call of the epoch before
+
+    def prepare(self) -> None:
+        """Calls the request whose turn it is, if others must be preempted for it. Among requests
+        whose turn is as near, that is one of which the prefix cache has most, once memory is short:
+        before, nothing is lost by waiting."""
+        if self._kv_manager.blocks.n_evicted:
+            self._order.prefer(self._kv_manager.n_cached_columns)
+        if self._called is not None:
+            self._stop()
+        if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_suspects:
+            return
+        first = self._order.first_to_call(self._pool.running)
+        if first is None:
+            return
+        n_running = Counter(map(_CLIENT, self._pool.running))
+        richest = self._richest(first, n_running)
+        if richest is None and self._order.first_preempted is None:
+            return
+        n_missing = _n_missing_blocks(self._kv_manager, first)
+        if n_missing:
+            if richest is not None:
+                self._take_memory(first, richest, n_missing)
+        elif self._policy.is_full(ready := self._pool.ready_by_place):
+            self._take_place(first, ready)
+        elif self._goes_before_preempted(first):
+            self._call(first)
+
+    def settle(self, selected: Collection[Request]) -> None:
+        """Gives a request the last place whose own is taken by the one that is called, if that is
+        in the batch."""
+        if self._swapped is not None and self._called in selected:
+            self._pool.move(self._swapped, self._order.take_place())
+
+    def is_due(self, request: Request) -> bool:
+        """Returns whether a request is preempted, now that it is in no batch: the one that is
+        called still waits."""
+        if request not in self._due:
+            return False
+        del self._due[request]
+        return self._called is not None and self._called.state is RequestState.INITIATION
+
+    def note_preempted(self, request: Request) -> None:
+        """Forgets that a request is to be preempted."""
+        self._due.pop(request, None)
+
+    def note_end(self, request: Request) -> None:
+        """Forgets that a request is to be preempted."""
+        self._due.pop(request, None)
+
+    def note_freed(self, request: Request) -> None:
+        """Needs not know when memory is free."""
+
+    def _stop(self) -> None:
+        """Ends a call; all is decided anew."""
+        self._order.call(None)
+        self._called = self._swapped = None
+        for request in self._due:
+            if self._can_run(request):
+                self._pool.let_run(request)
+        self._due.clear()
+
+    def _call(self, request: Request, *, place: int | None = None) -> None:
+        self._called = request
+        self._order.call(request, place=place)
+
+    def _take_place(self, first: Request, ready: Sequence[Request]) -> None:
+        """Calls a request to the place of one that rides, if its client may have more."""
+        riding = ready[: self._policy.max_batch_size]
+        n_riding: Counter[ServedClient | None] = Counter(map(_CLIENT, riding))
+        if self._pool.n_running > len(ready):
+            known = set(ready)
+            others = (one for one in self._pool.running if one.n_in_flight and one not in known)
+            n_riding.update(map(_CLIENT, others))
+        richest = self._richest(first, n_riding)
+        if richest is None:
+            return
+        for request in reversed(riding):
+            if request.client is richest and request.priority >= first.priority:
+                self._swapped = request
+                self._call(first, place=request.place)
+                return
+
+    def _take_memory(self, first: Request, richest: ServedClient, n_missing: int) -> None:
+        """Preempts requests of the richest client for the memory that a request of another client
+        needs; requests in flight when they return."""
+        mine, n_left, chosen, cost = _client_of(first), richest.n_running, [], 0.0
+        for request in self._last_of(richest):
+            if n_missing <= 0:
+                break
+            if request.priority < first.priority or request.reservation is None:
+                continue
+            if not mine.may_have_more(richest, mine.n_running, n_left):
+                return
+            n_left -= 1
+            chosen.append(request)
+            cost += richest.prompt_charge(request.n_tokens)
+            n_missing -= _n_freed_blocks(self._kv_manager, request.reservation, first)
+        if n_missing > 0 or richest.served - mine.served < cost:
+            return
+        self._call(first)
+        for request in chosen:
+            if request.n_in_flight:
+                self._pool.hold_back(request)
+                self._due[request] = None
+            else:
+                self._preempt(request)
+
+    def _goes_before_preempted(self, first: Request) -> bool:
+        """Returns whether the first preempted request would be preempted again."""
+        request = self._order.first_preempted
+        if request is None or request.priority < first.priority:
+            return False
+        mine, other = _client_of(first), _client_of(request)
+        return mine.may_have_more(other, mine.n_running, other.n_running + 1)
+
+    def _richest(
+        self, first: Request, n_places: Counter[ServedClient | None]
+    ) -> ServedClient | None:
+        """Returns the client that has most places by its weight, of the clients beside which the
+        client of `first` may have more; None if there is none."""
+        mine = _client_of(first)
+        n_mine, most, most_places = n_places[mine], None, 0.0
+        for one, n_its in n_places.items():
+            if one is None or n_its < 2 or n_its / one.weight <= most_places:
+                continue
+            if mine.may_have_more(one, n_mine, n_its):
+                most, most_places = one, n_its / one.weight
+        return most
+
+    def _last_of(self, client: ServedClient) -> Iterable[Request]:
+        """Returns the requests of a client that run, by their places from the last one on."""
+        running = [request for request in self._pool.running if request.client is client]
+        return sorted(running, key=lambda request: request.place, reverse=True)
+
+
+def _client_of(request: Request) -> ServedClient:
+    client = request.client
+    assert client is not None
+    return client
+
+
+def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
+    """Returns how many blocks must become free before a request can be admitted; one at least where
+    its row is missing, which becomes free with the blocks of another."""
+    n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
+    n_left = kv_manager.n_blocks - kv_manager.n_reserved_blocks
+    n_least = 0 if kv_manager.rows.has_free else 1
+    n_missing = kv_manager.n_blocks_for(n_columns, request.n_tokens) - n_left
+    if n_missing <= 0:
+        return n_least
+    cache = kv_manager.blocks.cache_for(request)
+    found = cache.find(request)
+    n_unscheduled = request.n_tokens - found.n_columns * kv_manager.block_size
+    n_missing = kv_manager.n_blocks_for(n_columns, n_unscheduled) - n_left
+    return max(n_least, n_missing - cache.n_in_use(found.block_ids))
+
+
+def _n_freed_blocks(kv_manager: KVManager, reservation: Reservation, request: Request) -> int:
+    """Returns how many blocks more there are for `request` when a reservation is released: neither
+    blocks that others use nor blocks that are the request's own beginning."""
+    cache = kv_manager.blocks.cache_for(request)
+    n_freed = reservation.n_reserved_blocks
+    n_freed -= kv_manager.prefix_cache.n_shared(reservation.block_ids)
+    return n_freed - len({*cache.find(request).block_ids} & {*reservation.block_ids})

@@ -1,0 +1,257 @@
+"""The scheduler's side of a connected frontend: its requests, and what is to be sent to it.
+
+All that an iteration brings a frontend leaves as one message, with what was accepted before it. The
+bytes that a frontend does not read are bounded. `SchedulerService` serves the stream, and cuts it
+off.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common.errors import InvalidRequest, OrcinusError, PoolFull
+from services.scheduler.core.admission.admission_control import TooLate
+from services.scheduler.core.batch import SpanLogprobs, Update
+from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
+from services.scheduler.core.request import FinishReason, Request
+from services.scheduler.settings import FRONTEND_BYTES
+from services.scheduler.token_columns import NewTokens
+
+UPDATE_BYTES = 208
+"""Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
+
+COLUMN_BYTES = 32
+"""Bytes for which a token in the columns counts: 12, and its copies on the way. So a frontend that
+gets 10,000 tokens a second may stand still for longer than its watchdog lets it."""
+
+ACCEPTANCE_S = 0.05
+"""Largest number of seconds for which an acceptance waits for an iteration's tokens, to leave with
+them: a message of its own would cost as much as some thirty tokens. No request has tokens before.
+"""
+
+MAX_LOGPROB_BYTES = 2**20
+"""Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
+
+_REASONS = {
+    FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
+    FinishReason.LENGTH: scheduler_pb2.COMPLETION_REASON_LENGTH,
+    FinishReason.CANCELLED: scheduler_pb2.COMPLETION_REASON_CANCELLED,
+    FinishReason.FAILED: scheduler_pb2.COMPLETION_REASON_FAILED,
+    FinishReason.TIMED_OUT: scheduler_pb2.COMPLETION_REASON_TIMED_OUT,
+}
+
+
+class FrontendStream:
+    """A connected frontend: its requests, and the message that waits to be sent to it."""
+
+    def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
+        """`n_free` returns the places that the pool has at the moment, None while no request is
+        taken."""
+        self._n_free = n_free
+        self._is_told_full = False
+        self.requests: dict[str, Request] = {}
+        self._numbers: dict[Request, int] = {}  # of requests whose tokens may come in columns
+        self.is_overfull = asyncio.Event()
+        """Set once too much waits to be sent."""
+        self._outbox = scheduler_pb2.ConnectResponse()
+        self._columns = NewTokens()  # of the outbox
+        self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
+        self._n_logprob_bytes = 0  # in the outbox
+        self._n_outbox_bytes = 0
+        self._n_leaving_bytes = 0  # of the message that was returned last
+        self._n_unsent_bytes = 0  # of that, of those that are sealed and of the outbox
+        self._has_mail = asyncio.Event()
+        self._acceptance_timer: asyncio.TimerHandle | None = None  # while there is no other mail
+
+    async def next_message(self) -> scheduler_pb2.ConnectResponse:
+        """Waits for news and returns all that has come since the last message, which has been sent
+        when this is called."""
+        self._n_unsent_bytes -= self._n_leaving_bytes
+        self._n_leaving_bytes = 0
+        await self._has_mail.wait()
+        if self._sealed:
+            message, self._n_leaving_bytes = self._sealed.popleft()
+            return message
+        self._has_mail.clear()
+        self._n_leaving_bytes = self._n_outbox_bytes
+        message = self._take_outbox()
+        n_free = self._n_free()
+        if n_free is not None:
+            message.n_free = n_free
+        self._is_told_full = n_free == 0
+        return message
+
+    def check_unsent(self) -> None:
+        """Sets `is_overfull` if more waits to be sent than the memory that there is for it. Called
+        before an iteration's updates come: what a single one brings is never too much."""
+        if self._n_unsent_bytes > FRONTEND_BYTES:
+            self.is_overfull.set()
+
+    def note_room(self) -> None:
+        """Tells the frontend of a free place in the pool, if it was told that there is none."""
+        if self._is_told_full:
+            self._has_mail.set()
+
+    def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
+        """Tells the frontend what is served, so that requests may come."""
+        self._outbox.pipeline.CopyFrom(pipeline)
+        self._outbox.is_closed = False
+        self._note_update()
+
+    def close(self) -> None:
+        """Tells the frontend that no more requests are taken, in a message after all that was
+        before."""
+        if self._has_mail.is_set() or self._acceptance_timer is not None:
+            self._seal()
+        self._outbox.ClearField("pipeline")
+        self._outbox.is_closed = True
+        self._note_update()
+
+    def accept(self, request: Request, number: int | None = None) -> None:
+        """Takes a request in; its frontend knows it by the number too, if it is given."""
+        self.requests[request.request_id] = request
+        if number is not None:
+            self._numbers[request] = number
+        self._outbox.accepted.add(request_id=request.request_id)
+        self._note_bytes(UPDATE_BYTES)
+        self.check_unsent()
+        if self._acceptance_timer is None:
+            loop = asyncio.get_running_loop()
+            self._acceptance_timer = loop.call_later(ACCEPTANCE_S, self._has_mail.set)
+
+    def reject(self, request_id: str, error: OrcinusError) -> None:
+        rejection = self._outbox.rejected.add(
+            request_id=request_id, reason=_rejection_reason(error), message=error.message
+        )
+        if isinstance(error, InvalidRequest):
+            rejection.field = error.field
+            rejection.message = error.message.removeprefix(f"{error.field}: ")
+        if isinstance(error, PoolFull):
+            rejection.retry_after.FromNanoseconds(int(error.retry_after_s * 1e9))
+        if isinstance(error, TooLate) and error.account_s:
+            rejection.account_time.FromNanoseconds(int(error.account_s * 1e9))
+        self._note_update(error.message)
+
+    def update(self, updates: Sequence[Update]) -> None:
+        """Adds what an iteration brings, or another event, to what is sent next."""
+        numbers, columns = self._numbers, self._columns.next_iteration()
+        for update in updates:
+            request, token_id, reason, n_generated, message, logprobs = update
+            if logprobs is not None:
+                self._add_with_logprobs(update, logprobs)
+            elif token_id is not None:
+                number = numbers.get(request)
+                if number is None or n_generated == 1:
+                    self._add_token(request, token_id, start=n_generated - 1)
+                else:
+                    columns.append((number, n_generated - 1, token_id))
+            if reason is not None:
+                self._forget(request)
+                self._note_bytes(UPDATE_BYTES)
+                self._outbox.completed.add(
+                    request_id=request.request_id, reason=_REASONS[reason], message=message
+                )
+        n_entries = len(updates) - len(columns)
+        self._note_bytes(UPDATE_BYTES * n_entries + COLUMN_BYTES * len(columns))
+        self._has_mail.set()
+
+    def _add_token(self, request: Request, token_id: int, *, start: int) -> None:
+        """Adds a token in an entry of its own: a request's first one, or all of those without a
+        number."""
+        self._outbox.tokens.add(
+            request_id=request.request_id,
+            token_ids=[token_id],
+            start=start,
+            n_cached_tokens=0 if start else request.n_cached_tokens,
+        )
+
+    def _forget(self, request: Request) -> None:
+        del self.requests[request.request_id]
+        self._numbers.pop(request, None)
+
+    def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
+        """Adds the tokens of an update that has log-probabilities. Of these, a message of its own
+        is made when there are many."""
+        pieces = iter(logprobs.prompt)
+        while True:
+            has_token = update.token_id is not None
+            tokens = self._outbox.tokens.add(
+                request_id=update.request.request_id, start=update.n_generated - has_token
+            )
+            for position, data in pieces:
+                tokens.prompt_logprobs.add(position=position, logprobs=data)
+                self._note_logprobs(len(data))
+                if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
+                    break
+            else:
+                break
+            self._seal()
+        if update.token_id is not None:
+            tokens.token_ids.append(update.token_id)
+            tokens.n_cached_tokens = 0 if tokens.start else update.request.n_cached_tokens
+            tokens.logprobs = logprobs.sampled
+            self._note_logprobs(len(logprobs.sampled))
+        if self._n_logprob_bytes > MAX_LOGPROB_BYTES:
+            self._seal()
+
+    def _note_logprobs(self, n_bytes: int) -> None:
+        self._n_logprob_bytes += n_bytes
+        self._note_bytes(n_bytes)
+
+    def _note_bytes(self, n_bytes: int) -> None:
+        self._n_outbox_bytes += n_bytes
+        self._n_unsent_bytes += n_bytes
+
+    def _seal(self) -> None:
+        """Begins another message, which is sent after all that was before."""
+        n_bytes = self._n_outbox_bytes
+        self._sealed.append((self._take_outbox(), n_bytes))
+        self._has_mail.set()
+
+    def _take_outbox(self) -> scheduler_pb2.ConnectResponse:
+        if self._columns:
+            self._outbox.columns.CopyFrom(self._columns.take())
+        self._n_outbox_bytes = self._n_logprob_bytes = 0
+        if self._acceptance_timer is not None:
+            self._acceptance_timer.cancel()
+            self._acceptance_timer = None
+        message, self._outbox = self._outbox, scheduler_pb2.ConnectResponse()
+        return message
+
+    def suspend(self, request: Request) -> None:
+        """Tells the frontend that a request waits for the next pipeline."""
+        self._outbox.suspended.add(request_id=request.request_id, n_losses=request.n_losses)
+        self._note_update()
+
+    def fail(self, message: str) -> None:
+        """Ends all requests as UNAVAILABLE."""
+        for request_id in self.requests:
+            self._outbox.completed.add(
+                request_id=request_id,
+                reason=scheduler_pb2.COMPLETION_REASON_UNAVAILABLE,
+                message=message,
+            )
+            self._note_update()
+        self.requests.clear()
+        self._numbers.clear()
+
+    def _note_update(self, text: str = "") -> None:
+        self._note_bytes(UPDATE_BYTES + len(text))
+        self.check_unsent()
+        self._has_mail.set()
+
+
+def _rejection_reason(error: OrcinusError) -> scheduler_pb2.RejectionReason:
+    if isinstance(error, InvalidRequest):
+        return scheduler_pb2.REJECTION_REASON_INVALID
+    if isinstance(error, KeyRate):
+        return scheduler_pb2.REJECTION_REASON_KEY_RATE
+    if isinstance(error, KeyInFlight):
+        return scheduler_pb2.REJECTION_REASON_KEY_IN_FLIGHT
+    if isinstance(error, TooLate):
+        return scheduler_pb2.REJECTION_REASON_TOO_LATE
+    if isinstance(error, PoolFull):
+        return scheduler_pb2.REJECTION_REASON_POOL_FULL
+    return scheduler_pb2.REJECTION_REASON_UNAVAILABLE

@@ -1,0 +1,96 @@
+"""Lateness: a stage that has been silent, or an iteration that has been away, for too long.
+
+Time is counted only while this process runs: reports that come while it is stopped or starved lie
+unread, and their stages are not silent.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.common.iteration_limit import IterationLimit, Work
+from services.scheduler.core.batch import Batch
+
+LOOK_S = 0.5
+"""Seconds between two looks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """An iteration on its way."""
+
+    batch: Batch
+    at: float  # by the loop's clock
+    at_s: float  # in seconds for which this process has run
+
+    def work(self) -> Work:
+        columns = self.batch.columns
+        return Work.of(columns.start_positions, columns.n_tokens)
+
+
+class Lateness:
+    """The reports and results that are due from the stages of one epoch, and since when."""
+
+    def __init__(
+        self, *, silence_limit_s: float, iteration_limit_s: float, hang_limit_s: float
+    ) -> None:
+        self._silence_limit_s = silence_limit_s
+        self._limit = IterationLimit(floor_s=hang_limit_s, ceiling_s=iteration_limit_s)
+        self._now_s = 0.0  # seconds for which this process has run
+        self._last_report_s: list[float] = []
+        self._sent: dict[int, _Sent] = {}  # the iterations that have not returned
+        self._returned_at = 0.0  # the last one that has, by the loop's clock
+        self._returned_at_s = 0.0
+
+    def begin(self, n_stages: int) -> None:
+        """Notes that all stages report from now on."""
+        self._last_report_s = [self._now_s] * n_stages
+
+    def note_report(self, stage_index: int) -> None:
+        """Notes that a stage has said something."""
+        self._last_report_s[stage_index] = self._now_s
+
+    def note_sent(self, batch: Batch) -> None:
+        """Notes that an iteration is on its way."""
+        now = asyncio.get_running_loop().time()
+        self._sent[batch.iteration] = _Sent(batch, now, self._now_s)
+
+    def note_returned(self, iteration: int) -> None:
+        """Notes that an iteration has returned, and learns how long iterations of its size take."""
+        now = asyncio.get_running_loop().time()
+        sent = self._sent.pop(iteration, None)
+        if sent is not None:
+            self._limit.learn(sent.work(), now - max(sent.at, self._returned_at))
+        self._returned_at, self._returned_at_s = now, self._now_s
+
+    def batch_of(self, iteration: int) -> Batch | None:
+        """Returns the batch of an iteration on its way; None if there is no such iteration."""
+        sent = self._sent.get(iteration)
+        return None if sent is None else sent.batch
+
+    async def watch(self, on_late: Callable[[str], None]) -> None:
+        """Calls `on_late` with the reason, each time that something is late, until cancelled."""
+        loop = asyncio.get_running_loop()
+        ticked_at = loop.time()
+        pause_s = min(LOOK_S, self._silence_limit_s / 4, self._limit.ceiling_s / 4)
+        while True:
+            await asyncio.sleep(pause_s)
+            before, ticked_at = ticked_at, loop.time()
+            self._now_s += min(ticked_at - before, 2 * pause_s)
+            for reason in self._late():
+                on_late(reason)
+
+    def _late(self) -> list[str]:
+        reasons = [
+            f"stage {index} has been silent for {self._silence_limit_s:g} s"
+            for index, last_s in enumerate(self._last_report_s)
+            if self._now_s - last_s > self._silence_limit_s
+        ]
+        sent = next(iter(self._sent.values()), None)
+        if sent is not None:
+            limit_s = self._limit.of(sent.work())
+            # An iteration may have waited for the one before it to return.
+            if self._now_s - max(sent.at_s, self._returned_at_s) > limit_s:
+                iteration = sent.batch.iteration
+                reasons.append(f"iteration {iteration} has not returned in {limit_s:.1f} s")
+        return reasons

@@ -1,0 +1,72 @@
+"""A batch as it travels to the ranks: the plan of an iteration (Orca's control message).
+
+A plan has packed columns of what the ranks do not know yet. A request is announced once, with its
+admission, and is a row of the ranks' tables from then on; tokens and blocks are sent once.
+"""
+
+from collections.abc import Sequence
+from itertools import chain, compress
+
+from orcinus.v1 import trace_pb2, worker_pb2
+
+from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.request import Request
+from services.scheduler.pipeline.membership import Pipeline
+
+
+def plan_of(
+    batch: Batch, pipeline: Pipeline, trace: trace_pb2.TraceContext | None = None
+) -> worker_pb2.RunIterationsRequest:
+    """Returns the batch as it travels: packed columns of what the ranks do not know yet, and the
+    span of an iteration that is recorded."""
+    columns, n_groups = batch.columns, len(pipeline.kv_windows)
+    rows = _rows(columns.requests)
+    plan = worker_pb2.RunIterationsRequest(
+        pipeline_id=pipeline.pipeline_id,
+        epoch=pipeline.epoch,
+        iteration=batch.iteration,
+        released_rows=batch.released_rows,
+        trace=trace,
+        row=rows,
+        start_position=columns.start_positions,
+        n_tokens=columns.n_tokens,
+        sample=columns.is_sampled,
+        n_new_blocks=[len(ids) // n_groups if ids else 0 for ids in columns.new_block_ids],
+        token_on_rank=[not known for known in columns.token_ids],
+        token_ids=list(chain.from_iterable(columns.token_ids)),
+        new_block_ids=list(chain.from_iterable(columns.new_block_ids)),
+    )
+    if batch.n_drafts:
+        plan.n_drafts.extend(columns.n_drafts)
+    for row, span in compress(zip(rows, batch.spans, strict=True), columns.is_admission):
+        admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
+        admission.sampling.MergeFromString(span.request.sampling)
+        if span.start_position:
+            admission.stored_token_ids.extend(span.request.span(0, span.start_position))
+        _ask_logprobs(admission, span.request)
+    for request, span in zip(columns.requests, batch.spans, strict=True):
+        if request.n_prompt_logprobs is not None:
+            plan.next_token_ids.extend(_next_token_ids(span))
+    return plan
+
+
+def _ask_logprobs(admission: worker_pb2.Admission, request: Request) -> None:
+    if request.n_logprobs is not None:
+        admission.n_logprobs = request.n_logprobs
+    if request.wants_prompt_logprobs:
+        admission.n_prompt_logprobs = request.n_prompt_logprobs or 0
+
+
+def _next_token_ids(span: Span) -> Sequence[int]:
+    """Returns the token after a span that ends within a prompt whose log-probabilities are wanted:
+    the rank, which has not seen that token yet, is to return its log-probability."""
+    end, prompt = span.start_position + span.n_tokens, span.request.prompt_token_ids
+    return prompt[end : end + 1] if span.request.wants_prompt_logprobs else ()
+
+
+def _rows(requests: Sequence[Request]) -> list[int]:
+    """Returns the rows of requests on the ranks, each of which must have one."""
+    rows = [one.reservation.row for one in requests if one.reservation is not None]
+    if len(rows) < len(requests):
+        raise ValueError("a request runs without a reservation")
+    return rows

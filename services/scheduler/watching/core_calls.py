@@ -1,0 +1,102 @@
+"""Tells the calls into a scheduling core: what the core was told, and what it decided.
+
+The methods of one object are wrapped, so neither `Scheduler` nor its callers know of watchers.
+While no watcher wants decisions, a call takes only as long as a look at that flag.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from orcinus.v1 import watch_pb2
+
+from services.scheduler.core.batch import Batch, Update
+from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.watching.core_facts import facts_of
+from services.scheduler.watching.decisions import Decisions
+from services.scheduler.watching.selections import selection_of
+
+Decision = dict[str, Any]
+"""A field of `DecisionEvent` and its value; empty if there is nothing to tell."""
+
+
+def tell_calls(core: Scheduler, decisions: Decisions) -> None:
+    """Makes a new core tell all calls into it from now on."""
+    number = decisions.n_cores
+    decisions.n_cores += 1
+    for method, decision_of in _DECISIONS.items():
+        name = method.__name__
+        call = partial(_call, getattr(core, name), partial(decision_of, decisions, core))
+        setattr(core, name, partial(call, decisions, number))
+    if decisions.are_wanted:
+        facts = facts_of(core, is_first=number == 0)
+        decisions.begin()
+        decisions.tell(number, core="" if facts is None else facts.model_dump_json())
+
+
+def _call(
+    method: Callable[..., Any],
+    decision_of: Callable[..., Decision],
+    decisions: Decisions,
+    core_number: int,
+    *arguments: Any,
+    **options: Any,
+) -> Any:
+    """Calls a method of a core and tells the decision that the result and the arguments make."""
+    if not decisions.are_wanted:
+        return method(*arguments, **options)
+    decisions.begin()
+    result = method(*arguments, **options)
+    if decision := decision_of(result, *arguments, **options):
+        decisions.tell(core_number, **decision)
+    return result
+
+
+def _suspension(
+    decisions: Decisions, begun: list[Request], culprits: Collection[RequestId]
+) -> Decision:
+    numbers = [decisions.number(one) for one in begun if one.request_id in culprits]
+    return {"suspension": watch_pb2.SuspensionDecision(culprits=numbers)}
+
+
+def _cancellation(decisions: Decisions, request: Request) -> Decision:
+    if not decisions.knows(request):  # it had ended before
+        return {}
+    return {"cancellation": decisions.number(request)}
+
+
+def _expiry(decisions: Decisions, ends: list[Update]) -> Decision:
+    numbers = [decisions.number(end.request) for end in ends]
+    return {"expiry": watch_pb2.ExpiryDecision(numbers=numbers)} if numbers else {}
+
+
+def _selection(decisions: Decisions, core: Scheduler, batch: Batch | None) -> Decision:
+    if batch is None and core.n_in_flight == core.pipeline_depth:
+        return {}
+    return {"selection": selection_of(batch, decisions.number)}
+
+
+def _result(
+    decisions: Decisions, iteration: int, token_ids: Sequence[int], cut: Sequence[int]
+) -> Decision:
+    tokens = decisions.tokens(token_ids)
+    return {"result": watch_pb2.ResultDecision(iteration=iteration, token_ids=tokens, cut=cut)}
+
+
+_DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
+    Scheduler.submit: lambda to, core, result, request: {"submission": to.submission(request)},
+    Scheduler.adopt: lambda to, core, ends: {"adoption": watch_pb2.AdoptionDecision()},
+    Scheduler.suspend: lambda to, core, result, ids=(): _suspension(to, result[0], ids),
+    Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
+    Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
+    Scheduler.give_up: lambda to, core, ends, request, why: {"surrender": to.number(request)},
+    Scheduler.select: _selection,
+    Scheduler.apply: lambda to, core, updates, iteration, tokens, logprobs=None, *, cut=(): _result(
+        to, iteration, tokens, cut
+    ),
+    Scheduler.learn_overhead: lambda to, core, is_news, n_tokens: (
+        {"overhead_tokens": n_tokens} if is_news else {}
+    ),
+}
+"""How a call of each method is told, by the decisions, the core, the result and the arguments."""

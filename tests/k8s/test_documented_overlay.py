@@ -1,0 +1,32 @@
+"""The overlay that `docs/operations/deploy.md` shows renders to what the page says of it."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import yaml
+
+from tests.k8s.manifests import K8S, Manifests, render_directory
+
+PAGE = (K8S.parent / "docs" / "operations" / "deploy.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"^`(k8s/overlays/mine/\S+)`\n\n((?:    .*\n|\n)+)", PAGE, flags=re.M))
+
+
+def test_the_settings_of_the_overlay_win_over_those_of_its_components(tmp_path: Path) -> None:
+    (tmp_path / "k8s").mkdir()
+    for name in ("base", "components"):
+        (tmp_path / "k8s" / name).symlink_to(K8S / name)
+    assert len(FILES) == 2
+    for path, text in FILES.items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(textwrap.dedent(text), encoding="utf-8")
+    made = render_directory(tmp_path / "k8s" / "overlays" / "mine")
+    manifests = Manifests([*yaml.safe_load_all(made)])
+    pipeline = manifests.config("orcinus-pipeline")
+    assert pipeline["MODEL_SOURCE"] == "s3://my-bucket/llama-3.1-8b"
+    assert pipeline["ORCINUS_MODEL"] == "/models/llama-3.1-8b"
+    assert manifests.config("orcinus-worker-settings")["ORCINUS_KV_MEMORY"] == "4GiB"
+    worker = manifests.workload("worker")
+    assert worker.container["resources"]["limits"] == {"memory": "14Gi", "ephemeral-storage": "1Gi"}
+    assert worker.item["spec"]["replicas"] == int(pipeline["ORCINUS_N_STAGES"])
