@@ -115,10 +115,10 @@ test-system: setup  ## Run only the tests of whole processes
 	$(BIN)/python -m pytest -m system $(ARGS)
 
 test-triton: setup  ## Interpret the kernels for GPUs, and compile those that differ from CHANGED_SINCE (HEAD^) and a few others
-	CHANGED_SINCE=$(CHANGED_SINCE) $(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
+	CHANGED_SINCE=$(CHANGED_SINCE) $(BIN)/python -m pytest -m 'triton and not gpu and not thorough' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
-test-triton-all: setup  ## Compile all kernels for GPUs, without one
-	TRITON_CASES=all $(BIN)/python -m pytest -m 'triton and not gpu' tests/kernels/test_triton_compiles.py $(ARGS)
+test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and compile all kernels
+	TRITON_CASES=all $(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
 test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
 	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \

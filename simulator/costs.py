@@ -21,7 +21,7 @@ SLOPES = tuple(range(1, len(KNOTS) + 1))
 """Places of the slopes between knots among the features."""
 
 
-class Work(NamedTuple):
+class IterationWork(NamedTuple):
     """The size of an iteration, in what its time depends on."""
 
     n_tokens: int
@@ -33,7 +33,7 @@ class Work(NamedTuple):
     n_spans: int
 
     @classmethod
-    def of(cls, spans: Iterable[tuple[int, int, bool]]) -> "Work":
+    def of(cls, spans: Iterable[tuple[int, int, bool]]) -> "IterationWork":
         """Returns the size of a batch of spans: start position, tokens, whether one is sampled."""
         n_tokens = n_sampled = n_decode_slots = n_prompt_pairs = n_spans = 0
         for start, n, is_sampled in spans:
@@ -47,7 +47,7 @@ class Work(NamedTuple):
         return cls(n_tokens, n_sampled, n_decode_slots, n_prompt_pairs, n_spans)
 
 
-def features(work: Work) -> tuple[float, ...]:
+def features(work: IterationWork) -> tuple[float, ...]:
     """Returns what a stage's coefficients are multiplied by, [N_FEATURES]: a constant, the tokens
     between each knot and the next, sampled tokens, slots and pairs."""
     n = work.n_tokens
@@ -86,7 +86,7 @@ class Costs(Protocol):
         """Returns the time that a request takes on its way to the scheduler, and its tokens on
         theirs back to the client."""
 
-    def stage_s(self, stage_index: int, work: Work) -> float:
+    def stage_s(self, stage_index: int, work: IterationWork) -> float:
         """Returns the time for which an iteration occupies a stage."""
 
 
@@ -107,7 +107,7 @@ class LinearCosts:
     def n_stages(self) -> int:
         return len(self.coefficients)
 
-    def stage_s(self, stage_index: int, work: Work) -> float:
+    def stage_s(self, stage_index: int, work: IterationWork) -> float:
         """Returns the time for which an iteration occupies a stage."""
         return self.gap_s + dot(self.coefficients[stage_index], features(work))
 

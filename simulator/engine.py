@@ -1,10 +1,10 @@
 """The engine in virtual time: runs requests through a scheduler and a pipeline of known costs.
 
-    arrival or result → take it in → select while batches may be sent → stages, one after the other
+arrival or result → take it in → select while batches may be sent → stages, one after the other
 
-It does what the serving loop, the engine master and the ranks do together: what comes is taken in
-and batches are sent, at each point in time, arrivals before results. Sampled tokens mean nothing
-here; a request ends with as many as its trace says. Those of prompts mean something only where
+It does what the serving loop, the engine master and the ranks do together: arrivals and results are
+taken in and batches are sent, at each point in time, arrivals before results. Sampled tokens mean
+nothing here; a request ends with as many as its trace says. Prompt tokens mean something only where
 requests may share them.
 """
 
@@ -17,7 +17,7 @@ from itertools import count, groupby
 from typing import Protocol
 
 from services.scheduler.core.batch import Batch, Update
-from services.scheduler.core.clients.accounts import Account
+from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from simulator.costs import Costs
 from simulator.outcome import Outcome, RequestTimes
@@ -37,11 +37,11 @@ class Arrival:
     n_prompt: int
     n_output: int
     max_new_tokens: int | None = None
-    """Tokens that it asks for; those of its output where it knows."""
+    """Tokens that the request asks for; None asks for the tokens of its output."""
     prompt_token_ids: Sequence[int] | None = None
-    """Its `n_prompt` tokens, for a prefix cache; None shares nothing with anybody."""
-    account: Account | None = None
-    """Whose request it is; None is nobody's in particular."""
+    """The `n_prompt` tokens of the prompt, for a prefix cache; None shares nothing."""
+    account: AccountUse | None = None
+    """Account of the request; None has none."""
 
     def request(self, name: int) -> Request:
         """Returns the scheduler's side of it."""
@@ -65,7 +65,7 @@ def arrivals_of(lengths: Sequence[Lengths], times_s: Sequence[float]) -> list[Ar
 
 
 class Scheduling(Protocol):
-    """The part of a `Scheduler` that the engine drives; baselines have it too."""
+    """The part of a `Scheduler` that the engine drives; the schedulers of baselines have it too."""
 
     @property
     def n_reserved_slots(self) -> int:
@@ -75,10 +75,11 @@ class Scheduling(Protocol):
         """Takes a request in."""
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run, None if there is none or enough are in flight."""
+        """Returns the next batch to run; None if no request can run or enough batches are in
+        flight."""
 
     def take_preempted(self) -> Sequence[Request]:
-        """Returns the requests that were put down since the last call."""
+        """Returns the requests that were preempted since the last call."""
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:
         """Takes the tokens of a batch, one for each sampled span in order."""
@@ -151,8 +152,8 @@ class Simulation:
         )
 
     def _events(self) -> Iterator[tuple[float, Batch | Sequence[Arrival]]]:
-        """Yields what happens next, in the order of time: all arrivals of a time, or a result, or
-        no arrivals where somebody is only woken."""
+        """Yields what happens next, in the order of time: all arrivals of a time, a result, or no
+        arrivals where a waiter is only woken."""
         coming = deque(
             (time_s, tuple(group))
             for time_s, group in groupby(self.arrivals, key=lambda arrival: arrival.time_s)

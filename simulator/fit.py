@@ -29,8 +29,8 @@ def fit(
     *,
     neighbours: Sequence[tuple[int, int]] = (),
 ) -> tuple[float, ...]:
-    """Returns non-negative coefficients with which rows of features give times, nearly. Those of
-    `neighbours` are alike as far as nothing says otherwise.
+    """Returns non-negative coefficients with which rows of features give times, nearly. The
+    coefficients of `neighbours` are alike as far as the data does not say otherwise.
 
     Raises:
         ValueError: there is nothing to fit, or a time is not positive.

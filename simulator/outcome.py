@@ -17,7 +17,7 @@ class RequestTimes:
     end_s: float
     n_output: int
     account: str | None = None
-    """Whose request it is; None is nobody's in particular."""
+    """Account of the request; None has none."""
 
     @property
     def ttft_s(self) -> float:
@@ -26,7 +26,7 @@ class RequestTimes:
 
     @property
     def tpot_s(self) -> float:
-        """Time for each token after the first; 0 where there is none."""
+        """Mean time of a token after the first; 0 if there is only one."""
         return (self.end_s - self.first_token_s) / max(1, self.n_output - 1)
 
     @property
@@ -36,7 +36,7 @@ class RequestTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LatencyLimits:
     """The longest latencies that a request may have, in seconds; None is no limit."""
 
     ttft_s: float | None = None
@@ -59,7 +59,7 @@ class Outcome:
     """A run of at least one request."""
 
     requests: tuple[RequestTimes, ...]
-    """Those that have ended, by their ends."""
+    """The requests that have ended, by their ends."""
     n_output: int
     """Tokens of outputs, those of requests that have not ended included."""
     duration_s: float
@@ -84,11 +84,11 @@ class Outcome:
         """Requests a second."""
         return len(self.requests) / self.duration_s
 
-    def goodput(self, limits: Limits) -> float:
+    def goodput(self, limits: LatencyLimits) -> float:
         """Returns the requests a second that kept their limits."""
         return sum(map(limits.keeps, self.requests)) / self.duration_s
 
-    def kept(self, limits: Limits) -> float:
+    def kept(self, limits: LatencyLimits) -> float:
         """Returns the part of the requests that kept their limits."""
         return sum(map(limits.keeps, self.requests)) / max(1, len(self.requests))
 

@@ -102,7 +102,7 @@ def bursty_arrivals(
     n_requests: int, *, rate: float, variation: float, seed: int
 ) -> tuple[float, ...]:
     """Returns times of `rate` requests a second, the first at 0, whose gaps have a Gamma
-    distribution with this `variation`: with 1 those of `workload.poisson_arrivals`."""
+    distribution with this `variation`; 1 gives the times of `workload.poisson_arrivals`."""
     shape = variation**-2
     generator = np.random.default_rng([seed, 2])
     gaps = (

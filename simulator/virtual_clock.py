@@ -1,14 +1,14 @@
-"""The time of a simulation, for those whose decisions depend on it.
+"""The time of a simulation, for code whose decisions depend on it.
 
-Who waits for a time that no request and no result brings, such as the end of a delay, asks to be
-woken.
+Code that waits for a time which no request and no result brings, such as the end of a delay, asks
+to be woken.
 """
 
 from heapq import heappop, heappush
 
 
 class VirtualClock:
-    """The time now, in seconds, and the times at which somebody wants to be asked again."""
+    """The time now, in seconds, and the times at which a waiter wants to be woken."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -25,7 +25,7 @@ class VirtualClock:
 
     @property
     def next_wake_s(self) -> float:
-        """The next time at which somebody wants to be woken; infinity where nobody does."""
+        """The next time at which a waiter wants to be woken; infinity if there is none."""
         return self._wakes_s[0] if self._wakes_s else float("inf")
 
     def take_wake(self) -> None:

@@ -5,7 +5,7 @@ activations have come and the batch before is finished.
 """
 
 from services.scheduler.core.batch import Batch
-from simulator.costs import Costs, Work
+from simulator.costs import Costs, IterationWork
 
 
 class VirtualPipeline:
@@ -21,7 +21,7 @@ class VirtualPipeline:
         """Lets a batch that is selected now run through all stages; returns the time at which its
         tokens are applied."""
         costs = self._costs
-        work = Work.of(
+        work = IterationWork.of(
             (span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans
         )
         ready_s = now_s + costs.plan_s

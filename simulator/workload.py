@@ -8,7 +8,7 @@ the other stay. For a seed `s`, with numpy's default generator:
 
 So a trace at another rate is the same trace, stretched. Lengths are those of Orca's evaluation
 (section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128) unless others are asked for, or
-those of public traces of production, whose files everybody gets from their publishers.
+those of public traces of production, whose files are to be had from their publishers.
 """
 
 import csv
@@ -91,7 +91,7 @@ def poisson_arrivals(n_requests: int, *, rate: float, seed: int) -> tuple[float,
 
 
 def all_at_once(n_requests: int) -> tuple[float, ...]:
-    """Everything is there at the start: the offline case."""
+    """All requests arrive at the start: the offline case."""
     return (0.0,) * n_requests
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. Properties
-# that say nothing else have fewer examples than Hypothesis would make, but for the thorough tests.
-settings.register_profile("orcinus", deadline=None, max_examples=30)
+# Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
+# has few examples, and as many as Hypothesis would make in the thorough tests.
+settings.register_profile("orcinus", deadline=None, max_examples=15)
 settings.register_profile("thorough", deadline=None)
 settings.load_profile("orcinus")
 

@@ -13,7 +13,7 @@ from services.scheduler.core.batch import Batch
 from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.service import RAW_METHODS, SERVICE, WorkerService
-from services.worker.settings import StagePlace
+from services.worker.settings import PipelinePlace
 
 
 def describe_stage(
@@ -95,7 +95,7 @@ async def fake_stage(
     stage_index: int = 0, n_stages: int = 1, *, answers: bool = False, loads: bool = True
 ) -> AsyncIterator[FakeStage]:
     """Serves one stage on loopback, whose rank `loads` before it does."""
-    controller = Controller(tp_size=1, place=StagePlace(stage_index, n_stages))
+    controller = Controller(tp_size=1, place=PipelinePlace(stage_index, n_stages))
     rank = FakeRank(controller, stage_index, n_stages, answers)
     controller.attach([rank])
     if loads:

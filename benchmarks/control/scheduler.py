@@ -19,7 +19,7 @@ from array import array
 from collections import deque
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
@@ -53,7 +53,7 @@ class Bench:
         has_prefix_cache: bool = False,
     ) -> None:
         self._n_submitted = 0
-        self._accounts = [Account(AccountLimits(), name=str(n)) for n in range(n_clients)]
+        self._accounts = [AccountUse(AccountLimits(), name=str(n)) for n in range(n_clients)]
         self._in_flight: deque[Batch] = deque()
         self.scheduler = Scheduler(
             RequestPool(max_requests=n_waiting + BATCH_SIZE, order=order),

@@ -19,13 +19,13 @@ from importlib import import_module
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.metrics import new_registry
-from services.scheduler.connection import UPDATE_BYTES, Connection
 from services.scheduler.core.batch import SpanLogprobs, Update
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.frontend_stream import UPDATE_BYTES, FrontendStream
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.service import SchedulerService
@@ -81,7 +81,7 @@ def service_for(n_requests: int) -> SchedulerService:
 
 def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
     """Takes requests in; returns the memory before and after."""
-    service, connection = service_for(n_requests), Connection()
+    service, connection = service_for(n_requests), FrontendStream()
     submission = scheduler_pb2.Submission(
         prompt_token_ids=[70_000 + index % 60_000 for index in range(n_tokens)],
         max_new_tokens=16,
@@ -100,8 +100,9 @@ def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
 
 
 def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
-    """Queues updates with `n_bytes` of log-probabilities; returns the memory before and after."""
-    connection = Connection()
+    """Lets updates with `n_bytes` of log-probabilities wait; returns the memory before and
+    after."""
+    connection = FrontendStream()
     requests = [Request(RequestId(f"{REQUEST_ID}{index}"), [1], 10**6) for index in range(64)]
     before = resident_bytes()
     for index in range(n_updates):

@@ -30,7 +30,7 @@ from benchmarks.paper.published import (
     FIGURE_9C_MS_PER_TOKEN,
     N_OUTPUT,
 )
-from simulator.costs import Work
+from simulator.costs import IterationWork
 
 PEAK_BANDWIDTH, PEAK_PRODUCTS = 1.555e12, 312e12 / 2
 """An A100's bytes and multiplications a second, in fp16, by its data sheet."""
@@ -64,9 +64,10 @@ AT_BOUND = 1e-3
 def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:
     """Returns the time of a batch of equal requests from its prompts to its last tokens, with
     nothing else in the pipeline."""
-    prefill = Work.of([(0, n_prompt, True)] * batch_size)
+    prefill = IterationWork.of([(0, n_prompt, True)] * batch_size)
     decodes = (
-        Work.of([(n_prompt + n_before, 1, True)] * batch_size) for n_before in range(n_output - 1)
+        IterationWork.of([(n_prompt + n_before, 1, True)] * batch_size)
+        for n_before in range(n_output - 1)
     )
     return sum(map(costs.iteration_s, (prefill, *decodes)))
 

@@ -16,7 +16,7 @@ stages. All stages do so at the same time; here the first one has it.
 from dataclasses import dataclass
 
 from benchmarks.paper.models import BYTES, HEAD_DIM, PaperModel
-from simulator.costs import Work
+from simulator.costs import IterationWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class GpuCosts:
     def n_stages(self) -> int:
         return self.model.n_stages
 
-    def stage_s(self, stage_index: int, work: Work) -> float:
+    def stage_s(self, stage_index: int, work: IterationWork) -> float:
         """Returns the time for which an iteration occupies a stage."""
         model, gpu = self.model, self.gpu
         weights = model.n_layer_weights / model.tp_size
@@ -67,6 +67,6 @@ class GpuCosts:
         waits = stage_index == 0 and model.n_stages > 1
         return model.n_layers / model.n_stages * layer_s + gpu.sync_s * waits
 
-    def iteration_s(self, work: Work) -> float:
+    def iteration_s(self, work: IterationWork) -> float:
         """Returns the time of an iteration through all stages."""
         return sum(self.stage_s(index, work) for index in range(self.n_stages))

@@ -42,7 +42,7 @@ from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.serving.serve import measure, warm_up
 from services.common.cpus import usable_cpus
 from services.local.settings import LocalSettings
-from services.tune.calibration import Calibration, Iteration, calibrate, iterations_of
+from services.tune.calibration import Calibration, MeasuredIteration, calibrate, iterations_of
 from services.tune.layout import Layout
 from services.tune.model_shape import ModelShape
 from services.tune.probe import Probe
@@ -200,7 +200,7 @@ def slower(costs: LinearCosts, factor: float) -> LinearCosts:
     )
 
 
-def speed(costs: LinearCosts, iterations: Sequence[Iteration]) -> float:
+def speed(costs: LinearCosts, iterations: Sequence[MeasuredIteration]) -> float:
     """Returns what all iterations took to compute together, over what they should have taken."""
     bare = dataclasses.replace(costs, gap_s=0.0)
     taken_s = sum(sum(each.stages_s) for each in iterations)

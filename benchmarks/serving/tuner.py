@@ -46,7 +46,7 @@ from benchmarks.serving.serve import measure, warm_up
 from benchmarks.serving.sleeping.machines import MACHINES, VARIABLE
 from services.common.cpus import usable_cpus
 from services.tune.layout import Layout, layouts
-from simulator.outcome import Limits, RequestTimes
+from simulator.outcome import LatencyLimits, RequestTimes
 
 RESULTS = ROOT / "benchmarks" / "results" / "tuner.json"
 FIGURE = ROOT / "docs" / "images" / "tuner.png"
@@ -114,12 +114,12 @@ class Goal:
     second that keep limits of latency where they come at a rate."""
 
     rate: float | None
-    limits: Limits
+    limits: LatencyLimits
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
         """Returns the goal of the command line."""
-        return cls(options.rate, Limits(options.ttft_p99_s, options.tpot_p99_s))
+        return cls(options.rate, LatencyLimits(options.ttft_p99_s, options.tpot_p99_s))
 
     @property
     def unit(self) -> str:

@@ -9,8 +9,10 @@ from kernels.weights.linear import Clamp
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns `x * Phi(x)`, of the shape of `x` [n_tokens, size], where `Phi` is the standard normal
-    distribution function (GeLU; Hendrycks & Gimpel, 2016)."""
+    """Returns `x * Phi(x)`, of the shape of `x` [n_tokens, size] (GeLU; Hendrycks & Gimpel, 2016).
+
+    `Phi` is the standard normal distribution function.
+    """
     return F.gelu(x)
 
 

@@ -1,5 +1,7 @@
-"""Rotary position embedding (Su et al., 2021), halves paired as in Hugging Face checkpoints, and the
-storing of keys and values."""
+"""Rotary position embedding, and the storing of keys and values.
+
+A head's halves are paired as in Hugging Face checkpoints (Su et al., 2021).
+"""
 
 from __future__ import annotations
 

@@ -29,6 +29,10 @@ RETRY_AFTER_S = 1.0
 """Seconds after which a client that was refused for too much at once may try again, unless the
 refusal knows better: the time of a few short answers."""
 
+RETRY_AFTER_S = 1.0
+"""Seconds after which a client that was refused for too much at once may try again, unless the
+refusal knows better: the time of a few short answers."""
+
 MAX_QUOTE_LENGTH = 80
 """Maximum number of characters of a client's own text that an error repeats."""
 

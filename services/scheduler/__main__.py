@@ -36,7 +36,7 @@ from services.scheduler.leader import BuildScheduler, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
-from services.scheduler.observing.progress import Progress
+from services.scheduler.observing.progress import IterationProgress
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -93,7 +93,7 @@ class SchedulerProcess:
             n_waiting=lambda: self._progress.n_requests,
             progress="iteration",
         )
-        self._progress = Progress(on_iteration=self._serving.note_progress)
+        self._progress = IterationProgress(on_iteration=self._serving.note_progress)
         self._metrics.ask_serving(self._serving.reason_against)
         self._elector: LeaderElector | None = None
         self._port = ""
@@ -119,7 +119,7 @@ class SchedulerProcess:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
         # Imported here, and in a thread: it takes half a second, many on a machine that is starved,
-        # which only who looks for pods should wait for.
+        # for which only a scheduler that looks for pods should wait.
         await asyncio.to_thread(import_module, "services.scheduler.cluster.kubernetes_client")
         from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
@@ -252,7 +252,8 @@ class SchedulerProcess:
 
 
 async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
-    """Waits until this process leads, and watches who leads meanwhile; returns its term."""
+    """Waits until this process leads, and watches the current leader meanwhile; returns the
+    term."""
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch.run())
         term = await elector.acquire()

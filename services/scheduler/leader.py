@@ -1,10 +1,10 @@
 """The life of a leading scheduler: it forms a pipeline, serves it to its end, and forms the next.
 
-    gather stages → join an epoch → serve → (lost) → gather stages → …
+gather stages → join an epoch → serve → (lost) → gather stages → …
 
-A pipeline that loses a stage puts its requests down: they wait in the pool, which outlives the
-epochs, and the next one runs their tokens again as a prefill and goes on. Frontends stay connected
-and are told when the next one is there. Stages that live on keep their weights.
+When a pipeline loses a stage, its requests wait in the pool, which outlives the epochs. The next
+pipeline runs their tokens again as a prefill and goes on. Frontends stay connected and are told
+when the next pipeline is there. Stages that live on keep their weights.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.order import Order, OrderOptions
 from services.scheduler.core.order.registry import ORDERS
@@ -66,10 +66,10 @@ class FormingTimeout:
         self._trouble = ""
 
     def left_s(self) -> float:
-        """Time until there must be a pipeline.
+        """Returns the seconds until there must be a pipeline.
 
         Raises:
-            Unavailable: it is over.
+            Unavailable: the time is over.
         """
         left_s = self._since + self._limit_s - self._clock()
         if left_s <= 0:
@@ -301,12 +301,12 @@ def build_kv_manager(
     return KVManager(
         n_blocks=n_blocks,
         block_size=block_size,
-        groups=KVGroups(
+        groups=BlockGroups(
             pipeline.kv_windows,
             policy.max_span_tokens,
             max_drafts=0 if drafter is None else drafter.max_drafts,
         ),
-        # A state is in no block: who begins with another's blocks would have none.
+        # A state is in no block: a request that begins with another's blocks would have none.
         has_prefix_cache=settings.prefix_cache and pipeline.n_state_rows is None,
         max_rows=pipeline.n_state_rows,
         expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
@@ -314,7 +314,7 @@ def build_kv_manager(
 
 
 def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
-    """Returns what drafts tokens; None where nobody is to: Algorithm 1 knows no drafts, a state
+    """Returns what drafts tokens; None where nothing drafts: Algorithm 1 knows no drafts, a state
     cannot take them back, and they cannot pay where decodes are recorded and spans of several
     tokens are not."""
     if not (POLICIES[settings.policy].takes_drafts and settings.speculative_tokens):

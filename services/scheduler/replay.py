@@ -56,9 +56,9 @@ def replay(lines: Iterable[bytes]) -> Replay:
     """Replays a recording to its end.
 
     Raises:
-        NotARecording: it is none.
-        NotReplayable: it lacks decisions.
-        Difference: the core came to something else; says at which line.
+        NotARecording: the file is no recording.
+        NotReplayable: the recording lacks decisions.
+        Difference: the core came to something else; the error names the line.
     """
     result, number, n_decisions = Replay(), 1, 0
     try:

@@ -21,12 +21,12 @@ from orcinus.v1 import scheduler_pb2
 from services.common import tls
 from services.common.errors import InvalidRequest, OrcinusError, Unavailable
 from services.common.stream_places import StreamPlaces
-from services.scheduler.connection import Connection
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.batch import Update
-from services.scheduler.core.clients.accounts import Account, Accounts
+from services.scheduler.core.clients.accounts import Accounts, AccountUse
 from services.scheduler.core.request import Request
+from services.scheduler.frontend_stream import FrontendStream
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.submission import account_limits, check_submission, refusal, to_request
@@ -37,11 +37,11 @@ CALLERS = {"Connect": {tls.FRONTEND}}
 """Roles that may call each method."""
 
 SEND_LIMIT_S = 10.0
-"""Seconds in which a frontend must take a message. One whose event loop hangs ends itself before
-that, and one that is stopped or cut off is noticed by gRPC's pings."""
+"""Seconds in which a frontend must take a message. A frontend whose event loop hangs ends itself
+before that; one that is stopped or cut off is noticed by gRPC's pings."""
 
 MAX_REQUEST_ID_LENGTH = 256
-"""Characters in the name of a request; frontends make them of about forty."""
+"""Largest number of characters in the name of a request; frontends make names of about forty."""
 
 
 class SchedulerService:
@@ -64,8 +64,8 @@ class SchedulerService:
         self._control = control
         self._accounts = Accounts()
         self._frontend_places = StreamPlaces(max_frontends, of="frontends")
-        self._connections: dict[Request, Connection] = {}
-        self._frontends: set[Connection] = set()
+        self._connections: dict[Request, FrontendStream] = {}
+        self._frontends: set[FrontendStream] = set()
         self._is_leading = False
         self._is_open = False
         self._pipeline = scheduler_pb2.PipelineDescription()
@@ -81,11 +81,9 @@ class SchedulerService:
         self._is_leading = True
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
-        """Takes submissions from now on, and hands them to `loop`.
-
-        Requests for another model than this pipeline's are given up, and so are those that another
-        checkpoint of that name cannot take: they would end its ranks.
-        """
+        """Takes submissions from now on, and gives them to `loop`. Requests for another model than
+        this pipeline's are given up, and so are requests that another checkpoint of the same name
+        cannot take: they would end its ranks."""
         for request in list(self._connections) if pipeline != self._pipeline else ():
             if self._pipeline.model != pipeline.model:
                 self._loop.cancel(request)
@@ -108,14 +106,14 @@ class SchedulerService:
         for frontend in self._frontends:
             frontend.check_unsent()
         connections = self._connections
-        delivered: defaultdict[Connection, list[Update]] = defaultdict(list)
+        delivered: defaultdict[FrontendStream, list[Update]] = defaultdict(list)
         for update in updates:
             request, token_id, reason, n_generated, _, _ = update
             delivered[connections[request]].append(update)
             if token_id is not None:
                 if request.account is not None:
                     request.account.charge(1, now)
-                # One that has its very first token may have been put down since.
+                # A request that has its very first token may have been preempted since.
                 if n_generated == 1 or request.n_tokens - request.n_prefill_tokens == 1:
                     self._observer.first_token(request)
             if reason is not None:
@@ -159,7 +157,7 @@ class SchedulerService:
             raise Unavailable("this scheduler is not the leader")
         self._frontend_places.take()
         await context.send_initial_metadata(())  # the frontend knows that it has found the leader
-        connection = Connection(self._n_free)
+        connection = FrontendStream(self._n_free)
         if self._is_open:
             connection.open(self._pipeline)
         self._frontends.add(connection)
@@ -186,11 +184,11 @@ class SchedulerService:
     def _n_free(self) -> int | None:
         return self._loop.n_free if self._is_open else None
 
-    async def _read(self, connection: Connection, context: Any) -> None:
+    async def _read(self, connection: FrontendStream, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
             self._take(connection, message)
 
-    def _take(self, connection: Connection, message: scheduler_pb2.ConnectRequest) -> None:
+    def _take(self, connection: FrontendStream, message: scheduler_pb2.ConnectRequest) -> None:
         if message.HasField("submission"):
             if len(message.submission.request_id) > MAX_REQUEST_ID_LENGTH:
                 raise InvalidRequest("request_id", f"exceeds {MAX_REQUEST_ID_LENGTH} characters")
@@ -204,7 +202,7 @@ class SchedulerService:
             if request is not None:
                 self._loop.cancel(request)
 
-    def _submit(self, connection: Connection, submission: scheduler_pb2.Submission) -> None:
+    def _submit(self, connection: FrontendStream, submission: scheduler_pb2.Submission) -> None:
         if not self._is_open:
             raise Unavailable("the scheduler takes no requests at the moment")
         if submission.request_id in connection.requests:
@@ -222,7 +220,7 @@ class SchedulerService:
         connection.accept(request, submission.number if submission.HasField("number") else None)
         self._observer.submitted(request, submission)
 
-    def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> Account | None:
+    def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> AccountUse | None:
         """Returns the account of a request, which must have room for it; None if it has none."""
         if not submission.HasField("account"):
             return None
@@ -232,12 +230,12 @@ class SchedulerService:
             account.check(n_tokens, now)
         return account
 
-    def _cancel_all(self, connection: Connection) -> None:
+    def _cancel_all(self, connection: FrontendStream) -> None:
         for request in list(connection.requests.values()):
             self._loop.cancel(request)
 
 
-async def _write(connection: Connection, context: Any) -> None:
+async def _write(connection: FrontendStream, context: Any) -> None:
     """Sends what there is for a frontend, for ever.
 
     Raises:

@@ -66,7 +66,8 @@ class ServingLoop:
         self._has_news.set()
 
     def cancel(self, request: Request) -> None:
-        """Ends a request; its K/V is free at once, or with the iteration it is in."""
+        """Ends a request. Its K/V memory is free at once, or when the iterations return that it is
+        in."""
         self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 

@@ -1,7 +1,8 @@
 """Submissions of frontends: what is checked of them, and the requests that they become.
 
 Frontends have checked most of this for their clients. Here it is checked for the ranks, which trust
-what they are sent: a rank ends itself, and with it everybody's requests, over what it cannot run.
+what they are sent: a rank ends itself, and with it the requests of all clients, over what it cannot
+run.
 """
 
 import hashlib
@@ -22,15 +23,15 @@ from services.common.sampling import (
     SamplingParams,
 )
 from services.common.sampling_proto import from_proto
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.speculation import Speculation
 
 MAX_KNOWN = 256
-"""Sampling options that are kept once they were checked."""
+"""Number of sampling options that are kept once they were checked."""
 
 MAX_KNOWN_BYTES = 512
-"""Bytes of each of them, at most."""
+"""Largest size in bytes of sampling options that are kept."""
 
 MAX_SALT_LENGTH = 256
 """Characters of a salt of the prefix cache, as frontends allow."""
@@ -79,11 +80,11 @@ def to_request(
     submission: scheduler_pb2.Submission,
     sampling: SamplingParams,
     *,
-    account: Account | None,
+    account: AccountUse | None,
     now: float,
 ) -> Request:
-    """Returns the request of a submission that was checked; `sampling` are its options, whose seed
-    does not count."""
+    """Returns the request of a submission that was checked; `sampling` are its options, with any
+    seed."""
     return Request(
         request_id=RequestId(submission.request_id),
         prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
@@ -124,8 +125,9 @@ def check_sampling(
     *,
     own_stop_token_ids: Collection[int] = (),
 ) -> None:
-    """Checks options for a pipeline: a rank would end itself, and with it everybody's requests,
-    over what is refused here. `own_stop_token_ids` are the model's own, if not by default.
+    """Checks options for a pipeline: a rank would end itself, and with it the requests of all
+    clients, over what is refused here. `own_stop_token_ids` are the model's own ones, if not by
+    default.
 
     Raises:
         InvalidRequest: the error names the option.
@@ -144,7 +146,7 @@ def _checked_sampling(
 ) -> SamplingParams:
     """Returns options that were checked, with any seed; the message has one from here on."""
     seed = message.seed if message.HasField("seed") else secrets.randbits(SEED_BITS)
-    message.ClearField("seed")  # most clients send the same options again and again, but for it
+    message.ClearField("seed")  # most clients send equal options again and again, but for the seed
     data = message.SerializeToString()
     message.seed = seed
     read = _known_sampling if len(data) <= MAX_KNOWN_BYTES else _read_sampling
@@ -193,7 +195,8 @@ def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | No
 
 
 def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
-    """Returns the name of those who share keys and values with a request; None if nobody does."""
+    """Returns the name of the scope in which a request shares keys and values; None if it shares
+    none."""
     if submission.is_uncached:
         return None
     name = submission.account.name

@@ -7,11 +7,11 @@ from itertools import chain
 from orcinus.v1 import scheduler_pb2
 
 NewToken = tuple[int, int, int]
-"""A request's number, the place of its new token among those of its output, and the token."""
+"""A request's number, the place of a new token in its output, and the token."""
 
 
 class NewTokens:
-    """New tokens that wait to leave: the newest as they came, those before them packed."""
+    """New tokens that wait to leave: the newest as they came, the tokens before them packed."""
 
     def __init__(self) -> None:
         self._newest: list[NewToken] = []
@@ -21,15 +21,15 @@ class NewTokens:
         return bool(self._newest or self._packed)
 
     def next_iteration(self) -> list[NewToken]:
-        """Packs what there is, and returns the list to which an iteration's tokens are appended,
-        before and after any of them is taken."""
+        """Packs the tokens that wait, and returns the list to which an iteration's tokens are
+        appended, before and after any of them is taken."""
         self._packed.extend(chain.from_iterable(self._newest))
         self._newest.clear()
         return self._newest
 
     def take(self) -> scheduler_pb2.TokenColumns:
-        """Returns all tokens, of which there must be one, as columns, and forgets them. Those of
-        one request come together: a frontend that is behind has one update of each."""
+        """Returns all tokens, of which there must be one, as columns, and forgets them. The tokens
+        of one request are joined: a frontend that is behind has one update of each."""
         newest, packed = tuple(self._newest), self._packed
         self._newest.clear()
         self._packed = array("I")

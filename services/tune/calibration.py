@@ -14,7 +14,7 @@ from statistics import median
 from services.tune.probe import Lone
 from services.tune.system import Record
 from simulator import fit
-from simulator.costs import SLOPES, LinearCosts, Work, features
+from simulator.costs import SLOPES, IterationWork, LinearCosts, features
 
 N_STEPS = 24
 """Steps of a search for a time; each leaves 0.62 of the range."""
@@ -22,7 +22,7 @@ GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass(frozen=True, slots=True)
-class Iteration:
+class MeasuredIteration:
     """An iteration that was run; times in seconds."""
 
     start_s: float
@@ -30,8 +30,8 @@ class Iteration:
     end_s: float
     """When its result had come."""
     stages_s: tuple[float, ...]
-    """What each stage took to compute and to hand on."""
-    work: Work
+    """Seconds that each stage took to compute and to send its result."""
+    work: IterationWork
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ class Calibration:
     """Median of the relative errors of stages' times."""
 
 
-def iterations_of(records: Sequence[Record]) -> list[Iteration]:
+def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
     """Returns the iterations of records, by their numbers."""
     ordered = sorted(records, key=lambda record: record.iteration)
     next_spans: dict[int, int] = {}  # the number of tokens of a request's next span
-    works: list[Work] = []
+    works: list[IterationWork] = []
     for record in reversed(ordered):
         spans = []
         columns = (record.numbers, record.start_positions, record.n_tokens)
@@ -57,11 +57,11 @@ def iterations_of(records: Sequence[Record]) -> list[Iteration]:
             is_sampled = next_spans.get(number, 1) == 1
             spans.append((start_position, n_tokens, is_sampled))
             next_spans[number] = n_tokens
-        works.append(Work.of(spans))
+        works.append(IterationWork.of(spans))
     return [_iteration(*pair) for pair in zip(ordered, reversed(works), strict=True)]
 
 
-def calibrate(iterations: Sequence[Iteration], lone: Sequence[Lone] = ()) -> Calibration:
+def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()) -> Calibration:
     """Returns the model of costs that fits iterations best.
 
     Raises:
@@ -84,7 +84,7 @@ def calibrate(iterations: Sequence[Iteration], lone: Sequence[Lone] = ()) -> Cal
     )
 
 
-def explain_ends(iterations: Sequence[Iteration]) -> tuple[float, float]:
+def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]:
     """Returns the gap after each iteration on a stage and the time of a way, of a plan, a hop or a
     result: those with which the iterations' ends are off least, in absolute values."""
     longest_s = max(median(each.end_s - each.start_s for each in iterations), 1e-6)
@@ -96,9 +96,9 @@ def explain_ends(iterations: Sequence[Iteration]) -> tuple[float, float]:
     return gap_s, best_way(gap_s)[0]
 
 
-def _error(iterations: Sequence[Iteration], gap_s: float, way_s: float) -> float:
-    """Returns by how much the ends of iterations are off, together, with a gap and a way. Stages
-    are those of `simulator.virtual_pipeline`, plans are sent when they were."""
+def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) -> float:
+    """Returns the sum of the errors of the ends of iterations, with a gap and a hop. Stages are as
+    in `simulator.virtual_pipeline`; plans are sent when they were."""
     free_s = [0.0] * len(iterations[0].stages_s)
     error_s = 0.0
     for each in iterations:
@@ -132,7 +132,9 @@ def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
     """Returns costs with what lone requests took that no iteration explains."""
     if not lone:
         return costs
-    extra_s = [one.ttft_s - iteration_s(costs, Work.of([(0, one.n_prompt, True)])) for one in lone]
+    extra_s = [
+        one.ttft_s - iteration_s(costs, IterationWork.of([(0, one.n_prompt, True)])) for one in lone
+    ]
     return LinearCosts(
         costs.coefficients,
         gap_s=costs.gap_s,
@@ -143,15 +145,15 @@ def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
     )
 
 
-def iteration_s(costs: LinearCosts, work: Work) -> float:
+def iteration_s(costs: LinearCosts, work: IterationWork) -> float:
     """Returns the time of an iteration that finds an empty pipeline."""
     stages_s = sum(costs.stage_s(index, work) for index in range(costs.n_stages))
     return stages_s + costs.plan_s + (costs.n_stages - 1) * costs.hop_s + costs.result_s
 
 
-def _iteration(record: Record, work: Work) -> Iteration:
+def _iteration(record: Record, work: IterationWork) -> MeasuredIteration:
     start_s = record.sent_unix_ns / 1e9
-    return Iteration(
+    return MeasuredIteration(
         start_s=start_s,
         end_s=start_s + record.round_trip_ns / 1e9,
         stages_s=tuple((stage.compute_ns + stage.send_ns) / 1e9 for stage in record.stages),

@@ -11,9 +11,9 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.tune.calibration import Iteration, iterations_of
+from services.tune.calibration import MeasuredIteration, iterations_of
 from services.tune.search import Prediction
-from services.tune.system import Prompt, Record, Reply, System
+from services.tune.system import Prompt, Record, System, TimedReply
 from services.tune.workload import Workload
 from simulator.engine import Simulation
 from simulator.outcome import Outcome, RequestTimes
@@ -28,15 +28,15 @@ class Check:
     run or at a lower rate, by the same ratio to what was predicted."""
     is_whole: bool
     """Whether the whole workload was run."""
-    iterations: tuple[Iteration, ...]
+    iterations: tuple[MeasuredIteration, ...]
     has_failed: bool = False
-    """Whether the system did not serve: nobody should choose it."""
+    """Whether the system did not serve, so that it must not be chosen."""
 
 
 async def run_load(
     system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
-) -> tuple[list[tuple[float, Reply]], float]:
-    """Sends requests when they are due, and gives up those that have not ended after `limit_s`.
+) -> tuple[list[tuple[float, TimedReply]], float]:
+    """Sends requests when they are due, and gives up requests that have not ended after `limit_s`.
     Returns their replies with the times at which they were due, and the start.
 
     Raises:
@@ -44,9 +44,9 @@ async def run_load(
     """
     loop = asyncio.get_running_loop()
     start_s = loop.time()
-    replies = [(start_s + due_s, Reply(0.0)) for due_s, _ in prompts]
+    replies = [(start_s + due_s, TimedReply(0.0)) for due_s, _ in prompts]
 
-    async def send(due_s: float, prompt: Prompt, reply: Reply) -> None:
+    async def send(due_s: float, prompt: Prompt, reply: TimedReply) -> None:
         await asyncio.sleep(due_s - loop.time())
         await system.ask(prompt, reply)
 
@@ -112,7 +112,7 @@ def speed(simulation: Simulation, records: Sequence[Record]) -> float:
     return simulated_s / max(1e-9, (end_ns - start_ns) / 1e9)
 
 
-def outcome_of(replies: Sequence[tuple[float, Reply]], start_s: float) -> Outcome:
+def outcome_of(replies: Sequence[tuple[float, TimedReply]], start_s: float) -> Outcome:
     """Returns what clients saw of requests that have all ended."""
     requests = [
         RequestTimes(

@@ -3,14 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from services.tune.calibration import Calibration, Iteration
+from services.tune.calibration import Calibration, MeasuredIteration
 from services.tune.check import Check
 from services.tune.layout import Layout
 from services.tune.probe import Lone
 from services.tune.search import EQUAL, Candidate, Prediction, Predictor, best_of
 from services.tune.system import SystemFailed
 from services.tune.workload import Workload
-from simulator.outcome import Limits
+from simulator.outcome import LatencyLimits
 
 WORTH_CHECKING = 0.85
 """A candidate that promises less than this part of the best is not run."""
@@ -27,7 +27,7 @@ class Tried:
     best: Prediction
     kv_bytes_per_slot: float
     """Of each rank."""
-    iterations: tuple[Iteration, ...] = ()
+    iterations: tuple[MeasuredIteration, ...] = ()
     lone: tuple[Lone, ...] = ()
     is_hopeless: bool = False
 
@@ -45,7 +45,7 @@ class Tuned:
     """What `services.local` does by itself."""
     not_tried: Sequence[str]
     """Layouts that there was no time for, or that do not run, and why."""
-    limits: Limits
+    limits: LatencyLimits
     seconds: float
 
     @property

@@ -25,14 +25,15 @@ class LearningScheduler:
         self._scheduler.submit(request)
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run, None if there is none or enough are in flight."""
+        """Returns the next batch to run; None if no request can run or enough batches are in
+        flight."""
         batch = self._scheduler.select()
         if batch is not None:
             self._pace.sent(batch, self._scheduler)
         return batch
 
     def take_preempted(self) -> Sequence[Request]:
-        """Returns the requests that were put down since the last call."""
+        """Returns the requests that were preempted since the last call."""
         return self._scheduler.take_preempted()
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> Sequence[Update]:

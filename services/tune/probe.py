@@ -27,7 +27,7 @@ GROUPS = (
     (2, False),
 )
 """Numbers of requests, and whether they begin with the longer prompts or with the shorter ones:
-otherwise nobody could tell what a request costs from what its context does."""
+with prompts of one length, the cost of a request could not be told from the cost of its context."""
 N_GROUPS_FIRST = 3
 """Groups that come before prompts beside a group."""
 N_GROUP_OUTPUT = 8

@@ -7,8 +7,8 @@ from services.common.memory_limit import MIB
 from services.tune.calibration import iteration_s
 from services.tune.choice import Tried, Tuned
 from services.tune.search import Candidate, Prediction
-from simulator.costs import Work
-from simulator.outcome import Limits
+from simulator.costs import IterationWork
+from simulator.outcome import LatencyLimits
 
 NOISY = 0.15
 """Median error of a calibration from which on its predictions are doubtful."""
@@ -59,7 +59,7 @@ def _beside_the_defaults(tuned: Tuned) -> str:
     return f"Measured: {gain} what the defaults do ({tuned.default})."
 
 
-def _within_limits(chosen: Prediction, limits: Limits) -> str:
+def _within_limits(chosen: Prediction, limits: LatencyLimits) -> str:
     outcome = chosen.outcome
     rate = "all at once" if chosen.rate is None else f"{chosen.rate:.3g} requests/s"
     return (
@@ -120,5 +120,5 @@ def _why_not(other: Tried, tried: Tried, chosen: Prediction) -> str:
 
 
 def _ms(tried: Tried, n_decodes: int) -> str:
-    work = Work.of([(TYPICAL_CONTEXT, 1, True)] * n_decodes)
+    work = IterationWork.of([(TYPICAL_CONTEXT, 1, True)] * n_decodes)
     return f"{1e3 * iteration_s(tried.calibration.costs, work):.3g} ms"

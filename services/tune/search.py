@@ -77,7 +77,7 @@ class Prediction:
 
 
 class SearchGivenUp(Exception):
-    """Raised in the thread of a search that nobody waits for any more."""
+    """Raised in the thread of a search whose result is not wanted any more."""
 
 
 Predict = Callable[[Candidate], Prediction]
@@ -162,7 +162,7 @@ class Predictor:
             if not self._workload.is_kept_by(tried):
                 high = middle
                 continue
-            if self._highest_rate:  # more than anybody so far, and so perhaps much more
+            if self._highest_rate:  # more than any candidate so far, and so perhaps much more
                 high = min(max(high, GROWTH * middle), self._rate_limit)
             low, found = middle, tried
         if self._workload.is_kept_by(found):
@@ -196,7 +196,7 @@ def scheduler_of(
 
 
 def best_of(predictions: Sequence[Prediction]) -> Prediction:
-    """Returns the best of some predictions: of those that are as good as the best, the one with the
+    """Returns the best of some predictions: of all that are as good as the best, the one with the
     lowest latency."""
     highest = max(prediction.value for prediction in predictions)
     equal = [each for each in predictions if each.value >= (1 - EQUAL) * highest]

@@ -41,7 +41,7 @@ class Prompt:
 
 
 @dataclass(slots=True)
-class Reply:
+class TimedReply:
     """The times at which tokens came, by the event loop's clock."""
 
     sent_s: float
@@ -62,7 +62,7 @@ class System:
         self._generate: Any = frontend.unary_stream(METHOD)  # bytes in, bytes out
         self._watch = watch_pb2_grpc.WatchServiceStub(scheduler).Watch
 
-    async def ask(self, prompt: Prompt, reply: Reply | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, reply: TimedReply | None = None) -> TimedReply:
         """Sends a request and returns its reply when that is complete; a `reply` that is given has
         what came until then, if this is cancelled.
 
@@ -79,7 +79,7 @@ class System:
             ),
         ).SerializeToString()
         loop = asyncio.get_running_loop()
-        reply = Reply(0.0) if reply is None else reply
+        reply = TimedReply(0.0) if reply is None else reply
         reply.sent_s = loop.time()
         pieces: list[tuple[float, bytes]] = []
         try:

@@ -12,7 +12,7 @@ from pydantic import ByteSize
 from services.common.cpus import usable_cpus
 from services.local.settings import LocalSettings
 from services.tune import memory
-from services.tune.calibration import Calibration, Iteration, calibrate, iterations_of
+from services.tune.calibration import Calibration, MeasuredIteration, calibrate, iterations_of
 from services.tune.check import Check, check
 from services.tune.choice import Tried, Tuned, check_limits, choose, default_of, to_check
 from services.tune.layout import Layout, layouts
@@ -42,7 +42,7 @@ N_CHECKS = 3
 BLOCK_SIZE = 16
 """K/V slots of a block, of which the last of a request may be nearly empty."""
 HEAD_ROOM = 1.5
-"""K/V slots over those that the workload has reserved at most."""
+"""K/V slots beyond the most that the workload has reserved."""
 CHECK_RATE = 0.9
 """Part of the highest rate that was predicted at which a candidate is run. At that rate itself
 a machine that is a little slower than its model would miss the limits of nearly all requests."""
@@ -215,7 +215,7 @@ class Tuner:
                 tried[place] = await self._refitted(tried[place], check.iterations)
         return checks
 
-    async def _refitted(self, tried: Tried, iterations: Sequence[Iteration]) -> Tried:
+    async def _refitted(self, tried: Tried, iterations: Sequence[MeasuredIteration]) -> Tried:
         """Returns a layout with costs that fit what was measured before and since."""
         if not iterations:
             return tried
@@ -229,7 +229,7 @@ class Tuner:
     async def _searched(
         self,
         layout: Layout,
-        iterations: Sequence[Iteration],
+        iterations: Sequence[MeasuredIteration],
         lone: Sequence[Lone],
         *,
         bytes_per_slot: float,
@@ -353,8 +353,8 @@ class Tuner:
 async def in_thread(
     predictor: Predictor, function: Callable[..., Prediction], *arguments: object
 ) -> Prediction:
-    """Returns what a function predicts, by a predictor that is given up if nobody waits any more.
-    It takes seconds, in which this process has children to hear from."""
+    """Returns what a function predicts, by a predictor that is given up if the caller is cancelled.
+    A prediction takes seconds, in which this process has children to hear from."""
     try:
         return await asyncio.to_thread(function, *arguments)
     except asyncio.CancelledError:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.tune.settings import TuneSettings
 from simulator.engine import Arrival, arrivals_of
-from simulator.outcome import Limits, Outcome
+from simulator.outcome import LatencyLimits, Outcome
 from simulator.workload import (
     Lengths,
     all_at_once,
@@ -24,7 +24,7 @@ class Workload:
     lengths: tuple[Lengths, ...]
     rate: float | None
     """Requests a second; None where all come at once, or the rate is what is looked for."""
-    limits: Limits
+    limits: LatencyLimits
     seed: int
 
     @classmethod
@@ -51,7 +51,7 @@ class Workload:
         if not lengths:
             name = "prompt_tokens" if settings.trace is None else "trace"
             raise ValueError(f"{name}: no request fits into a context of {max_model_len} tokens")
-        limits = Limits(ttft_s=settings.ttft_p99_s, tpot_s=settings.tpot_p99_s)
+        limits = LatencyLimits(ttft_s=settings.ttft_p99_s, tpot_s=settings.tpot_p99_s)
         return cls(lengths, settings.rate, limits, settings.seed)
 
     @property

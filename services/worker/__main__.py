@@ -12,12 +12,12 @@ from services.common import process, tls, tracing
 from services.common.ending import give_up
 from services.common.telemetry import configure_logging
 from services.worker.controller.controller import Controller
-from services.worker.controller.endpoints import Endpoints
+from services.worker.controller.endpoints import WorkerEndpoints
 from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
 from services.worker.controller.rank_process import settle_ranks, start_ranks
 from services.worker.controller.stage_tracer import StageTracer
-from services.worker.settings import StagePlace, WorkerSettings
+from services.worker.settings import PipelinePlace, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
     # Before any gRPC object: these have threads, and threads and child processes do not mix.
     ranks = await start_ranks(settings, controller, module=rank_module)
     traces = tracing.start("orcinus-worker", decides=True)
-    endpoints = await Endpoints.open(settings, controller)
+    endpoints = await WorkerEndpoints.open(settings, controller)
     pipe.report({"address": endpoints.address, "metrics": endpoints.metrics_address})
     failure = controller.rank_watch.failure
     tasks = [asyncio.create_task(until_end(controller, stop))]
@@ -61,7 +61,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
             task.cancel()
         has_failed = failure.done()
         if has_failed:
-            # At once: who waits for them hears of it by their sockets.
+            # At once: what waits for them learns it from their sockets.
             for rank in ranks:
                 rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)
@@ -91,8 +91,8 @@ def controller_of(
 
 
 async def place_of(
-    controller: Controller, endpoints: Endpoints, ending: asyncio.Task[None]
-) -> StagePlace | None:
+    controller: Controller, endpoints: WorkerEndpoints, ending: asyncio.Task[None]
+) -> PipelinePlace | None:
     """Waits for a stage, and returns it; None if the end comes before. A worker that is not needed
     for SPARE_AFTER_S is a spare, and is ready as that until it is needed."""
     waiting = asyncio.create_task(controller.assignment.wait())

@@ -1,7 +1,7 @@
 """Settings of a stage, and what it tells each of its ranks.
 
     SharedSettings   what controller and ranks are told alike
-    StagePlace       which stage a worker is, by its settings or by a leader's word
+    PipelinePlace       which stage a worker is, by its settings or by a leader's word
     RankSettings     SharedSettings, resolved for one rank
     WorkerSettings   SharedSettings, those of every server, and those of the controller alone
 
@@ -109,7 +109,7 @@ class SharedSettings(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class StagePlace:
+class PipelinePlace:
     """The place of a stage in its pipeline."""
 
     stage_index: int
@@ -211,9 +211,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 
     @property
-    def place(self) -> StagePlace | None:
+    def place(self) -> PipelinePlace | None:
         """The stage that this worker is by its settings; None if one is assigned to it."""
-        return None if self.stage_index is None else StagePlace(self.stage_index, self.n_stages)
+        return None if self.stage_index is None else PipelinePlace(self.stage_index, self.n_stages)
 
     @property
     def _kv_memory_bytes(self) -> int | None:
@@ -221,7 +221,7 @@ class WorkerSettings(SharedSettings, ServerSettings):
             return int(self.kv_memory)
         return None if self.device == "cuda" else 2**30
 
-    def for_rank(self, tp_rank: int, place: StagePlace) -> RankSettings:
+    def for_rank(self, tp_rank: int, place: PipelinePlace) -> RankSettings:
         """Returns the settings of the rank of that number of a stage."""
         # As the operator calls it: where it is a link, what it leads to may be a hash.
         own = {

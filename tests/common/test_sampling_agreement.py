@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
@@ -84,7 +84,6 @@ CLIENTS = st.fixed_dictionaries({}, optional={name: extremes(name) for name in O
 
 @example(given={"stop_token_ids": tuple(range(100, 100 + MAX_STOP_TOKENS))}, is_ignored=False)
 @given(given=CLIENTS, is_ignored=st.booleans())
-@settings(max_examples=30)
 def test_a_rank_takes_whatever_the_scheduler_lets_through(
     given: dict[str, Any], is_ignored: bool
 ) -> None:

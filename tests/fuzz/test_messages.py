@@ -1,7 +1,7 @@
 """What inputs are made of: they are messages, or nearly, and get far and wide."""
 
 from google.protobuf.message import DecodeError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
@@ -13,7 +13,6 @@ DESCRIPTOR = inference_pb2.DESCRIPTOR.message_types_by_name["GenerateStreamReque
 CONNECT = scheduler_pb2.DESCRIPTOR.message_types_by_name["ConnectRequest"]
 
 
-@settings(max_examples=20)
 @given(st.binary(max_size=N_BYTES))
 def test_the_same_bytes_make_the_same_message(data: bytes) -> None:
     made = [message(Choices(data), DESCRIPTOR, INFERENCE) for _ in range(2)]

@@ -54,9 +54,15 @@ def _triton() -> Ops | None:
 
 ON_TORCH = Implementation(TORCH)
 
+# The names of the native builds. The one that this machine would use is tested first, and the
+# others, which are compiled from the same sources, where there is time.
+BUILDS = [
+    pytest.param(name, id=name, marks=pytest.mark.thorough if index else ())
+    for index, name in enumerate(runnable())
+]
 NATIVE = [
-    pytest.param(Implementation(ops_of(open_library(name))), id=f"native-{name}")
-    for name in runnable()
+    pytest.param(Implementation(ops_of(open_library(name))), id=f"native-{name}", marks=param.marks)
+    for name, param in zip(runnable(), BUILDS, strict=True)
 ]
 
 _TRITON = _triton()

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -271,7 +271,6 @@ def test_one_plan_serves_layers_with_heads_of_several_kinds(
     block_size=st.sampled_from([1, 5, 16]),
     head_dim=st.sampled_from([8, 33, 64]),
 )
-@settings(max_examples=40, deadline=None)
 def test_any_sinks_of_any_mix(
     on: Implementation,
     spans: list[tuple[int, int]],
@@ -360,7 +359,6 @@ def test_values_that_are_a_part_of_keys(
     block_size=st.sampled_from([1, 5, 16]),
     sizes=st.sampled_from([(8, 2), (33, 32), (80, 64), (67, 51)]),
 )
-@settings(max_examples=30, deadline=None)
 def test_any_mix_of_values_that_are_a_part_of_keys(
     on: Implementation,
     spans: list[tuple[int, int]],
@@ -445,7 +443,6 @@ def test_forms_of_heads_and_blocks(
     ),
     head_dim=st.sampled_from([8, 64]),
 )
-@settings(max_examples=40, deadline=None)
 def test_any_mix_of_spans(on: Implementation, spans: list[tuple[int, int]], head_dim: int) -> None:
     assert_as_reference(PagedBatch(spans, head_dim=head_dim, on=on))
 
@@ -462,7 +459,6 @@ def test_any_mix_of_spans(on: Implementation, spans: list[tuple[int, int]], head
     block_size=st.sampled_from([1, 4, 5, 16]),
     head_dim=st.sampled_from([8, 64]),
 )
-@settings(max_examples=60, deadline=None)
 def test_any_window_of_any_mix(
     on: Implementation,
     spans: list[tuple[int, int]],

@@ -12,7 +12,7 @@ from kernels import DeltaNetForm, Ops, StateSpans
 from kernels.native.library import open_library, runnable
 from kernels.native.operations import ops_of
 from kernels.reference import operations as reference
-from tests.kernels.implementations import IMPLEMENTATIONS, Implementation
+from tests.kernels.implementations import BUILDS, IMPLEMENTATIONS, Implementation
 from tests.kernels.rows import N_THREADS, threads
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -149,7 +149,7 @@ def test_sigmoid_and_mul(ops: Ops, dtype: torch.dtype, gate_size: int) -> None:
         )
 
 
-@pytest.mark.parametrize("build", runnable())
+@pytest.mark.parametrize("build", BUILDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (2, 4, 64, 64, 4)], ids=str)
 def test_a_token_has_the_same_bits_in_any_span_and_batch(

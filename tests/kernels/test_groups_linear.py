@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -65,7 +65,6 @@ def check_close(actual: Tensor, expected: Tensor, *, factor: float = 1.0) -> Non
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@settings(max_examples=60, deadline=None)
 @given(
     n_tokens=st.integers(1, 20) | st.sampled_from([100]),
     n_in=st.integers(1, 300),
@@ -129,7 +128,6 @@ def test_a_gate_of_any_size_is_packed(gate: Gate, n_out: int) -> None:
 
 
 @pytest.mark.parametrize("build", BUILDS)
-@settings(max_examples=40, deadline=None)
 @given(
     n_in=st.integers(1, 300),
     n_out=st.integers(1, 90),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -35,7 +35,6 @@ def check_close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual.float(), expected, rtol=rtol, atol=atol)
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     n_tokens=st.integers(1, 40) | st.sampled_from([100, 300]),
     n_in=st.integers(1, 130),
@@ -63,7 +62,6 @@ def test_is_the_arithmetic_of_the_reference(
 
 
 @pytest.mark.parametrize("gate", GATES)
-@settings(max_examples=60, deadline=None)
 @given(
     n_tokens=st.integers(1, 40),
     n_in=st.integers(1, 70),

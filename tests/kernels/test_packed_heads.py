@@ -12,6 +12,7 @@ from kernels.packing.heads import pack_heads
 from kernels.pytorch.heads import PlainHeads
 from kernels.reference import operations as reference
 from kernels.weights.head_products import HeadProducts
+from tests.kernels.implementations import BUILDS
 
 DTYPES = [torch.float32, torch.bfloat16]
 N_TOKENS = [0, 1, 5, 6, 7, 13, 100]
@@ -19,7 +20,7 @@ N_TOKENS = [0, 1, 5, 6, 7, 13, 100]
 Pack = Callable[[Tensor], HeadProducts]
 
 
-@pytest.fixture(name="pack", params=["plain", *runnable()])
+@pytest.fixture(name="pack", params=["plain", *BUILDS])
 def make_pack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pack]:
     """Packs matrices for PyTorch, or for one build of the native library."""
     if request.param == "plain":

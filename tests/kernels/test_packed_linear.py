@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -50,7 +50,6 @@ def skip_if_absent(form: str, weight: Tensor) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=30, deadline=None)
 @given(
     n_tokens=st.integers(1, 40) | st.sampled_from([100, 300]),
     n_in=st.integers(1, 130),
@@ -106,7 +105,6 @@ def test_a_view_of_something_wider_is_multiplied_as_it_is_seen(dtype: torch.dtyp
     check_close(pack(weight)(wide[:, 30:60]), wide[:, 30:60].float() @ weight.float().t())
 
 
-@settings(max_examples=60, deadline=None)
 @given(n_out=st.integers(1, 130), n_in=st.integers(1, 70), dtype=DTYPES, data=st.data())
 def test_a_table_gives_back_its_rows_to_the_last_bit(
     n_out: int, n_in: int, dtype: torch.dtype, data: st.DataObject
@@ -120,7 +118,6 @@ def test_a_table_gives_back_its_rows_to_the_last_bit(
 
 
 @pytest.mark.parametrize("gate", GATES)
-@settings(max_examples=60, deadline=None)
 @given(
     n_tokens=st.integers(1, 40),
     n_in=st.integers(1, 70),

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -343,7 +343,6 @@ SPANS = st.lists(
     n_shares=st.sampled_from([0.5, 3, 20, 1e9]),
     least=st.integers(64, 130),
 )
-@settings(max_examples=100, deadline=None)
 def test_items_attend_from_each_token_to_each_key_once(
     spans: Spans,
     window: int | None,
@@ -374,7 +373,6 @@ def test_items_attend_from_each_token_to_each_key_once(
     n_shares=st.sampled_from([0.5, 3, 20, 99.5, 1e9]),
     least=st.sampled_from([64, 100]),
 )
-@settings(max_examples=50, deadline=None)
 def test_a_fixed_shape_holds_any_lengths(starts: list[int], n_shares: float, least: int) -> None:
     cut = replace(CUT, small_shares=n_shares, min_small_part=least)
     shapes = []

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -23,7 +23,6 @@ def arrays(draw: st.DrawFn) -> NDArray[Any]:
 
 
 @given(flushes=st.lists(st.lists(arrays(), max_size=6), max_size=8))
-@settings(max_examples=60, deadline=None)
 def test_everything_arrives_whatever_the_sizes(flushes: list[list[NDArray[Any]]]) -> None:
     uploads = StagedUploads(CPU, size=64)  # so that it grows, and pieces are used again
     arrived = []

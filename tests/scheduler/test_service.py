@@ -20,7 +20,6 @@ from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
 from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
 from services.common.sampling_proto import from_proto
-from services.scheduler.connection import MAX_LOGPROB_BYTES, UPDATE_BYTES
 from services.scheduler.core.admission.admission_control import AdmissionControl, TooLate
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.memory.expected_use import ExpectedUse
@@ -28,6 +27,7 @@ from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.frontend_stream import MAX_LOGPROB_BYTES, UPDATE_BYTES
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_metrics import RequestMetrics
 from services.scheduler.observing.request_observer import RequestObserver, RequestObservers
@@ -707,7 +707,7 @@ async def test_a_frontend_that_does_not_read_is_cut_off_and_can_come_back(
 async def test_a_frontend_for_which_too_much_waits_is_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.scheduler.connection.FRONTEND_BYTES", 100 * UPDATE_BYTES)
+    monkeypatch.setattr("services.scheduler.frontend_stream.FRONTEND_BYTES", 100 * UPDATE_BYTES)
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a")
         [connection] = it.service._frontends

@@ -7,25 +7,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.costs import KNOTS, N_FEATURES, SLOPES, LinearCosts, Work, dot, features
+from simulator.costs import KNOTS, N_FEATURES, SLOPES, IterationWork, LinearCosts, dot, features
 from simulator.fit import fit, median_error
 
 TRUE = (5e-3, 2e-4, 2e-4, 1e-4, 3e-4, 3e-4, 4e-4, 5e-5, 1e-7, 2e-8)
 
 
-def works(n: int, *, seed: int = 0) -> list[Work]:
+def works(n: int, *, seed: int = 0) -> list[IterationWork]:
     """Batches of decodes and prompts of all sizes."""
     source = random.Random(seed)
     made = []
     for _ in range(n):
         decodes = [(source.randrange(600), 1, True)] * source.choice((0, 1, 4, 16, 48, 128))
         prompts = [(source.randrange(2) * 256, source.choice((8, 64, 300, 900)), False)]
-        made.append(Work.of([*decodes, *prompts[: source.randrange(2) or not decodes]]))
+        made.append(IterationWork.of([*decodes, *prompts[: source.randrange(2) or not decodes]]))
     return made
 
 
 def test_work_counts_tokens_slots_and_pairs() -> None:
-    assert Work.of([(9, 1, True), (0, 4, False), (4, 2, True)]) == Work(
+    assert IterationWork.of([(9, 1, True), (0, 4, False), (4, 2, True)]) == IterationWork(
         n_tokens=7,
         n_sampled=2,
         n_decode_slots=10,
@@ -36,7 +36,7 @@ def test_work_counts_tokens_slots_and_pairs() -> None:
 
 @given(st.integers(0, 5000))
 def test_the_parts_between_knots_add_up_to_the_tokens(n_tokens: int) -> None:
-    row = features(Work(n_tokens, 0, 0, 0, 0))
+    row = features(IterationWork(n_tokens, 0, 0, 0, 0))
     assert len(row) == N_FEATURES
     assert sum(row[1 : 1 + len(KNOTS)]) == n_tokens
 
@@ -66,7 +66,7 @@ def test_a_slope_that_nothing_shows_is_its_neighbours() -> None:
     made = [work for work in works(400) if work.n_tokens <= KNOTS[-1]]
     rows = [features(work) for work in made]
     found = fit(rows, [dot(TRUE, row) for row in rows], neighbours=list(pairwise(SLOPES)))
-    large = features(Work.of([(0, 2000, False)]))
+    large = features(IterationWork.of([(0, 2000, False)]))
     assert dot(found, large) == pytest.approx(dot(TRUE, large), rel=0.25)
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.expected_use import ExpectedUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
@@ -16,9 +16,9 @@ from services.scheduler.core.policies.orca import OrcaPolicy
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from simulator.costs import LinearCosts, Work
+from simulator.costs import IterationWork, LinearCosts
 from simulator.engine import A_TOKEN, Arrival, Simulation
-from simulator.outcome import Limits, Outcome, RequestTimes, percentile
+from simulator.outcome import LatencyLimits, Outcome, RequestTimes, percentile
 from simulator.virtual_clock import VirtualClock
 
 PER_TOKEN = (0.0,) + (1.0,) * 6 + (0.0,) * 3
@@ -148,7 +148,7 @@ def test_prompts_that_begin_alike_are_computed_once() -> None:
 
 
 def test_requests_are_their_accounts() -> None:
-    mine = Account(AccountLimits(), name="mine")
+    mine = AccountUse(AccountLimits(), name="mine")
     arrivals = [Arrival(0.0, 1, 1, account=mine), Arrival(0.0, 1, 1)]
     outcome = Simulation(scheduler(), LinearCosts((PER_TOKEN,)), arrivals).run()
     assert [one.account for one in outcome.requests] == ["mine", None]
@@ -170,7 +170,7 @@ def sequential(arrivals: Sequence[Arrival], core: Scheduler, costs: LinearCosts)
             now_s = waiting[0].time_s
             continue
         spans = [(span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans]
-        now_s += costs.stage_s(0, Work.of(spans))
+        now_s += costs.stage_s(0, IterationWork.of(spans))
         tokens = [A_TOKEN for span in batch.spans if span.is_sampled]
         updates = core.apply(batch.iteration, tokens)
         ends_s += [now_s for update in updates if update.finish_reason is not None]
@@ -194,7 +194,6 @@ COSTS = LinearCosts(((0.5, *(0.01,) * 6, 0.02, 0.001, 0.0001),))
 
 
 @given(ARRIVALS, POLICIES)
-@settings(max_examples=60)
 def test_a_lone_stage_without_overlap_is_the_obvious_loop(
     arrivals: list[Arrival], policy: Policy
 ) -> None:
@@ -204,7 +203,6 @@ def test_a_lone_stage_without_overlap_is_the_obvious_loop(
 
 
 @given(ARRIVALS, st.integers(1, 3), st.booleans(), st.integers(14, 60))
-@settings(max_examples=60)
 def test_every_request_ends_and_time_never_goes_back(
     arrivals: list[Arrival], n_stages: int, optimistic: bool, n_blocks: int
 ) -> None:
@@ -230,7 +228,7 @@ def test_goodput_counts_who_keeps_all_limits() -> None:
         n_output=9,
         duration_s=10.0,
     )
-    assert outcome.goodput(Limits(ttft_s=2.0)) == pytest.approx(0.2)
-    assert outcome.goodput(Limits(ttft_s=2.0, tpot_s=1.0)) == pytest.approx(0.1)
-    assert outcome.kept(Limits(tpot_s=0.5)) == pytest.approx(2 / 3)
+    assert outcome.goodput(LatencyLimits(ttft_s=2.0)) == pytest.approx(0.2)
+    assert outcome.goodput(LatencyLimits(ttft_s=2.0, tpot_s=1.0)) == pytest.approx(0.1)
+    assert outcome.kept(LatencyLimits(tpot_s=0.5)) == pytest.approx(2 / 3)
     assert outcome.tokens_per_s == pytest.approx(0.9)

@@ -8,7 +8,7 @@ import asyncio
 from heapq import heappop, heappush
 from itertools import groupby
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from orcinus.v1 import worker_pb2
 
@@ -148,7 +148,6 @@ ALL_ALIKE = (0.5, *(0.0,) * 9)
     stage=st.sampled_from([STAGE, ALL_ALIKE]),
     way_s=st.sampled_from([0.0, 0.125]),
 )
-@settings(max_examples=100)
 def test_the_simulation_makes_the_batches_of_the_serving_loop(
     arrivals: list[Arrival],
     n_stages: int,

@@ -51,6 +51,12 @@ def test_32_mixed_requests_at_once_equal_transformers(
         check_mixed_requests(stack, model, Random(n_stages))
 
 
+def test_mixed_requests_equal_transformers_where_other_tests_have_their_system(
+    model: Path, two_stages: Stack
+) -> None:
+    check_mixed_requests(two_stages, model, Random(2))
+
+
 def check_mixed_requests(stack: Stack, model: Path, random: Random) -> None:
     """Asks for 32 greedy answers at once; each is what `transformers` generates."""
     requests = [

@@ -7,7 +7,7 @@ from services.tune.layout import Layout
 from services.tune.search import Candidate, Memory, Predictor, search
 from services.tune.workload import Workload
 from simulator.costs import LinearCosts
-from simulator.outcome import Limits
+from simulator.outcome import LatencyLimits
 from simulator.workload import mixed_lengths
 
 WHOLE, CUT = Layout(1, 1, 2), Layout(2, 1, 1)
@@ -15,10 +15,12 @@ STAGE = (5e-3, *(1e-3,) * 6, 1e-4, 1e-7, 1e-8)
 """A stage that reads its weights in 5 ms, and takes 1 ms more for each token."""
 
 
-def workload(limits: Limits | None = None, *, n: int = 24, rate: float | None = None) -> Workload:
+def workload(
+    limits: LatencyLimits | None = None, *, n: int = 24, rate: float | None = None
+) -> Workload:
     """Some short requests."""
     lengths = mixed_lengths(n, seed=0, prompts=(8, 64), outputs=(1, 24))
-    return Workload(lengths, rate, limits or Limits(), seed=0)
+    return Workload(lengths, rate, limits or LatencyLimits(), seed=0)
 
 
 def costs(n_stages: int = 1, *, way_s: float = 0.001) -> LinearCosts:
@@ -53,7 +55,7 @@ def tuned() -> Tuned:
         kv_memory=2**26,
         default=candidate(32, 512),
         not_tried=["4 stages: there was no time to try it"],
-        limits=Limits(),
+        limits=LatencyLimits(),
         seconds=100.0,
     )
 

@@ -9,7 +9,7 @@ from orcinus.v1 import watch_pb2
 from services.tune.calibration import calibrate, iteration_s, iterations_of
 from services.tune.probe import Lone
 from services.tune.system import Record
-from simulator.costs import LinearCosts, Work
+from simulator.costs import IterationWork, LinearCosts
 from tests.tune.cases import costs
 
 NS = 1_000_000_000
@@ -54,7 +54,7 @@ def run(true: LinearCosts, n: int) -> list[Record]:
         spans = [(f"{index}.{i}", source.randrange(500), 1) for i in range(source.randrange(1, 40))]
         if index % 3 == 0:
             spans.append((f"{index}.prompt", 0, source.randrange(2, 400)))
-        work = Work.of((start, n_tokens, True) for _, start, n_tokens in spans)
+        work = IterationWork.of((start, n_tokens, True) for _, start, n_tokens in spans)
         if index % 10 == 0:
             sent_s = free_s + 1.0
         begun_s = max(free_s, sent_s + true.plan_s)
@@ -67,13 +67,15 @@ def run(true: LinearCosts, n: int) -> list[Record]:
 
 def test_costs_are_recovered_from_records() -> None:
     true = LinearCosts(costs().coefficients, gap_s=0.002, plan_s=0.003, result_s=0.003)
-    lone = [Lone(n, iteration_s(true, Work.of([(0, n, True)])) + 0.05) for n in (10, 20, 300)]
+    lone = [
+        Lone(n, iteration_s(true, IterationWork.of([(0, n, True)])) + 0.05) for n in (10, 20, 300)
+    ]
     found = calibrate(iterations_of(run(true, 300)), lone)
     assert found.error < 0.01
     assert found.costs.gap_s == pytest.approx(0.002, rel=0.01)
     assert found.costs.plan_s + found.costs.result_s == pytest.approx(0.006, rel=0.01)
     assert found.costs.request_s == pytest.approx(0.05, rel=0.05)
-    for work in (Work.of([(100, 1, True)] * 32), Work.of([(0, 256, True)])):
+    for work in (IterationWork.of([(100, 1, True)] * 32), IterationWork.of([(0, 256, True)])):
         assert found.costs.stage_s(0, work) == pytest.approx(true.stage_s(0, work), rel=0.02)
 
 
@@ -88,7 +90,7 @@ def run_in_two_stages(true: LinearCosts, n: int) -> list[Record]:
         else:
             spans = [(f"{index}.prompt", 0, source.randrange(50, 400))]
         sent_s = max(ends_s) + 1.0 if index % 20 == 0 else ends_s[-2]
-        work = Work.of((start, n_tokens, True) for _, start, n_tokens in spans)
+        work = IterationWork.of((start, n_tokens, True) for _, start, n_tokens in spans)
         ready_s = sent_s + true.plan_s
         for stage in range(2):
             free_s[stage] = max(ready_s, free_s[stage]) + true.stage_s(stage, work)

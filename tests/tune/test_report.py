@@ -15,7 +15,7 @@ from services.tune.choice import Tuned
 from services.tune.reasons import reasons
 from services.tune.report import command, make_directory, table, write
 from services.tune.settings import TuneSettings
-from simulator.outcome import Limits
+from simulator.outcome import LatencyLimits
 from tests.k8s.manifests import K8S, Manifests, environment, render_directory
 from tests.tune.cases import candidate, tuned
 
@@ -107,7 +107,7 @@ def test_it_says_what_was_measured_beside_the_defaults() -> None:
 def test_it_says_how_limits_are_kept() -> None:
     found = tuned()
     chosen = replace(found.chosen, rate=3.0)
-    text = said(replace(found, chosen=chosen, limits=Limits(ttft_s=1e6)))
+    text = said(replace(found, chosen=chosen, limits=LatencyLimits(ttft_s=1e6)))
     assert re.search(r"At 3 requests/s, 100% should keep the limits; .* token in \d.* s, and", text)
 
 

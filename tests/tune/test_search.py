@@ -19,7 +19,7 @@ from services.tune.search import (
     search,
 )
 from services.tune.system import SystemFailed
-from simulator.outcome import Limits, Outcome
+from simulator.outcome import LatencyLimits, Outcome
 from tests.tune.cases import CUT, WHOLE, candidate, costs, tried, workload
 from tests.tune.test_calibration import record
 
@@ -67,7 +67,7 @@ def test_less_memory_lets_fewer_requests_run() -> None:
 
 
 def test_limits_are_kept_at_the_rate_that_is_found_and_not_far_above_it() -> None:
-    limits = Limits(ttft_s=0.5, tpot_s=0.05)
+    limits = LatencyLimits(ttft_s=0.5, tpot_s=0.05)
     work = workload(limits)
     predictor = Predictor(costs(), work, Memory(10_000))
     of = candidate(8, 128)
@@ -78,7 +78,7 @@ def test_limits_are_kept_at_the_rate_that_is_found_and_not_far_above_it() -> Non
 
 
 def test_a_candidate_has_a_rate_of_its_own_beside_a_better_one() -> None:
-    work = workload(Limits(ttft_s=0.5, tpot_s=0.05))
+    work = workload(LatencyLimits(ttft_s=0.5, tpot_s=0.05))
     predictor = Predictor(costs(), work, Memory(10_000))
     better, worse = predictor(candidate(8, 128)), predictor(candidate(1, 64))
     assert worse.rate == better.rate
@@ -89,13 +89,13 @@ def test_a_candidate_has_a_rate_of_its_own_beside_a_better_one() -> None:
 
 
 def test_limits_that_everything_keeps_end_the_search_for_a_rate() -> None:
-    predictor = Predictor(costs(), workload(Limits(ttft_s=1e6)), Memory(10_000))
+    predictor = Predictor(costs(), workload(LatencyLimits(ttft_s=1e6)), Memory(10_000))
     found = search(WHOLE, predictor, n_requests=24)
-    assert found.outcome.kept(Limits(ttft_s=1e6)) == 1.0
+    assert found.outcome.kept(LatencyLimits(ttft_s=1e6)) == 1.0
 
 
 def test_a_candidate_that_cannot_keep_up_with_another_is_worse() -> None:
-    predictor = Predictor(costs(), workload(Limits(ttft_s=0.5, tpot_s=0.05)), Memory(10_000))
+    predictor = Predictor(costs(), workload(LatencyLimits(ttft_s=0.5, tpot_s=0.05)), Memory(10_000))
     assert predictor(candidate(1, 64)).value < predictor(candidate(8, 128)).value
     assert predictor(candidate(2, 64)).value < predictor(candidate(8, 128)).value
 
@@ -142,12 +142,12 @@ def test_the_default_is_run_second_whatever_it_promises() -> None:
 
 
 def test_limits_that_nothing_keeps_are_refused_with_what_can_be_kept() -> None:
-    work = workload(Limits(ttft_s=1e-4))
+    work = workload(LatencyLimits(ttft_s=1e-4))
     predictor = Predictor(costs(), work, Memory(10_000))
     hopeless = replace(tried(WHOLE), best=predictor(candidate(1, 64)))
     with pytest.raises(SystemFailed, match=r"at best ttft_p99_s would be 0\.\d+, tpot_p99_s 0\."):
         check_limits([hopeless], work)
-    check_limits([hopeless, tried(WHOLE)], workload(Limits(ttft_s=1e6)))
+    check_limits([hopeless, tried(WHOLE)], workload(LatencyLimits(ttft_s=1e6)))
 
 
 def test_a_search_that_is_given_up_ends() -> None:

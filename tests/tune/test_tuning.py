@@ -15,8 +15,8 @@ from services.common.cpus import usable_cpus
 from services.tune.layout import Layout
 from services.tune.search import Candidate, Memory, Predictor
 from services.tune.workload import Workload
-from simulator.costs import Work
-from simulator.outcome import Limits
+from simulator.costs import IterationWork
+from simulator.outcome import LatencyLimits
 from simulator.workload import mixed_lengths
 
 ROOT = Path(__file__).parents[2]
@@ -50,12 +50,12 @@ class SleepingCosts:
         self._machine = machine
         self._share = share_of(stages=layout.stages, tp=layout.tp, threads=layout.threads)
 
-    def stage_s(self, stage_index: int, work: Work) -> float:
+    def stage_s(self, stage_index: int, work: IterationWork) -> float:
         return self._share * self._machine.iteration_s(work)
 
 
 def test_it_finds_the_best_settings_of_ranks_whose_costs_are_known(tmp_path: Path) -> None:
-    workload = Workload(mixed_lengths(48, seed=0), None, Limits(), seed=0)
+    workload = Workload(mixed_lengths(48, seed=0), None, LatencyLimits(), seed=0)
 
     def value_of(candidate: Candidate) -> float:
         predictor = Predictor(

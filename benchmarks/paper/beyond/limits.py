@@ -24,7 +24,7 @@ from itertools import chain
 from benchmarks.paper.gpu_costs import Gpu, GpuCosts
 from benchmarks.paper.models import BYTES, PaperModel
 from services.scheduler.core.request import Request
-from simulator.costs import Work
+from simulator.costs import IterationWork
 from simulator.workload import Lengths
 
 
@@ -54,14 +54,18 @@ def shortest_s(
 def _attention_s(each: Lengths, costs: GpuCosts) -> float:
     """Returns the time of a stage for the attention of a request: of its prompt as one span, or as
     spans of one token where these are faster, and of its decodes."""
-    nothing = costs.stage_s(1, Work(0, 0, 0, 0, 0))
+    nothing = costs.stage_s(1, IterationWork(0, 0, 0, 0, 0))
     n_pairs = each.n_prompt * (each.n_prompt + 1) // 2
     decodes = range(each.n_prompt + 1, each.n_prompt + each.n_output)
     prompt_s = min(
-        costs.stage_s(1, Work(0, 0, 0, n_pairs, 0)), costs.stage_s(1, Work(0, 0, n_pairs, 0, 0))
+        costs.stage_s(1, IterationWork(0, 0, 0, n_pairs, 0)),
+        costs.stage_s(1, IterationWork(0, 0, n_pairs, 0, 0)),
     )
     return (
-        prompt_s - nothing + costs.stage_s(1, Work(0, 0, sum(decodes), 0, each.n_output)) - nothing
+        prompt_s
+        - nothing
+        + costs.stage_s(1, IterationWork(0, 0, sum(decodes), 0, each.n_output))
+        - nothing
     )
 
 

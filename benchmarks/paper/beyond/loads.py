@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from simulator.engine import Arrival
 from simulator.published_traces import bursty_arrivals
 from simulator.workload import Lengths, all_at_once
@@ -80,7 +80,7 @@ class TwoClients:
             parts["large"] = (self.lengths[n_small:], self.times * small_rate, self.seed + 1)
         result = []
         for name, (lengths, rate, seed) in parts.items():
-            account = Account(AccountLimits(), name=name)
+            account = AccountUse(AccountLimits(), name=name)
             times_s = bursty_arrivals(len(lengths), rate=rate, variation=1.0, seed=seed)
             result += [
                 Arrival(time_s, each.n_prompt, each.n_output, account=account)

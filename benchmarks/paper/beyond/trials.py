@@ -15,7 +15,7 @@ from benchmarks.paper.gpu_costs import Gpu, GpuCosts
 from benchmarks.paper.models import MODELS, PaperModel
 from benchmarks.paper.published import HEADLINE_MS_PER_TOKEN
 from benchmarks.paper.sweep import middle_throughput
-from simulator.costs import Costs, Work
+from simulator.costs import Costs, IterationWork
 from simulator.engine import Arrival, Simulation
 from simulator.outcome import Outcome
 from simulator.virtual_clock import VirtualClock
@@ -56,7 +56,7 @@ class InBand:
     def request_s(self) -> float:
         return self.costs.request_s
 
-    def stage_s(self, stage_index: int, work: Work) -> float:
+    def stage_s(self, stage_index: int, work: IterationWork) -> float:
         """Returns the time for which an iteration occupies a stage, its message included."""
         return self.message_s[stage_index > 0] + self.costs.stage_s(stage_index, work)
 

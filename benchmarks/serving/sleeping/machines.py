@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from simulator.costs import Work
+from simulator.costs import IterationWork
 
 VARIABLE = "SLEEPING_MACHINE"
 """The environment variable that names the machine."""
@@ -30,7 +30,7 @@ class Machine:
     prompt_pair_s: float
     """Of each pair of tokens of a prompt that attend to each other."""
 
-    def iteration_s(self, work: Work) -> float:
+    def iteration_s(self, work: IterationWork) -> float:
         """Returns the seconds that an iteration takes."""
         return (
             self.base_s

@@ -26,7 +26,7 @@ from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import join_peers
 from services.worker.settings import RankSettings
-from simulator.costs import Work
+from simulator.costs import IterationWork
 
 SLOT_BYTES = 1000
 """Bytes of a K/V slot, of all stages and ranks together."""
@@ -42,7 +42,7 @@ class SleepingRunner(NullRunner):
 
     def forward(self, batch: IterationPlan, hidden: torch.Tensor | None) -> torch.Tensor:
         spans = zip(batch.start_positions, batch.n_tokens, batch.sample, strict=True)
-        time.sleep(self._share * self._machine.iteration_s(Work.of(spans)))
+        time.sleep(self._share * self._machine.iteration_s(IterationWork.of(spans)))
         return self.empty_hidden(batch.n_tokens) if hidden is None else hidden
 
 

@@ -29,14 +29,13 @@ class Layout {
  public:
   template <class Number>
   void tell_number(const char* enumeration, const char* name, Number number) {
-    const auto whole = static_cast<int64_t>(number);
-    text_ += std::string(enumeration) + "." + name + ": " + std::to_string(whole) + "\n";
+    add(enumeration, name, std::to_string(static_cast<int64_t>(number)));
   }
 
   // `names` are those of `fields`, as they stand in the source: with ", " between.
   template <class Struct, class... Fields>
   void tell(const Struct& whole, std::string_view names, const Fields&... fields) {
-    text_ += std::string(Struct::kName) + ": " + std::to_string(sizeof whole) + " bytes\n";
+    add(Struct::kName, "", std::to_string(sizeof whole) + " bytes");
     (tell_field(whole, next_of(names), fields), ...);
   }
 
@@ -52,8 +51,7 @@ class Layout {
   template <class Struct, class Field>
   void tell_field(const Struct& whole, std::string_view name, const Field& field) {
     const auto offset = reinterpret_cast<const char*>(&field) - reinterpret_cast<const char*>(&whole);
-    text_ += std::string(Struct::kName) + "." + std::string(name) + ": " + name_of<Field>() +
-             " at " + std::to_string(offset) + "\n";
+    add(Struct::kName, name, name_of<Field>() + " at " + std::to_string(offset));
     tell_type<std::remove_cv_t<std::remove_pointer_t<Field>>>();
   }
 
@@ -72,6 +70,12 @@ class Layout {
     } else {
       return T::kName;
     }
+  }
+
+  // Adds "whole.part: value", or "whole: value". Out of line, for it is called for every field.
+  [[gnu::noinline]] void add(const char* whole, std::string_view part, const std::string& value) {
+    text_.append(whole).append(part.empty() ? "" : ".").append(part).append(": ").append(value);
+    text_ += '\n';
   }
 
   static std::string_view next_of(std::string_view& names) {

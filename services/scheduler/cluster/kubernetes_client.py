@@ -172,7 +172,7 @@ class KubernetesLeaseStore:
     def _record(self, lease: client.V1Lease) -> LeaseRecord:
         metadata = lease.metadata
         if metadata is None or not metadata.resource_version:
-            # A write without a version would be a write over anybody's.
+            # A write without a version would overwrite any other process's write.
             raise LeaseUnavailable(f"cannot get lease {self._name}: the answer has no version")
         self._metadata = metadata
         spec = lease.spec or client.V1LeaseSpec()
@@ -257,8 +257,8 @@ class KubernetesPods:
 
 
 async def _configuration() -> client.Configuration:
-    """Returns where the API server is and who we are; a pod's token is read again as it is
-    replaced."""
+    """Returns the address of the API server and this process's credentials; a pod's token is read
+    again as it is replaced."""
     configuration = client.Configuration()
     try:
         if os.environ.get(IN_CLUSTER):

@@ -1,15 +1,15 @@
 """The election: decides on a lease which of several schedulers leads.
 
-A candidate takes the lease when nobody holds it, when its holder is plainly dead, or when its
+A candidate takes the lease when no process holds it, when its holder is plainly dead, or when its
 record has not changed for the lease's duration while this candidate could see it. Only time between
 two looks of this process counts, on a monotonic clock: the times in the record come from other
 machines and decide nothing, and a time in which the API server was away says nothing of the holder.
 The holder is plainly dead when this process runs in the same container, so that the one before it
-has ended, or when somebody who watches it says so (`leader_watch.py`).
+has ended, or when its watch says so (`leader_watch.py`).
 
 A leader leads until it learns that it does not: another process holds the lease, or the stages know
 a later term. Not being able to renew the lease is no reason to stop. It costs a standby that sees
-the lease its patience, and nothing while the API server is away for all.
+the lease a wait, and nothing while the API server is away for all.
 
 So two processes may believe that they lead, and no clock prevents it. The stages do: every
 acquisition has a term higher than all before it, each term has its own range of epochs
@@ -49,7 +49,7 @@ class LeadershipLost(Exception):
 
 
 def wall_clock() -> datetime:
-    """Returns the time of day, for people who read the lease."""
+    """Returns the time of day, for people who look at the lease."""
     return datetime.now(UTC)
 
 
@@ -70,15 +70,16 @@ class LeaderElector:
         jitter: Callable[[], float] = random.random,
         now: Callable[[], datetime] = wall_clock,
     ) -> None:
-        """`address` is where others may look whether this process is there. `predecessors` is how
-        the identities of processes begin that have ended, since this one runs in their place."""
+        """`address` is where other processes may look whether this one is there. `predecessors` is
+        the beginning of the identities of processes that have ended, since this one runs in their
+        place."""
         if not 0 < 2 * retry_period_s < lease_duration_s:
             raise ValueError(
                 "retry_period_s must be less than half of lease_duration_s: "
                 f"{retry_period_s:g}, {lease_duration_s:g}"
             )
         if not identity:
-            raise ValueError("identity must not be empty: an empty holder means that nobody leads")
+            raise ValueError("identity must not be empty: an empty holder means that none leads")
         self._store = store
         self._identity = identity
         self._address = address
@@ -112,7 +113,7 @@ class LeaderElector:
 
     @property
     def leader_address(self) -> str:
-        """Address of the holder last seen; empty if it has told none."""
+        """Address of the holder last seen; empty if it has given none."""
         return self._record.address if self._record else ""
 
     @property
@@ -135,7 +136,7 @@ class LeaderElector:
 
     async def acquire(self) -> int:
         """Waits until this process leads; returns its term. No other call, here or elsewhere, has
-        returned the same term, unless somebody deletes the lease; the first on a new lease is 1."""
+        returned the same term, unless the lease was deleted; the first term of a new lease is 1."""
         while True:
             self._term = None
             self._has_news.clear()
@@ -168,7 +169,7 @@ class LeaderElector:
 
     async def advance(self, beyond: int) -> int:
         """Moves this leader's term past a number that the stages have seen, since the count starts
-        anew after somebody has deleted the lease. Returns the new term.
+        anew after the lease was deleted. Returns the new term.
 
         Raises:
             LeadershipLost: another process holds the lease or has held it, or the store does not
@@ -231,7 +232,7 @@ class LeaderElector:
                 try:
                     transitions = await self._write_as_holder(at_least)
                 except LeaseConflict:
-                    # Another process has it, or a write of ours has arrived that seemed lost.
+                    # Another process has the lease, or a lost write of ours has arrived.
                     await self._check_holder()
                     transitions = await self._write_as_holder(at_least)
             except LeaseConflict:
@@ -240,7 +241,7 @@ class LeaderElector:
                 self._report(str(trouble))
                 return None
             self._report("")
-            self._check_term()  # it may have been given up meanwhile
+            self._check_term()  # this process may have given the lease up meanwhile
             self._term = transitions
             return transitions
 
@@ -258,8 +259,9 @@ class LeaderElector:
         return transitions
 
     async def _check_holder(self) -> None:
-        """Reads who holds the lease. A lease that is nobody's, since somebody emptied it or made it
-        anew, is still this leader's; one that another has held in the meantime is not."""
+        """Reads which process holds the lease. A lease without a holder, since it was emptied or
+        made anew, is still this leader's; a lease that another process has held in the meantime is
+        not."""
         record = await self._read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
@@ -346,7 +348,7 @@ class LeaderElector:
         return self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; an empty text means that there is none."""
+        """Logs trouble when it changes; an empty text means that there is no trouble."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:

@@ -1,10 +1,10 @@
 """The watch that a standby keeps over the process that leads: it tells the election when that
-process is plainly dead, so that nobody waits for its lease to expire.
+process is plainly dead, so that no standby waits for its lease to expire.
 
-A process is plainly dead when it has been reached at its address, and then nobody listens there any
-more; or when it cannot be reached, and its pod is gone or none of the pod's containers runs. A
+A process is plainly dead when it has been reached at its address, and then no process listens there
+any more; or when it cannot be reached, and its pod is gone or none of the pod's containers runs. A
 leader that only does not answer, for example behind a cut network, may live: its lease has to
-expire. Whoever is wrong here changes leaders without need and breaks nothing (`leader_elector.py`).
+expire. A wrong verdict here changes leaders without need and breaks nothing (`leader_elector.py`).
 """
 
 import asyncio
@@ -23,14 +23,14 @@ PERIOD_S = 0.5
 CONNECT_TIMEOUT_S = 1.0
 
 AGAIN_S = 0.1
-"""Seconds after which somebody who refuses is asked a second time."""
+"""Seconds after which an address that refuses connections is tried a second time."""
 
 
 class ProbeResult(Enum):
     """The answers of an address."""
 
-    LISTENS = "somebody listens there"
-    REFUSES = "the host is there and nobody listens"
+    LISTENS = "a process listens there"
+    REFUSES = "the host is there and no process listens"
     NONE = "there is no answer"
 
 
@@ -99,7 +99,7 @@ class LeaderWatch:
         if answer is ProbeResult.REFUSES:
             await asyncio.sleep(AGAIN_S)
             if await self._ask(address) is ProbeResult.REFUSES:
-                log.warning("the leader %s is gone: nobody listens at %s", holder, address)
+                log.warning("the leader %s is gone: no process listens at %s", holder, address)
                 return True
             return False
         try:

@@ -15,13 +15,13 @@ class LeaseRecord:
     """One state of the lease."""
 
     holder: str
-    """Identity of the leader; empty if nobody leads."""
+    """Identity of the leader; empty if no process leads."""
 
     transitions: int
     """Number of times the lease has been acquired; a Kubernetes API keeps it in 32 bits."""
 
     duration_s: int
-    """Seconds that others must see no change for before they may take the lease."""
+    """Seconds without a change after which other candidates may take the lease."""
 
     version: str
     """The store's name for this state."""
@@ -33,12 +33,12 @@ class LeaseRecord:
     """Time at which the holder last renewed it, by the holder's wall clock."""
 
     address: str = ""
-    """Address of the leader, host:port, at which others may look whether it is there; empty if it
-    has told none."""
+    """Address of the leader, host:port, at which other processes may look whether it is there;
+    empty if it has given none."""
 
 
 class LeaseConflict(Exception):
-    """Raised when somebody has written the lease since the version at hand was read."""
+    """Raised when the lease was written since the version at hand was read."""
 
 
 class LeaseUnavailable(Exception):

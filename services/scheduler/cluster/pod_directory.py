@@ -117,7 +117,7 @@ class PodDirectory:
         self._first_pause_s = first_pause_s
         self._clock = clock
         self._jitter = jitter
-        self._pods: dict[str, Pod] = {}  # by uid: one of the same name may be there already
+        self._pods: dict[str, Pod] = {}  # by uid: a pod of the same name may be there already
         self._addresses: list[str] = []
         self._has_changed = asyncio.Event()  # replaced by a new one at each change
         self._version: str | None = None  # to watch from; None asks for a new list
@@ -194,7 +194,7 @@ class PodDirectory:
             self._has_changed = asyncio.Event()
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; an empty text means that there is none."""
+        """Logs trouble when it changes; an empty text means that there is no trouble."""
         if trouble and trouble != self._trouble:
             log.warning("pods cannot be watched: %s", trouble)
         elif self._trouble and not trouble:

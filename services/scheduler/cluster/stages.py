@@ -1,6 +1,6 @@
-"""The addresses of a pipeline's workers: fixed ones, or those of pods that come and go.
+"""The addresses of a pipeline's workers: fixed ones, or the addresses of pods that come and go.
 
-Which of them is which stage, the workers say themselves.
+The workers themselves say which stage each of them is.
 """
 
 from collections.abc import Sequence

@@ -26,8 +26,8 @@ class Span(NamedTuple):
     is_sampled: bool
     """Whether a token is sampled after the span, which reaches the end of the sequence then."""
     new_block_ids: Sequence[int]
-    """Blocks that the ranks append to the request's; with an admission, also those of the prefix
-    cache, which have the tokens before the span."""
+    """Blocks that the ranks append to the request's blocks; with an admission, also the blocks of
+    the prefix cache, which hold the tokens before the span."""
     n_drafts: int = 0
     """Number of tokens at the end of the span that are drafts (`drafting/`)."""
 

@@ -7,8 +7,8 @@ from enum import Enum, auto
 from functools import partial
 from typing import NewType
 
-from services.scheduler.core.clients.accounts import Account
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.accounts import AccountUse
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.memory.holder import BlockKeys
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.speculation import Speculation
@@ -75,13 +75,13 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     speculation: Speculation | None = None
     """How far drafts of its tokens have been right; None where drafts cannot be verified."""
-    account: Account | None = None
+    account: AccountUse | None = None
     """The account whose limits the request counts towards; None without an API key."""
     priority: int = 0
     """The request's class: lower numbers come earlier, where the order knows classes."""
     deadline: float | None = None
     """When the request is given up if it still waits, by the scheduler's clock."""
-    client: Client | None = None
+    client: ServedClient | None = None
     """The client that is charged for the request, assigned by an order that counts service."""
     arrival: int = -1
     """The place in the order of arrival, assigned by the pool."""

@@ -66,7 +66,7 @@ class RequestPool:
         self._grammar_turns = GrammarTurns()
         self._n_arrived = 0
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
-        self._ready: list[Request] = []  # of these, the ones that can run; by their places
+        self._ready: list[Request] = []  # the admitted requests that can run; by their places
 
     def __len__(self) -> int:
         return len(self.order) + len(self._admitted)
@@ -107,7 +107,7 @@ class RequestPool:
 
     @property
     def last(self) -> Request:
-        """The request that is preempted first of those that have run; there must be one."""
+        """The request that is preempted first of the admitted ones; there must be one."""
         return max(self._admitted, key=self.order.rank)
 
     @property

@@ -46,8 +46,8 @@ _FINISHED = RequestState.FINISHED
 class Scheduler:
     """The scheduler of Algorithm 1; it keeps at most `pipeline_depth` batches in flight.
 
-    `token_hand_off` says that the ranks which embed tokens are those that sample them, and know the
-    last one of every request.
+    `token_hand_off` says that the ranks which embed tokens are the ranks that sample them, and know
+    the last token of every request.
     """
 
     def __init__(
@@ -116,7 +116,8 @@ class Scheduler:
         self.pool.add(request)
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run; None if there is none or enough are in flight."""
+        """Returns the next batch to run; None if no request can run or enough batches are in
+        flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
         if self._in_flight and self._drafting.awaits:

@@ -161,10 +161,10 @@ class EpochObserver:
         n_stages = pipeline.n_stages
         self._stages = [iterations.of_stage(index, n_stages) for index in range(n_stages)]
         self._untimed: dict[int, _Iteration] = {}
-        self._returned_ns = deque([0] * n_stages, maxlen=n_stages)  # of the last iterations
+        self._returned_ns = deque([0] * n_stages, maxlen=n_stages)  # when iterations returned
         self._has_opened = False
-        self._n_queried = self._n_hits = self._n_evicted = 0  # of those that are counted
-        self._n_drafted = self._n_accepted = 0  # likewise
+        self._n_queried = self._n_hits = self._n_evicted = 0  # already counted
+        self._n_drafted = self._n_accepted = 0  # already counted
 
     def opened(self) -> None:
         kv_manager = self._scheduler.kv_manager
@@ -191,7 +191,7 @@ class EpochObserver:
         if scheduler.drafter is not None and scheduler.drafter.n_drafted > self._n_drafted:
             self._note_drafts(scheduler.drafter)
         now_ns = self._clock_ns()
-        # As many iterations as stages are under way; another one waits for the first to return.
+        # One iteration a stage is under way; a further one waits for the first to return.
         had_room_ns = self._returned_ns[0]
         self._returned_ns.append(now_ns)
         entry = self._untimed.get(iteration)
@@ -236,6 +236,6 @@ class EpochObserver:
         if entry.in_pipeline_ns is None or entry.n_timings < len(self._stages):
             return
         del self._untimed[iteration]
-        # A stage prepares while another computes, so together they may compute longer than it took.
+        # A stage prepares while another computes: their sum may exceed the iteration's time.
         overhead_ns = max(0, entry.in_pipeline_ns - entry.compute_ns)
         self._iterations.overhead.observe(overhead_ns / 1e9)

@@ -1,7 +1,8 @@
-"""The interface of those who are told of iterations: metrics, traces, watches.
+"""The interface of observers of iterations: metrics, traces, watches.
 
-Observers are called from the event loop between two steps of serving, so they take O(batch) time
-at most, never wait and never raise. They live as long as one epoch, like the iteration numbers.
+Observers are called from the event loop between two steps of serving, so they take O(batch) time at
+most, never wait and never raise. An observer lives as long as one epoch, like the iteration
+numbers.
 """
 
 from collections.abc import Callable, Sequence

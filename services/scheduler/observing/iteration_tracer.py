@@ -1,10 +1,11 @@
 """Traces of iterations: one span for each iteration that is recorded, a trace of its own.
 
-An iteration serves many requests, so it is nobody's child: it has a link to each recorded request
-that rides it, and their spans have links back. It is recorded when such a request rides it, as
-often as a token bucket allows, and when it was slow or the pipeline was lost under it. The plan of
-an iteration that is known to be recorded takes the span along, and the stages' spans become its
-children; of one that only turns out to be slow, the span itself says how the stages spent it.
+An iteration serves many requests, so its span has no parent: it has a link to each recorded request
+that rides it, and the spans of these requests have links back. An iteration is recorded when such a
+request rides it, as often as a rate limit allows, and when it was slow or the pipeline was lost
+under it. The plan of an iteration that is known to be recorded takes the span along, and the
+stages' spans become its children; the span of an iteration that only turns out to be slow says
+itself how the stages spent it.
 """
 
 import time
@@ -29,8 +30,8 @@ MAX_PENDING = 64
 """Slow iterations that wait for the stages' timings, at most."""
 
 
-class TokenBucket:
-    """A limit of so many in a second; after a pause, a second's worth may pass at once."""
+class TraceBudget:
+    """A limit of events per second; after a pause, a second's worth may pass at once."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -50,7 +51,7 @@ class TokenBucket:
         return True
 
 
-class Pace:
+class UsualDuration:
     """The usual duration of an iteration, by the magnitude of its tokens: a prefill is no slow
     decode.
 
@@ -60,7 +61,7 @@ class Pace:
     SLOW = 4.0
     """Factor above the median from which an iteration is slow."""
     WARM_UP = 32
-    """Iterations of a magnitude before any of them can be slow."""
+    """Number of iterations of a magnitude from which on one of them can be slow."""
     STEP = 1.02
 
     def __init__(self) -> None:
@@ -104,8 +105,8 @@ class Traces:
         self.requests = RequestTracer(tracer)
         self._tracer = tracer
         self._policy = policy
-        self._bucket = TokenBucket(iterations_per_s)
-        self._slow_bucket = TokenBucket(iterations_per_s)
+        self._bucket = TraceBudget(iterations_per_s)
+        self._slow_bucket = TraceBudget(iterations_per_s)
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "IterationTracer":
         """Returns the observer of an epoch that is about to form."""
@@ -135,8 +136,8 @@ class IterationTracer:
         scheduler: Scheduler,
         *,
         policy: str,
-        bucket: TokenBucket,
-        slow_bucket: TokenBucket,
+        bucket: TraceBudget,
+        slow_bucket: TraceBudget,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._tracer = tracer
@@ -146,7 +147,7 @@ class IterationTracer:
         self._bucket = bucket
         self._slow_bucket = slow_bucket
         self._clock_ns = clock_ns
-        self._pace = Pace()
+        self._pace = UsualDuration()
         self._in_flight: dict[int, _Flight] = {}
         self._returned_ns = deque([0] * pipeline.n_stages, maxlen=pipeline.n_stages)
         self._slow: dict[int, _Flight] = {}
@@ -182,7 +183,7 @@ class IterationTracer:
         """Ends the span, or makes one if the iteration was slow."""
         flight = self._in_flight.pop(iteration)
         flight.end_ns = self._clock_ns()
-        # As many iterations as stages are under way; another one waits for the first to return.
+        # One iteration a stage is under way; a further one waits for the first to return.
         had_room_ns = self._returned_ns[0]
         self._returned_ns.append(flight.end_ns)
         took_ns = flight.end_ns - max(flight.start_ns, had_room_ns)
@@ -232,7 +233,7 @@ class IterationTracer:
         n_in_flight, n_waiting, n_running, n_reserved, n_allocated = flight.state
         span = self._tracer.start_span(
             semconv.ITERATION,
-            Context(),  # nobody's child
+            Context(),  # a trace of its own
             attributes={
                 **self._common,
                 semconv.ITERATION_NUMBER: batch.iteration,

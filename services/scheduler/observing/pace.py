@@ -1,5 +1,5 @@
-"""The observer of pace: it tells the control of admissions how fast the pipeline is, and the core
-what an iteration costs besides its tokens."""
+"""The observer of pace: it tells the admission control how fast the pipeline is, and the core what
+an iteration costs besides its tokens."""
 
 import logging
 import time

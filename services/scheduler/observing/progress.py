@@ -10,7 +10,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
 
 
-class Progress:
+class IterationProgress:
     """The progress of one epoch after the other; an observer of each."""
 
     def __init__(self, *, on_iteration: Callable[[], None]) -> None:
@@ -22,7 +22,7 @@ class Progress:
         """Requests in the pool; 0 without a pipeline."""
         return 0 if self._scheduler is None else len(self._scheduler.pool)
 
-    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "Progress":
+    def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "IterationProgress":
         """Observes the epoch that is about to form."""
         self._scheduler = scheduler
         return self

@@ -31,7 +31,7 @@ class RequestMetrics:
     """A request observer that keeps the metrics of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._arrived_at: dict[Request, float] = {}  # of those that have not run
+        self._arrived_at: dict[Request, float] = {}  # when requests came that have not run
         self._accepted = Counter(
             semconv.REQUESTS_ACCEPTED, "Requests taken into the pool.", registry=registry
         )
@@ -61,17 +61,17 @@ class RequestMetrics:
         }
         self._suspended = Counter(
             semconv.REQUESTS_SUSPENDED,
-            "Times that a request was put down by a loss of the pipeline.",
+            "Times that a request was suspended by a loss of the pipeline.",
             registry=registry,
         )
         self._preempted = Counter(
             semconv.PREEMPTIONS,
-            "Times that a request was put down for the memory of others.",
+            "Times that a request was preempted for others.",
             registry=registry,
         )
         self._suspected = Counter(
             semconv.REQUESTS_SUSPECTED,
-            "Times that a request was on board when the pipeline was lost.",
+            "Times that a request was in flight when the pipeline was lost.",
             registry=registry,
         )
         self._resumed = Counter(

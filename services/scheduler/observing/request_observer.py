@@ -1,4 +1,4 @@
-"""The interface of those who are told what becomes of requests: metrics, traces.
+"""The interface of observers of requests: metrics, traces.
 
 Observers are called from the event loop, at the few turns of a request's life and never per token.
 They never wait and never raise, and live as long as the process: a request that is submitted ends
@@ -27,11 +27,11 @@ class RequestObserver(Protocol):
         which is about to be sent."""
 
     def first_token(self, request: Request) -> None:
-        """Notes that a request has its first token since it was admitted, and may end with it."""
+        """Notes that a request has its first token since it was admitted; it may have ended with
+        it."""
 
     def suspended(self, request: Request) -> None:
-        """Notes that a request was put down, since the pipeline was lost, and waits for the next
-        one."""
+        """Notes that a request waits again since the pipeline was lost, for the next pipeline."""
 
     def preempted(self, request: Request) -> None:
         """Notes that a request gave up its memory to others, and waits to be admitted again."""
@@ -45,7 +45,7 @@ class RequestObserver(Protocol):
 
 
 class RequestObservers:
-    """Several observers as one, told in turn; or none."""
+    """Several observers as one, or none; each is told in turn."""
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers

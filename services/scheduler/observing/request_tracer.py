@@ -127,7 +127,7 @@ class RequestTracer:
         trace = self.traces.get(request)
         has_all = reason in (FinishReason.STOP, FinishReason.LENGTH)
         if trace is not None and has_all and request.n_new_tokens == 1:
-            trace.phases.pop()  # it needed no more than its first token
+            trace.phases.pop()  # the request ended with its first token
         error = FAILED if reason is FinishReason.FAILED else None
         self._end(request, reason.name.lower(), error=error)
 

@@ -33,8 +33,8 @@ class PipelineLost(Unavailable):
     def __init__(self, message: str, *, culprits: Sequence[RequestId] = ()) -> None:
         super().__init__(message)
         self.culprits = tuple(culprits)
-        """Ids of the requests for which the epoch ended, where it is known: their logits are not
-        finite, and those of others in their batch are. They would end the next one, too."""
+        """Ids of the requests for which the epoch ended, where they are known: their logits are not
+        finite, and the logits of others in their batch are. They would end the next epoch, too."""
 
 
 class EngineMaster:
@@ -65,7 +65,9 @@ class EngineMaster:
         self._channels = [connect(member.address) for member in pipeline.members]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
         self._results: list[worker_pb2.IterationResult] = []
-        self._logprobs: list[worker_pb2.SpanLogprobs] = []  # of the iteration that returns next
+        self._logprobs: list[
+            worker_pb2.SpanLogprobs
+        ] = []  # pieces of the iteration that returns next
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -210,7 +212,7 @@ class EngineMaster:
         self._wake()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        # A bug in a watch must not look like a silent stage: whoever asks for results gets it.
+        # A bug in a watch must not look like a silent stage: `take_results` raises it.
         if not task.cancelled() and (error := task.exception()) is not None and not self._loss:
             self._end(error if isinstance(error, Exception) else RuntimeError(str(error)))
 

@@ -1,7 +1,7 @@
 """Lateness: a stage that has been silent, or an iteration that has been away, for too long.
 
-Time is counted only while this process runs: what stages report while it is stopped or starved lies
-unread, and none of them is silent.
+Time is counted only while this process runs: reports that come while it is stopped or starved lie
+unread, and their stages are not silent.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class _Sent:
 
 
 class Lateness:
-    """What is expected of the stages of one epoch, and since when."""
+    """The reports and results that are due from the stages of one epoch, and since when."""
 
     def __init__(
         self, *, silence_limit_s: float, iteration_limit_s: float, hang_limit_s: float

@@ -28,15 +28,15 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 DESCRIBE_TIMEOUT_S = 3.0
-"""Seconds after which a worker that does not answer counts as absent, so that a stage that nobody
-else holds is assigned to a free one."""
+"""Seconds after which a worker that does not answer counts as absent, so that a stage that no other
+worker holds is assigned to a free one."""
 
 MAX_KV_GROUPS = 16
 """K/V groups of a model at most."""
 
 CLAIM_S = 10.0
-"""Seconds for which a stage is not assigned to another worker while its own, which has answered
-before, does not: it may be busy, or start again."""
+"""Seconds for which a stage is not assigned to another worker while its own worker, which has
+answered before, does not answer: that one may be busy, or start again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +76,8 @@ class Pipeline:
 
     @property
     def n_state_rows(self) -> int | None:
-        """Number of requests at a time at most, since every stage whose layers keep a state of each
-        has room for as many; None where no layer does."""
+        """Largest number of requests at a time, since every stage whose layers keep a state of each
+        request has room for as many; None where no layer does."""
         n_rows = [member.description.n_state_rows for member in self.members]
         return min((n for n in n_rows if n), default=None)
 
@@ -91,10 +91,10 @@ async def gather(
     connect: rpc.Connect = rpc.connect,
 ) -> Pipeline:
     """Waits until there is a worker for each stage, all have loaded and agree, and makes the next
-    epoch of them; assigns stages that nobody holds.
+    epoch of them; assigns stages that no worker holds.
 
     Raises:
-        Unavailable: it took too long; says what was missing last.
+        Unavailable: it took too long; the error says what was missing last.
         LeadershipLost: another scheduler leads.
     """
     call = RollCall(stages, term, connect)
@@ -113,12 +113,9 @@ async def gather(
 
 
 class RollCall:
-    """Asks the workers for their descriptions, and assigns stages to those that have none, until
-    they are a pipeline.
-
-    Each is asked by itself, so that one that does not answer holds up nobody: another one may be
-    that stage, or become it.
-    """
+    """Asks the workers for their descriptions, and assigns stages to workers that have none, until
+    they are a pipeline. Each is asked by itself, so that a worker that does not answer holds up no
+    other: another one may be that stage, or become it."""
 
     def __init__(self, stages: StageDirectory, term: Term, connect: rpc.Connect) -> None:
         self.trouble = ""
@@ -165,10 +162,10 @@ class RollCall:
         }
 
     async def _members(self) -> list[Member]:
-        """Returns the members if there is one for each stage, else assigns those that are missing.
+        """Returns the members if there is one for each stage, else assigns the missing stages.
 
         Raises:
-            Unavailable: says what is missing.
+            Unavailable: a stage is missing; the error says which.
         """
         answers = self._answers
         claims = (worker.claim for worker in self._workers.values())
@@ -203,7 +200,7 @@ class RollCall:
         return "; ".join(said)
 
     async def _call(self, addresses: Sequence[str]) -> None:
-        """Begins to ask workers that are new, and forgets those that are gone."""
+        """Begins to ask workers that are new, and forgets workers that are gone."""
         for address in self._workers.keys() - set(addresses):
             await self._workers.pop(address).close()
         self._workers = {
@@ -220,7 +217,7 @@ class RollCall:
 
 
 class _Worker:
-    """A worker that is asked again and again what it is."""
+    """A worker that is asked repeatedly for its description."""
 
     def __init__(self, address: str, connect: rpc.Connect, on_news: Callable[[], None]) -> None:
         self.address = address
@@ -228,7 +225,7 @@ class _Worker:
         """The worker's latest answer; None if it did not answer the latest question."""
         self.trouble = ""
         self.is_settled = False
-        """Whether it has answered, or failed to, since it was told of a stage."""
+        """Whether the worker has answered, or failed to, since it was told of a stage."""
         self._channel = connect(address, rpc.RECONNECT_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._on_news = on_news
@@ -245,14 +242,15 @@ class _Worker:
         return stage if asyncio.get_running_loop().time() < until else None
 
     def assign(self, order: worker_pb2.AssignStageRequest) -> None:
-        """Has the worker told of its stage; it is not settled until it has said what it is then."""
+        """Tells the worker its stage; the worker is not settled until it has described itself
+        again."""
         log.info("stage %d is assigned to %s", order.stage_index, self.address)
         self._order = order
         self.description, self.is_settled = None, False
         self._hold(order.stage_index)
 
     async def close(self) -> None:
-        """Asks no more."""
+        """Stops asking the worker."""
         self._asking.cancel()
         await asyncio.wait((self._asking,))
         await self._channel.close(grace=None)

@@ -1,11 +1,11 @@
 """The rule by which workers become the stages of a pipeline.
 
 A worker is one stage or none yet (`Describe`). Workers that hold a stage keep it, since they have
-its weights in memory; a stage that nobody holds is assigned to a worker that is free, and those
-that are left over are spares. Two may hold the same stage, after one of them was silent for a
-while: the other is a spare that takes that stage over at once.
+its weights in memory; a stage that no worker holds is assigned to a free worker, and the workers
+that are left over are spares. Two workers may hold the same stage, after one of them was silent for
+a while: the other is a spare that takes that stage over at once.
 
-It decides and does nothing: `membership` asks the workers and carries out the assignments.
+The rule decides and does nothing: `membership` asks the workers and carries out the assignments.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,11 +23,11 @@ NO_BUILD: Build = ()
 
 @dataclass(frozen=True, slots=True)
 class Muster:
-    """The workers of a pipeline as far as it has them, and the way to those that are missing."""
+    """The workers of a pipeline as far as they are known, and the assignments that complete it."""
 
     members: tuple[str, ...] = ()
-    """Address of one ready worker for each stage, in order; empty while a stage has none. They are
-    of different builds only where no assignment can change that."""
+    """Address of one ready worker for each stage, in order; empty while a stage has none. The
+    workers are of different builds only where no assignment can change that."""
 
     assignments: Mapping[str, int] = field(default_factory=dict)
     """Stages to assign, by the workers' addresses."""
@@ -76,8 +76,8 @@ def muster(
 
 
 class _Workers:
-    """The answers, and questions about them. `best` of several is one that is ready rather than one
-    that loads, then one that can be no other stage, then that of the newest epoch, then the newest
+    """The answers of the workers. `best` of several prefers a worker that is ready to one that
+    loads, then one that can be no other stage, then the one of the newest epoch, then the newest
     pod."""
 
     def __init__(self, answers: Mapping[str, worker_pb2.DescribeResponse], n_stages: int) -> None:
@@ -101,7 +101,7 @@ class _Workers:
         return builds[max(range(len(builds)), key=rank)] if builds else NO_BUILD
 
     def best(self, stage: int, build: Build, *, only_ready: bool = False) -> str | None:
-        """Returns the best holder of a stage that has the build, or may have it since it loads."""
+        """Returns the best holder of a stage with the build, or one that loads and may have it."""
         holders = [
             address
             for address in self._holders()
@@ -133,9 +133,9 @@ class _Workers:
         ]
 
     def surplus(self, build: Build, holders: Collection[str | None]) -> list[str]:
-        """Returns workers whose stage is of no use, because another one holds it or the pipeline
-        has another number of stages. Those of another build stay as they are: it would be that
-        build again."""
+        """Returns workers whose stage is of no use, because another worker holds it or the pipeline
+        has another number of stages. Workers of another build stay as they are: their stage would
+        be of that build again."""
         return [
             address
             for address, answer in self._ours.items()

@@ -58,8 +58,8 @@ def _ask_logprobs(admission: worker_pb2.Admission, request: Request) -> None:
 
 
 def _next_token_ids(span: Span) -> Sequence[int]:
-    """Returns the token after a span that ends within a prompt whose log-probabilities are wanted;
-    the rank, which is to say how likely it is, has not seen it yet."""
+    """Returns the token after a span that ends within a prompt whose log-probabilities are wanted:
+    the rank, which has not seen that token yet, is to return its log-probability."""
     end, prompt = span.start_position + span.n_tokens, span.request.prompt_token_ids
     return prompt[end : end + 1] if span.request.wants_prompt_logprobs else ()
 

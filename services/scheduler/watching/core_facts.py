@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.order import Order, OrderOptions
 from services.scheduler.core.order.registry import ORDERS, OrderName, named_order
@@ -106,7 +106,7 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
         KVManager(
             n_blocks=facts.n_blocks,
             block_size=facts.block_size,
-            groups=KVGroups(
+            groups=BlockGroups(
                 facts.windows,
                 policy.max_span_tokens,
                 max_drafts=0 if drafter is None else drafter.max_drafts,

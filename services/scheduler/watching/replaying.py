@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from orcinus.v1 import watch_pb2
 
 from services.common.errors import OrcinusError
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
@@ -167,7 +167,7 @@ class Replay:
             raise NotReplayable(f"request {told.number} has {told.n_option_bytes} bytes of options")
         account = None
         if told.HasField("account"):
-            account = Account(AccountLimits(weight=told.weight), name=told.account)
+            account = AccountUse(AccountLimits(weight=told.weight), name=told.account)
         request = Request(
             request_id=RequestId(str(told.number)),
             prompt_token_ids=_tokens(told.prompt_token_ids),

@@ -1,23 +1,23 @@
-"""Which stage a worker is: the one of its settings, or the one that a leader assigns.
+"""Which stage a worker is: the stage of its settings, or the one that a leader assigns.
 
 A worker is one stage for the life of its process. If a leader needs it as another one, the process
-ends, and whoever started it starts it again, without a stage. So it does where it knows an epoch
+ends, and is started again without a stage by what started it. So it does where it knows an epoch
 that no leader can go beyond.
 """
 
 import asyncio
 
 from services.common.errors import InvalidRequest
-from services.worker.settings import StagePlace
+from services.worker.settings import PipelinePlace
 
 MAX_STAGES = 1024
 """Stages of a pipeline at most: no model has more layers."""
 
 
 class Assignment:
-    """The stage of this worker, or that there is none yet."""
+    """The stage of this worker, which may not be known yet."""
 
-    def __init__(self, fixed: StagePlace | None = None) -> None:
+    def __init__(self, fixed: PipelinePlace | None = None) -> None:
         """`fixed` is the stage of the settings, which no leader changes."""
         self.place = fixed
         """The stage that this worker is; None until there is one."""
@@ -31,7 +31,7 @@ class Assignment:
         if fixed is not None:
             self._has_place.set()
 
-    def check(self, place: StagePlace) -> None:
+    def check(self, place: PipelinePlace) -> None:
         """Raises InvalidRequest if this can never be that stage."""
         if place.stage_index >= place.n_stages:
             raise InvalidRequest("stage_index", f"there is no {place}")
@@ -40,7 +40,7 @@ class Assignment:
         if self.is_fixed and place != self.place:
             raise InvalidRequest("stage_index", f"this worker is {self.place} by its settings")
 
-    def take(self, place: StagePlace) -> None:
+    def take(self, place: PipelinePlace) -> None:
         """Makes this worker that stage, or has its process end if it is another one."""
         if self.place is None:
             self.place = place
@@ -53,7 +53,7 @@ class Assignment:
         self.recalled_for = why
         self.is_recalled.set()
 
-    async def wait(self) -> StagePlace:
+    async def wait(self) -> PipelinePlace:
         """Waits until there is a stage, and returns it."""
         await self._has_place.wait()
         assert self.place is not None

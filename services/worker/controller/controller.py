@@ -3,7 +3,7 @@
     assignment      which stage this worker is
     epoch           the current epoch, and its ranks' way into it
     plans           plans in, to the ranks and to the next stage
-    reports         what ranks report, to those who watch the stage
+    reports         what ranks report, to the scheduler that watches the stage
     rank_watch      heartbeats, and the loss of a rank
     loading         progress of the weights, and the description of the loaded stage
     profile_orders  profiles that people order
@@ -28,7 +28,7 @@ from services.worker.controller.rank_process import RankLink
 from services.worker.controller.rank_watch import RankWatch
 from services.worker.controller.report_feed import ReportFeed
 from services.worker.controller.stage_tracer import StageTracer
-from services.worker.settings import StagePlace
+from services.worker.settings import PipelinePlace
 
 MAX_NAME_LENGTH = 300
 """Characters in an address, or in the name of a pipeline: a DNS name has at most 253."""
@@ -41,7 +41,7 @@ class Controller:
         self,
         *,
         tp_size: int,
-        place: StagePlace | None = None,
+        place: PipelinePlace | None = None,
         connect: rpc.Connect = rpc.connect,
         profile_orders: ProfileOrders | None = None,
         on_progress: OnProgress | None = None,
@@ -103,7 +103,7 @@ class Controller:
             InvalidRequest: the worker has another stage by its settings, or there is none such.
             Unavailable: the worker ends, to forget an epoch that no leader can have reached.
         """
-        place = StagePlace(request.stage_index, request.n_stages)
+        place = PipelinePlace(request.stage_index, request.n_stages)
         self.assignment.check(place)
         self._forget_unreached(request.epoch)
         self.epoch.claim(request.epoch)
@@ -156,7 +156,7 @@ class Controller:
                 self.loading.note_loaded(tp_rank, payload)
                 self.rank_watch.note_loaded(tp_rank)
             case MessageKind.FAILURE | MessageKind.REFUSAL:
-                # Which of the ranks says it first means nothing where settings are to blame.
+                # Where settings are to blame, it means nothing which rank says so first.
                 whose = "" if kind is MessageKind.REFUSAL else f"rank {tp_rank}: "
                 self.rank_watch.lose(whose + payload.decode())
             case MessageKind.PROFILED | MessageKind.NOT_PROFILED:
@@ -169,8 +169,8 @@ class Controller:
         self.rank_watch.lose(f"rank {tp_rank} {reason}")
 
     def _forget_unreached(self, number: int) -> None:
-        """Has the worker end if it knows an epoch that nobody can have reached, and now one comes
-        that is older: it is a leader's."""
+        """Ends the worker if it knows an epoch that no leader can have reached, and an older epoch
+        comes now: that one is a leader's."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)

@@ -13,7 +13,7 @@ from services.worker.controller.service import CALLERS, RAW_METHODS, SERVICE, Wo
 from services.worker.settings import WorkerSettings
 
 
-class Endpoints:
+class WorkerEndpoints:
     """Everything that listens for others, from `open` to `close`."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The epoch of a stage: its number, and how the ranks of the stage come into it.
 
-The scheduler numbers epochs, and numbers grow. Whoever speaks of another epoch than the current
-one is refused: a plan, a watcher, a late answer of a rank.
+The scheduler numbers epochs, and numbers grow. A plan, a watch or a late answer of a rank that
+belongs to another epoch than the current one is refused.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ class Epoch:
         self._error = ""
         self._is_settled.clear()
         for rank in self._ranks:
-            # It may still wait for the ranks of the old epoch, in vain.
+            # A rank may still wait for the ranks of the old epoch, in vain.
             rank.send(MessageKind.LEAVE, str(request.epoch).encode())
             rank.send(MessageKind.JOIN, request.SerializeToString())
         try:

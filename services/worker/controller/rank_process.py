@@ -14,7 +14,7 @@ from typing import Protocol
 
 from services.common.cpus import usable_cpus
 from services.worker.channel import ControllerEnd, MessageKind
-from services.worker.settings import NO_SETTINGS, RankSettings, StagePlace, WorkerSettings
+from services.worker.settings import NO_SETTINGS, PipelinePlace, RankSettings, WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ STOP_TIMEOUT_S = 5.0
 """Time for a rank to end by itself before it is killed, and to end when it has been."""
 
 MEMORY_ENVIRONMENT = {
-    # Large pages for large tensors, where the system gives them to those that ask: weights and K/V
+    # Large pages for large tensors, where the system gives them on request: weights and K/V
     # are then read up to a fifth faster.
     "THP_MEM_ALLOC_ENABLE": "1",
     # glibc keeps up to this many bytes that were freed, for tensors up to that many. Otherwise the
@@ -31,7 +31,7 @@ MEMORY_ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(128 * 2**20),
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
 }
-"""Variables for a rank that say how it gets its memory; those that are set already win."""
+"""Variables for a rank that say how it gets its memory; variables that are set already win."""
 
 
 class RankLink(Protocol):
@@ -128,7 +128,9 @@ class RankProcess:
         self.kill()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except TimeoutError:  # it is inside the kernel, and ends when that lets it go
+        except (
+            TimeoutError
+        ):  # the process is inside the kernel, and ends when it returns from there
             log.error("rank %d does not end although it was killed", self.tp_rank)
 
 
@@ -152,7 +154,7 @@ async def start_ranks(
     ]
 
 
-def settle_ranks(settings: WorkerSettings, place: StagePlace, ranks: Sequence[RankLink]) -> None:
+def settle_ranks(settings: WorkerSettings, place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
     """Tells ranks which stage they are, if they do not know it by their worker's settings."""
     if settings.place is None:
         for tp_rank, rank in enumerate(ranks):

@@ -1,4 +1,4 @@
-"""The reports of a stage, given to everybody who watches it.
+"""The reports of a stage, given to all that watch it.
 
 Most reports are bytes of a rank, which pass through unread. The stage itself adds two kinds: its
 heartbeat, and its failure.

@@ -1,7 +1,8 @@
-"""The requests of a rank whose output follows a grammar: where each is, and what may come next.
+"""The requests of a rank whose output follows a grammar: how far each has come, and what may
+follow.
 
-A row's matcher has taken the generated tokens up to some position. It takes those that a plan
-brings, for a request that goes on after a loss, and those that this rank has sampled. On a CPU
+A row's matcher has taken the generated tokens up to some position. It takes the tokens that a plan
+brings, for a request that goes on after a loss, and the tokens that this rank has sampled. On a CPU
 these are known at once. On a GPU they arrive while the device computes the next iteration, and
 `masks` waits for them, which is the one place where the host does.
 """
@@ -46,11 +47,11 @@ class Grammars(Protocol):
         the grammar."""
 
 
-class Arrival(Protocol):
-    """Numbers on their way from a device."""
+class TokenArrival(Protocol):
+    """Sampled tokens on their way from a device."""
 
     def wait(self) -> Sequence[int]:
-        """Returns them when they are there."""
+        """Waits for the tokens and returns them."""
 
 
 @dataclass(slots=True)
@@ -78,7 +79,7 @@ class Constraints:
         """`grammars` is None on ranks that sample nothing, or whose model can follow none."""
         self._grammars = grammars
         self._held: dict[int, _Constrained] = {}
-        self._arriving: list[tuple[ConstrainedRows, Arrival]] = []
+        self._arriving: list[tuple[ConstrainedRows, TokenArrival]] = []
 
     def __bool__(self) -> bool:
         """Returns whether a request has a grammar."""
@@ -112,7 +113,7 @@ class Constraints:
             held.position += 1
 
     def rows_of(self, rows: Ints, positions: Ints) -> ConstrainedRows | None:
-        """Returns those of a batch's sampled `rows` [n_sampled] that follow a grammar."""
+        """Returns the rows that follow a grammar among a batch's sampled `rows` [n_sampled]."""
         if not self._held:
             return None
         places = np.array([i for i, row in enumerate(rows.tolist()) if row in self._held], np.int64)

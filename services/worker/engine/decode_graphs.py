@@ -144,7 +144,7 @@ class DecodeGraphs:
         self._block_size = block_size
         self.device = device
         self._hidden = hidden
-        self._results: Tensor | None = None  # [max_spans, any], those of the last run
+        self._results: Tensor | None = None  # [max_spans, any], of the last run
         self._recorded: dict[DecodeShape, _Recorded] = {}
         self._built: InputBatch | None = None  # the batch whose inputs graphs read now
 
@@ -245,8 +245,8 @@ def padded_size(n_spans: int) -> int:
 
 
 def padded_length(n_keys: int, max_model_len: int) -> int:
-    """Returns the shortest length in tokens, of those that tables of recorded batches are made
-    for, that has room for `n_keys`."""
+    """Returns the shortest length in tokens that has room for `n_keys`, of the lengths for which
+    tables of recorded batches are made."""
     length = _FIRST_WIDTH
     while length < n_keys:
         length *= _WIDTH_FACTOR

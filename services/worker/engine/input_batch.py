@@ -206,7 +206,7 @@ class BatchBuilder:
         has_fixed_shape: bool,
     ) -> AttentionPlan:
         if not self._key_caches[0].shape[2]:
-            return AttentionPlan()  # nobody attends
+            return AttentionPlan()  # no layer attends
         return self._ops.plan_attention(
             layout.starts,
             layout.widths,

@@ -47,9 +47,9 @@ class KVCache:
         tp_size: int = 1,
         groups: KVGroups | None = None,
     ) -> None:
-        """`groups` are those of the configuration if none are given. Allocates all blocks at once,
-        and zeroes them: attention reads slots beyond a sequence's end with weight zero, and zero
-        times whatever was left in memory may be NaN."""
+        """Without `groups`, the groups of the configuration. Allocates all blocks at once, and
+        zeroes them: attention reads slots beyond a sequence's end with weight zero, and zero times
+        whatever was left in memory may be NaN."""
         self.n_blocks = n_blocks
         self.block_size = block_size
         groups = groups or KVGroups.of(config)
@@ -66,8 +66,8 @@ class KVCache:
         """Keys and values that each layer attends to: its own, or an earlier layer's."""
 
     def key_caches(self) -> Sequence[Tensor]:
-        """Returns the keys of the first layer of each kind of heads; those of any layer, which has
-        none, if no layer stores any."""
+        """Returns the keys of the first layer of each kind of heads; if no layer stores any keys,
+        the empty keys of any layer."""
         of_kind: dict[torch.Size, Tensor] = {}
         for keys, _ in self.layers:
             if keys.numel():

@@ -32,8 +32,8 @@ class DeviceMemory(Protocol):
         """Returns the size of the memory."""
 
     def used(self) -> int:
-        """Returns the bytes that anybody has in use, without those that could be given back at
-        once."""
+        """Returns the bytes that all processes have in use, without bytes that could be given back
+        at once."""
 
     def peak_of(self, run: Callable[[], None]) -> int:
         """Runs `run` and returns its peak use, beyond what was in use before."""
@@ -92,10 +92,10 @@ class MemoryShares:
 def transfer_bytes(
     hidden_bytes: int, *, stage_index: int, n_stages: int, max_pending_sends: int
 ) -> int:
-    """Returns the bytes of hidden states that are on their way, without those of the iteration that
-    is run; one iteration has `hidden_bytes`.
+    """Returns the bytes of hidden states that are on their way, without the hidden states of the
+    iteration that is run; one iteration has `hidden_bytes`.
 
-    It counts on the scheduler's default depth: one iteration in flight for each stage, and at least
+    Counts on the scheduler's default depth: one iteration in flight for each stage, and at least
     two. A rank makes room for all iterations that have been announced, and keeps what it has sent
     until it has arrived.
     """

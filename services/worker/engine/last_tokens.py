@@ -1,8 +1,8 @@
 """The last sampled token of each row, on a rank that embeds and samples.
 
-Plans leave such tokens out, because the rank has them before anybody else. On a GPU they stay on
-the device, and nothing waits for it. On a CPU they are NumPy arrays: after weights have gone
-through the caches, NumPy needs a quarter of PyTorch's time for so few numbers.
+Plans leave such tokens out, because the rank has them first. On a GPU they stay on the device, and
+nothing waits for them. On a CPU they are NumPy arrays: after weights have gone through the caches,
+NumPy needs a quarter of PyTorch's time for so few numbers.
 """
 
 from __future__ import annotations

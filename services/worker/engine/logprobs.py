@@ -1,11 +1,12 @@
 """Log-probabilities, for the requests that want them.
 
 They are the logarithms of the softmax of the model's own logits, in float32, before anything that
-changes how tokens are chosen: a token has the same ones whatever the request's options, in any
-batch. For a sampled token the logits are there. For the tokens of a prompt they are computed from
-the hidden states, a few rows at a time, since all of them might not fit in memory.
+changes how tokens are chosen: a token has the same log-probability whatever the request's options,
+in any batch. For a sampled token the logits are there. For the tokens of a prompt they are computed
+from the hidden states, a few rows at a time, since all of them might not fit in memory.
 
-Knows no model: who has the hidden states gives a function that makes logits of rows of them.
+Knows no model: the caller that has the hidden states gives a function that makes logits of rows of
+them.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class LogprobColumns:
 
 
 @dataclass(frozen=True, slots=True)
-class SpanColumns:
+class ReportedSpan:
     """The log-probabilities of one span, on the host."""
 
     of: LogprobSpan
@@ -120,15 +121,15 @@ class BatchLogprobs:
         """Returns them in the host's memory, see `LogprobColumns.to_host`."""
         return BatchLogprobs(self.spans, self.columns.to_host())
 
-    def by_span(self) -> Iterator[SpanColumns]:
-        """Yields those of each span, once they are on the host."""
+    def by_span(self) -> Iterator[ReportedSpan]:
+        """Yields the log-probabilities of each span, once they are on the host."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
         top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()
         end = 0
         for span in self.spans:
             rows, end = slice(end, end + span.n_tokens), end + span.n_tokens
-            yield SpanColumns(
+            yield ReportedSpan(
                 span,
                 logprobs[rows],
                 ranks[rows],
@@ -175,7 +176,7 @@ class LogprobRequests:
             raise PlanError(f"next_token_ids are not in [0, {self._vocab_size})")
 
     def are_of_sampled(self, row: int) -> bool:
-        """Returns whether those of a row's sampled tokens are wanted."""
+        """Returns whether log-probabilities of a row's sampled tokens are wanted."""
         return row in self._n_sampled
 
     def are_of_prompts(self, spans: Spans) -> bool:

@@ -171,7 +171,7 @@ class ModelRunner:
         """
         if batch.shape is None or self.graphs is None or self.model.is_last:
             return self._layers(batch, hidden)
-        # It may still be on its way when the next graph runs.
+        # The result may still be on its way when the next graph runs.
         return self._run_graph(self.graphs, batch, hidden).clone()
 
     def logits(self, batch: InputBatch, hidden: Tensor | None) -> Logits:
@@ -232,7 +232,7 @@ class ModelRunner:
         """Lets go of the epoch's process groups, before these are closed."""
         if self.graphs is not None:
             self.graphs.drop()
-            self.graphs = None  # which knows this runner: K/V would outlive the epoch
+            self.graphs = None  # graphs know this runner: K/V would outlive the epoch
 
     def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         inputs = self._inputs(batch, hidden)

@@ -30,7 +30,9 @@ class Admission:
     n_prompt_tokens: int
     sampling: SamplingParams
     n_logprobs: int | None = None  # alternatives for each sampled token; None: nothing is wanted
-    n_prompt_logprobs: int | None = None  # likewise, for each token of the prompt but the first
+    n_prompt_logprobs: int | None = (
+        None  # alternatives for each token of the prompt but the first; None: nothing is wanted
+    )
     stored_token_ids: Sequence[int] = ()  # tokens before its first span, stored by others
 
 
@@ -70,7 +72,7 @@ class Spans:
     n_tokens: Ints
     sample: NDArray[np.bool_]
     token_on_rank: NDArray[np.bool_]
-    token_ids: Ints  # [n_tokens] less those that are on the rank
+    token_ids: Ints  # [n_tokens] less the tokens that are on the rank
     new_block_ids: Ints  # [n_new_blocks * n_groups]
     next_token_ids: Ints  # [n_cut], of prompts that are cut and whose log-probabilities are wanted
     n_drafts: Ints | None = None  # [n_spans], or None where no span has any

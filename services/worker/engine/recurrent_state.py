@@ -1,8 +1,8 @@
 """The states that layers keep of each request beside its keys and values, by rows of its table.
 
 A layer of linear attention has one state for a request, however long that is, and the last inputs
-of its convolution (`Ops.delta_net`). They are in no block, so nobody shares them and none of
-them can be taken back: a request begins at position 0, where a state is zeros, and every token that
+of its convolution (`kernels.delta_net`). States are in no block, so requests do not share them and
+none can be taken back: a request begins at position 0, where a state is zeros, and every token that
 runs changes it. What a request leaves in its row is of no use to the next one, which begins at
 position 0 as well.
 """
@@ -50,7 +50,8 @@ class RecurrentState:
         device: torch.device,
         tp_size: int = 1,
     ) -> None:
-        """Allocates all of them, and one more for what is computed and read by nobody."""
+        """Allocates the states of all rows, and one more for padding, whose results are not
+        read."""
         self._n_rows = n_rows
         self.layers: Sequence[LayerKV | None] = tuple(
             None

@@ -111,8 +111,8 @@ class SamplingBatch:
         )
 
     def _adjustments(self, uploads: Uploads) -> dict[str, Any]:
-        """Returns the columns of what changes logits, by name; those that change none are left
-        out."""
+        """Returns the columns of the options that change logits, by name; columns without an effect
+        are left out."""
         columns = {
             "penalties": None if self.penalized is None else self.penalized.columns(uploads),
             "biases": bias_columns(self.rules, uploads),
@@ -144,8 +144,9 @@ def without_rejected(
     token_ids: Sequence[int], drafts: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[int]]:
     """Returns a batch's sampled tokens with 0 in place of each -1 after a draft that was wrong, and
-    for each span the least of the others: -1 if one has no finite logits. What follows a wrong
-    draft is nobody's.
+    for each span the least of the other tokens: -1 if one has no finite logits. What follows a
+    wrong draft does not count. `drafts` are the drafts of each sampled span, which has one sampled
+    token more.
 
     `drafts` are those of each sampled span, which has one sampled token more.
     """

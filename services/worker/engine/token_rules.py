@@ -1,6 +1,6 @@
 """A request's rules for single tokens: biases of their logits, and which of them may be sampled.
 
-They are made once, when the request is admitted. Those of a batch are laid out here for the
+Rules are made once, when the request is admitted. The rules of a batch are laid out here for the
 operation that chooses the tokens.
 """
 

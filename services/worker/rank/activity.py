@@ -86,10 +86,11 @@ class StepTimer:
         self._activity = activity
         self._step = activity.step
         self._spent_s = 0.0
-        self._first_epoch = 0  # those before it are over
+        self._first_epoch = 0  # the epochs before this one are over
 
     def end_epochs_before(self, epoch: int | None) -> None:
-        """Notes that epochs are over, or all if None: who waits for their ranks must leave now."""
+        """Notes that epochs are over, or all epochs if None: what waits for their ranks must stop
+        now."""
         self._first_epoch = max(self._first_epoch, sys.maxsize if epoch is None else epoch)
         self._spent_s = 0.0
 

@@ -41,7 +41,7 @@ class EpochEntry:
         except TimeoutError:
             reason = f"the ranks of epoch {self.epoch} have not met in {timeout_s:g} s"
             self.call_off(reason)
-            # They may have met in the meantime; what they have built is of no use any more.
+            # The ranks may have met in the meantime; what they have built is of no use any more.
             if self._opened.exception() is None:
                 self._opened.result().close()
             raise TransferError(reason) from None

@@ -13,7 +13,7 @@ come to its end. The host never waits for the device, and the device waits only 
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -60,11 +60,11 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedIteration:
     """The results of an iteration that a rank reports."""
 
     timing: worker_pb2.IterationTiming
-    token_ids: list[int] | None  # of the last stage
+    token_ids: list[int] | None  # sampled tokens, on the last stage
     cut: list[int]  # places of tokens that end an output before its grammar ends
     logprobs: BatchLogprobs | None  # of the last stage, if requests want any
     trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
@@ -149,22 +149,7 @@ class EpochMember:
         hidden = announced.receive()
         activity.compute(message.iteration, work)
         received = self._clock.mark()
-        result: torch.Tensor | None = None
-        token_ids: torch.Tensor | list[int] | None = None
-        logprobs: BatchLogprobs | None = None
-        cut: list[int] = []
-        if self._is_last:
-            logits = self._runner.logits(batch, hidden)
-            tokens = self._runner.sample(batch, logits)
-            cut = self._runner.cut(batch)
-            logprobs = self._runner.logprobs(batch, logits, tokens)
-            logprobs = None if logprobs is None else logprobs.to_host()
-            if isinstance(tokens, torch.Tensor):
-                token_ids = tokens.to("cpu", non_blocking=True)  # to pinned memory, from a GPU
-            else:
-                token_ids = tokens.tolist()
-        else:
-            result = self._runner.forward(batch, hidden)
+        result, sampled = self._compute(batch, hidden)
         computed = self._clock.mark()
         computed_ns = time.perf_counter_ns()
         if result is not None:
@@ -175,9 +160,7 @@ class EpochMember:
             _Started(
                 message,
                 work,
-                token_ids,
-                cut,
-                logprobs,
+                sampled,
                 marks=(began, received, computed),
                 prepare_ns=0 if is_hidden else prepared_ns - started_ns,
                 send_ns=sent_ns - computed_ns,
@@ -185,7 +168,25 @@ class EpochMember:
             )
         )
 
-    def take_finished(self) -> list[Finished]:
+    def _compute(
+        self, batch: Any, hidden: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, "_Sampled"]:
+        """Runs the stage's layers; returns the hidden states for the next stage, None on the last
+        one, and what was sampled."""
+        runner = self._runner
+        if not self._is_last:
+            return runner.forward(batch, hidden), _Sampled()
+        logits = runner.logits(batch, hidden)
+        tokens = runner.sample(batch, logits)
+        cut = runner.cut(batch)
+        logprobs = runner.logprobs(batch, logits, tokens)
+        logprobs = None if logprobs is None else logprobs.to_host()
+        if isinstance(tokens, torch.Tensor):
+            token_ids = tokens.to("cpu", non_blocking=True)  # to pinned memory, from a GPU
+            return None, _Sampled(token_ids, cut, logprobs)
+        return None, _Sampled(tokens.tolist(), cut, logprobs)
+
+    def take_finished(self) -> list[FinishedIteration]:
         """Returns the iterations that have ended since the last call, in order; does not wait.
 
         Raises:
@@ -208,7 +209,7 @@ class EpochMember:
     def _has_ended(self, started: "_Started") -> bool:
         return self._clock.has_passed(started.marks[-1])
 
-    def _finish(self, started: "_Started") -> Finished:
+    def _finish(self, started: "_Started") -> FinishedIteration:
         began, received, computed = started.marks
         timing = worker_pb2.IterationTiming(
             iteration=started.message.iteration,
@@ -217,16 +218,16 @@ class EpochMember:
             send_ns=started.send_ns,
         )
         self._activity.computed(started.work, timing.compute_ns / 1e9)
-        token_ids = None
-        if started.token_ids is not None:
-            token_ids = reported(started.token_ids, started.message)
+        sampled, token_ids = started.sampled, None
+        if sampled.token_ids is not None:
+            token_ids = reported(sampled.token_ids, started.message)
         trace = None
         if started.message.HasField("trace"):
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
             ended_unix_ns = started.ended_unix_ns or time.time_ns()
             start_unix_ns = ended_unix_ns - duration_ns
             trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
-        return Finished(timing, token_ids, started.cut, started.logprobs, trace)
+        return FinishedIteration(timing, token_ids, sampled.cut, sampled.logprobs, trace)
 
 
 class _Announced:
@@ -252,14 +253,22 @@ class _Announced:
 
 
 @dataclass(frozen=True, slots=True)
+class _Sampled:
+    """What the last stage has sampled, on the host once the iteration has ended; nothing on other
+    stages."""
+
+    token_ids: torch.Tensor | list[int] | None = None
+    cut: list[int] = field(default_factory=list)
+    logprobs: BatchLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Started:
     """An iteration that the device has been given, and what will be known when it ends."""
 
     message: worker_pb2.RunIterationsRequest
     work: IterationSize
-    token_ids: torch.Tensor | list[int] | None  # on the host, from when the last mark has passed
-    cut: list[int]
-    logprobs: BatchLogprobs | None  # as `token_ids`
+    sampled: _Sampled
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int
     send_ns: int

@@ -37,11 +37,12 @@ class Membership:
         self._member: EpochMember | None = None
         self._lock = threading.Lock()  # for the next two
         self._entry: EpochEntry | None = None
-        self._first_epoch = 0  # those before it are over
+        self._first_epoch = 0  # the epochs before this one are over
 
     @property
     def current(self) -> EpochMember | None:
-        """The member of the epoch that has been joined. Whoever keeps it keeps the epoch's K/V."""
+        """The member of the epoch that has been joined. A reference to it keeps the epoch's K/V
+        alive."""
         return self._member
 
     @property
@@ -71,7 +72,7 @@ class Membership:
         try:
             transport = self._begin(request).wait(JOIN_TIMEOUT_S)
             self._member = self._enter(request, transport)
-            self.check()  # it may have ended while decodes were recorded
+            self.check()  # the epoch may have ended while decodes were recorded
         except TransferError:
             self.leave()
             raise

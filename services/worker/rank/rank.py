@@ -18,7 +18,7 @@ from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import TransferError
-from services.worker.rank.epoch_member import EpochMember, Finished
+from services.worker.rank.epoch_member import EpochMember, FinishedIteration
 from services.worker.rank.iteration_profiler import IterationProfiler
 from services.worker.rank.membership import Membership
 
@@ -81,8 +81,8 @@ class Rank:
             self._activity.turn()
 
     def _take_in_messages(self) -> None:
-        """Handles all messages that are there; waits for one if there is nothing to start or to
-        finish."""
+        """Handles all messages that have come; waits for one if nothing is to be started or
+        finished."""
         # No member is kept here: the K/V of an epoch must be gone before the next one begins.
         message = self._channel.receive(0 if self.membership.is_busy else REPORT_INTERVAL_S)
         while message is not None:
@@ -159,7 +159,7 @@ class Rank:
         log.error("left the epoch: %s", error)
         self.membership.leave()
 
-    def _report(self, place: worker_pb2.JoinPipelineRequest, finished: Finished) -> None:
+    def _report(self, place: worker_pb2.JoinPipelineRequest, finished: FinishedIteration) -> None:
         if finished.token_ids is None:
             self._timings.append(finished.timing)
         else:

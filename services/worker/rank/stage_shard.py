@@ -34,7 +34,7 @@ from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
 from services.worker.rank.data_plane.transport import (
     MAX_PENDING_SENDS,
-    Place,
+    RankPlace,
     TransferError,
     Transport,
 )
@@ -303,7 +303,7 @@ def join_peers(settings: RankSettings, request: worker_pb2.JoinPipelineRequest) 
     """
     device = device_of(settings)
     peers = join(
-        Place(
+        RankPlace(
             pipeline_id=request.pipeline_id,
             epoch=request.epoch,
             stage_index=request.stage_index,

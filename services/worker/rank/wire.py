@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from orcinus.v1 import logprobs_pb2, worker_pb2
 
 from services.common.sampling_proto import from_proto
-from services.worker.engine.logprobs import BatchLogprobs, SpanColumns
+from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
 from services.worker.engine.plan import Admission, IterationPlan
 
 MAX_LOGPROB_NUMBERS = 2**15
@@ -83,7 +83,7 @@ def _logprob_pieces(logprobs: BatchLogprobs) -> Iterator[worker_pb2.SpanLogprobs
             yield worker_pb2.SpanLogprobs(span=of.span, logprobs=data, prompt_position=position)
 
 
-def _columns(columns: SpanColumns, rows: slice) -> logprobs_pb2.Logprobs:
+def _columns(columns: ReportedSpan, rows: slice) -> logprobs_pb2.Logprobs:
     return logprobs_pb2.Logprobs(
         logprobs=columns.logprobs[rows].tolist(),
         ranks=columns.ranks[rows].tolist(),

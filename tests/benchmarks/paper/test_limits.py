@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.paper.beyond.limits import ShortestFirst, shortest_s
@@ -42,7 +42,6 @@ LENGTHS = st.lists(
 
 
 @given(LENGTHS, st.sampled_from(SETUPS), st.sampled_from(MODELS_TRIED))
-@settings(max_examples=100, deadline=None)
 def test_nothing_is_faster_than_the_bound(
     lengths: list[Lengths], setup: Setup, model: PaperModel
 ) -> None:

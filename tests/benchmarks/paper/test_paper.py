@@ -8,7 +8,7 @@ from benchmarks.paper.models import MODELS
 from benchmarks.paper.published import FIGURE_10, HEADLINE_PER_S
 from benchmarks.paper.sweep import Run, latency_at, middle_throughput, run, throughput_at
 from benchmarks.paper.systems import scheduling
-from simulator.costs import Work
+from simulator.costs import IterationWork
 from simulator.outcome import RequestTimes
 from simulator.workload import mixed_lengths
 
@@ -32,7 +32,7 @@ def test_the_models_have_the_sizes_of_their_names() -> None:
 def test_stages_take_as_long_as_their_layers() -> None:
     model = MODELS["341B"]
     costs = GpuCosts(model, GPU)
-    work = Work.of([(99, 1, True)] * 4)
+    work = IterationWork.of([(99, 1, True)] * 4)
     weights_s = 2 * 12 * model.hidden_size**2 / 8 / 1e12
     keys_s = 4 * 100 * (4 * model.hidden_size / 8) / 1e12
     layer_s = 1e-4 + weights_s + 4e-6 + keys_s
@@ -43,17 +43,17 @@ def test_stages_take_as_long_as_their_layers() -> None:
 
 def test_long_prompts_take_the_time_of_their_products() -> None:
     costs = GpuCosts(MODELS["13B"], Gpu(0.0, 1e12, 1e14, 0.0, 0.0))
-    short, long = (costs.iteration_s(Work.of([(0, n, True)])) for n in (1000, 2000))
+    short, long = (costs.iteration_s(IterationWork.of([(0, n, True)])) for n in (1000, 2000))
     assert long > 1.9 * short
-    assert costs.iteration_s(Work.of([(0, 2, True)])) == pytest.approx(
-        costs.iteration_s(Work.of([(0, 1, True)])), rel=1e-3
+    assert costs.iteration_s(IterationWork.of([(0, 2, True)])) == pytest.approx(
+        costs.iteration_s(IterationWork.of([(0, 1, True)])), rel=1e-3
     )
 
 
 def test_a_batch_is_a_prefill_and_its_decodes() -> None:
     costs = GpuCosts(MODELS["101B"], GPU)
-    expected = costs.iteration_s(Work.of([(0, 5, True)] * 2))
-    expected += sum(costs.iteration_s(Work.of([(5 + i, 1, True)] * 2)) for i in range(2))
+    expected = costs.iteration_s(IterationWork.of([(0, 5, True)] * 2))
+    expected += sum(costs.iteration_s(IterationWork.of([(5 + i, 1, True)] * 2)) for i in range(2))
     assert batch_s(costs, 2, 5, n_output=3) == pytest.approx(expected)
 
 
@@ -61,7 +61,7 @@ def test_each_pair_of_a_prompt_takes_its_time_in_each_head() -> None:
     one, other = (
         GpuCosts(MODELS["13B"], Gpu(0.0, 1e12, 1e14, 0.0, pair_s)) for pair_s in (0, 1e-9)
     )
-    prompt, decode = Work.of([(0, 8, True)]), Work.of([(7, 1, True)])
+    prompt, decode = IterationWork.of([(0, 8, True)]), IterationWork.of([(7, 1, True)])
     added_s = other.iteration_s(prompt) - one.iteration_s(prompt)
     assert added_s == pytest.approx(40 * 40 * 36 * 1e-9)  # layers, heads, pairs
     assert other.iteration_s(decode) == one.iteration_s(decode)
@@ -103,7 +103,9 @@ def test_systems_keep_up_with_little(system: str) -> None:
     lengths = mixed_lengths(40, seed=1)
     throughput, latency_ms = run(Run("175B", system, 0.01, lengths), {"orca": GPU, "ft": GPU})
     assert throughput == pytest.approx(0.01, rel=0.3)
-    assert latency_ms > 1e3 * GpuCosts(MODELS["175B"], GPU).iteration_s(Work.of([(0, 1, True)]))
+    assert latency_ms > 1e3 * GpuCosts(MODELS["175B"], GPU).iteration_s(
+        IterationWork.of([(0, 1, True)])
+    )
 
 
 def test_a_system_that_does_not_exist_is_refused() -> None:

@@ -12,9 +12,9 @@ from benchmarks import workload
 from benchmarks.paper import predict
 from benchmarks.paper.predict import Case, Comparison, Figures
 from benchmarks.records import RequestRecord, RunRecord
-from services.tune.calibration import Iteration
+from services.tune.calibration import MeasuredIteration
 from services.tune.search import Memory
-from simulator.costs import LinearCosts, Work
+from simulator.costs import IterationWork, LinearCosts
 from simulator.outcome import Outcome, RequestTimes
 from tests.tune.cases import costs
 
@@ -53,9 +53,11 @@ def test_a_policy_is_predicted_with_its_own_batches() -> None:
 def test_speed_is_told_from_iterations_that_took_longer() -> None:
     of = dataclasses.replace(costs(2), gap_s=0.01)
     bare = dataclasses.replace(of, gap_s=0.0)
-    works = [Work.of([(n, 1, True)] * n) for n in (1, 7, 30)]
+    works = [IterationWork.of([(n, 1, True)] * n) for n in (1, 7, 30)]
     iterations = [
-        Iteration(0.0, 1.0, tuple(1.3 * bare.stage_s(index, work) for index in (0, 1)), work)
+        MeasuredIteration(
+            0.0, 1.0, tuple(1.3 * bare.stage_s(index, work) for index in (0, 1)), work
+        )
         for work in works
     ]
     assert predict.speed(of, iterations) == pytest.approx(1.3)
@@ -93,8 +95,8 @@ def test_the_worst_error_is_the_largest_in_either_direction() -> None:
 def test_slower_costs_keep_their_shape() -> None:
     twice: LinearCosts = predict.slower(dataclasses.replace(costs(1), request_s=0.25), 2.0)
     assert twice.request_s == 0.5
-    assert twice.stage_s(0, Work.of([(0, 9, True)])) == pytest.approx(
-        2 * costs(1).stage_s(0, Work.of([(0, 9, True)]))
+    assert twice.stage_s(0, IterationWork.of([(0, 9, True)])) == pytest.approx(
+        2 * costs(1).stage_s(0, IterationWork.of([(0, 9, True)]))
     )
 
 

@@ -19,13 +19,13 @@ from services.common.sampling_proto import to_proto
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import Event, Failed, OutputTokens
 from services.frontend.link.scheduler_stream import SchedulerStream
-from services.scheduler.connection import Connection
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import MAX_LOSSES
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.frontend_stream import FrontendStream
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.service import SchedulerService
@@ -71,7 +71,7 @@ class Leadership:
 
     service: SchedulerService = field(default_factory=lambda: SchedulerService(RequestObservers()))
     pool: RequestPool = field(default_factory=lambda: RequestPool(max_requests=100))
-    connection: Connection = field(default_factory=Connection)
+    connection: FrontendStream = field(default_factory=FrontendStream)
     scheduler: Scheduler | None = None
     in_flight: list[Batch] = field(default_factory=list)
 

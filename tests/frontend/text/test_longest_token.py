@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, models, normalizers, pre_tokenizers
 
@@ -29,7 +29,6 @@ WRITTEN = st.text(alphabet=st.sampled_from("hello wrd\u0301\u0308\u1100\u1161\u1
 
 
 @pytest.mark.parametrize("tokenizer", KNOWN.values(), ids=KNOWN.keys())
-@settings(max_examples=40, deadline=None)
 @given(text=WRITTEN | st.text())
 def test_text_has_the_tokens_that_its_length_tells(
     tokenizer: tokenizers.Tokenizer, text: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.text.hermes import HermesReader
@@ -206,7 +206,6 @@ PARTS = [
 
 
 @pytest.mark.parametrize("readers", [HERMES, LLAMA3, MISTRAL, THINK, THINKING])
-@settings(max_examples=60, deadline=None)
 @given(parts=st.lists(st.sampled_from(PARTS), max_size=24), data=st.data())
 def test_how_a_text_is_cut_changes_nothing(
     readers: Readers, parts: list[str], data: st.DataObject
@@ -218,7 +217,6 @@ def test_how_a_text_is_cut_changes_nothing(
 
 
 @pytest.mark.parametrize("readers", [HERMES, LLAMA3, MISTRAL])
-@settings(max_examples=40, deadline=None)
 @given(st.text(st.sampled_from('<tool_call>[]{}":,nameTOOLCALS\\ \n|')))
 def test_text_without_calls_is_content(readers: Readers, text: str) -> None:
     said = read(readers, text)
@@ -226,7 +224,6 @@ def test_text_without_calls_is_content(readers: Readers, text: str) -> None:
         assert said.content == text
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     name=st.text(min_size=1),
     arguments=st.dictionaries(

@@ -3,18 +3,18 @@
 from array import array
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from pydantic import ValidationError
 
 from services.common.errors import InvalidRequest, PoolFull
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.request_pool import OPTION_BYTES, SMALL_OPTIONS_BYTES, RequestPool
 from services.scheduler.settings import SchedulerSettings
 from tests.scheduler.core.workload import Arrival, Driver, arrivals, build
 
 
-def request_of(n_prompt: int, max_new_tokens: int, account: Account | None = None) -> Request:
+def request_of(n_prompt: int, max_new_tokens: int, account: AccountUse | None = None) -> Request:
     return Request(RequestId("r"), [1] * n_prompt, max_new_tokens, account=account)
 
 
@@ -52,12 +52,11 @@ def test_options_that_leave_no_room_in_an_empty_pool_are_invalid_and_not_to_be_s
         scheduler.submit(larger)
 
 
-@settings(max_examples=30)
 @given(arrivals(with_cancellations=True))
 def test_the_pool_and_its_accounts_count_the_tokens_of_the_requests_in_it(
     to_come: list[Arrival],
 ) -> None:
-    account = Account(AccountLimits())
+    account = AccountUse(AccountLimits())
     scheduler = build(max_batch_size=3, n_blocks=16, block_size=4, pipeline_depth=2)
     driver = Driver(scheduler, to_come, account=account)
     while not driver.is_done:

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch, Span, Update
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups
+from services.scheduler.core.memory.kv_groups import ONE_GROUP, BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.policies import Policy
@@ -82,7 +82,7 @@ def build(
     expected_use: ExpectedUse | None = None,
     drafter: Drafter | None = None,
     max_rows: int | None = None,
-    groups: KVGroups = ONE_GROUP,
+    groups: BlockGroups = ONE_GROUP,
 ) -> Scheduler:
     """A scheduler with the policy and the order of the paper, unless told otherwise."""
     return Scheduler(
@@ -129,8 +129,8 @@ class Driver:
     requests: dict[int, Request] = field(default_factory=dict)
     in_flight: list[Batch] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
-    account: Account | None = None
-    accounts: dict[str, Account] = field(default_factory=dict)
+    account: AccountUse | None = None
+    accounts: dict[str, AccountUse] = field(default_factory=dict)
     """Those of the clients that have names."""
 
     @property
@@ -163,11 +163,11 @@ class Driver:
         tokens = [self._token(span) for span in batch.spans if span.is_sampled]
         self.updates += self.scheduler.apply(batch.iteration, tokens)
 
-    def _account_of(self, client: str) -> Account | None:
+    def _account_of(self, client: str) -> AccountUse | None:
         if not client:
             return self.account
         limits = AccountLimits(weight=weight_of(client))
-        return self.accounts.setdefault(client, Account(limits, name=client))
+        return self.accounts.setdefault(client, AccountUse(limits, name=client))
 
     def _token(self, span: Span) -> int:
         arrival = self.arrivals[int(span.request.request_id)]

@@ -1,7 +1,7 @@
 """The observer of progress, driven as the serving loop drives it."""
 
 from services.scheduler.core.request import Request, RequestId
-from services.scheduler.observing.progress import Progress
+from services.scheduler.observing.progress import IterationProgress
 from services.scheduler.pipeline.membership import Member, Pipeline
 from tests.fakes import describe_stage
 from tests.scheduler.core.workload import build
@@ -9,7 +9,7 @@ from tests.scheduler.core.workload import build
 
 def test_iterations_that_return_are_progress_and_requests_count_until_the_epoch_ends() -> None:
     told: list[int] = []
-    progress = Progress(on_iteration=lambda: told.append(progress.n_requests))
+    progress = IterationProgress(on_iteration=lambda: told.append(progress.n_requests))
     assert progress.n_requests == 0
     scheduler = build(max_batch_size=4, n_blocks=16, block_size=4, pipeline_depth=1)
     epoch = progress.observe(Pipeline("p", 1, (Member("a:1", describe_stage()),)), scheduler)

@@ -11,7 +11,11 @@ from orcinus.v1 import scheduler_pb2, trace_pb2, worker_pb2
 from services.common import semconv
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import Request, RequestId
-from services.scheduler.observing.iteration_tracer import IterationTracer, Pace, TokenBucket
+from services.scheduler.observing.iteration_tracer import (
+    IterationTracer,
+    TraceBudget,
+    UsualDuration,
+)
 from services.scheduler.observing.request_tracer import RequestTracer
 from services.scheduler.pipeline.membership import Member, Pipeline
 from tests.recorded_spans import (
@@ -57,8 +61,8 @@ class World:
             two_stages(),
             self.scheduler,
             policy="orca",
-            bucket=TokenBucket(per_s, clock=self.clock),
-            slow_bucket=TokenBucket(1000.0, clock=self.clock),
+            bucket=TraceBudget(per_s, clock=self.clock),
+            slow_bucket=TraceBudget(1000.0, clock=self.clock),
             clock_ns=self.clock_ns,
         )
         self.flights: list[Batch] = []
@@ -330,14 +334,14 @@ class Clock:
 )
 def test_a_bucket_holds_one_second_s_worth(per_s: float, at: float, passed: int) -> None:
     clock = Clock()
-    bucket = TokenBucket(per_s, clock=clock)
+    bucket = TraceBudget(per_s, clock=clock)
     n_passed = sum(bucket.take() for _ in range(100))
     clock.now = at
     assert n_passed + sum(bucket.take() for _ in range(100)) == (passed if at else n_passed)
 
 
 def test_pace_knows_prefills_from_decodes_and_follows_the_times() -> None:
-    pace = Pace()
+    pace = UsualDuration()
     for _ in range(100):
         assert not pace.is_slow(4, 1 * MS)
         assert not pace.is_slow(1000, 80 * MS)

@@ -8,7 +8,7 @@ from typing import Any
 from orcinus.v1 import scheduler_pb2, watch_pb2, worker_pb2
 
 from services.scheduler.core.batch import Batch, Update
-from services.scheduler.core.clients.accounts import Account
+from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
@@ -80,7 +80,7 @@ class Play:
         *,
         prompt: Sequence[int] = (1, 2, 3),
         max_new_tokens: int = 4,
-        account: Account | None = None,
+        account: AccountUse | None = None,
         priority: int = 0,
         **fields: Any,
     ) -> Request:

@@ -14,7 +14,7 @@ from orcinus.v1 import watch_pb2
 
 from services.common.watch_json import HEADER, to_json
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import Request
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.replay import NotARecording, replay
@@ -56,7 +56,7 @@ class Chance:
         self._source = random.Random(seed)
         self._requests: list[Request] = []
         self._in_flight: list[Batch] = []
-        self._accounts = [Account(AccountLimits(weight=w), name=f"k{w}") for w in (1.0, 2.0)]
+        self._accounts = [AccountUse(AccountLimits(weight=w), name=f"k{w}") for w in (1.0, 2.0)]
 
     def run(self, n_steps: int) -> None:
         """Lets some things happen."""

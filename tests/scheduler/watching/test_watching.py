@@ -7,7 +7,7 @@ import pytest
 from orcinus.v1 import scheduler_pb2, watch_pb2
 
 from services.common.watch_json import to_json
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
@@ -28,7 +28,7 @@ async def test_a_watch_begins_with_the_epoch_the_requests_and_the_pool() -> None
     play.open()
     play.submit("a", max_new_tokens=9, priority=-1)
     play.send()
-    play.submit("b", account=Account(AccountLimits(weight=2.0), name="k"))
+    play.submit("b", account=AccountUse(AccountLimits(weight=2.0), name="k"))
     with play.watching.watch() as watcher:
         epoch, first, second, pool = await told(watcher)
     assert to_json(epoch)["epoch"] == 1

@@ -18,7 +18,7 @@ from services.worker.engine.logprobs import (
     BatchLogprobs,
     LogprobColumns,
     LogprobSpan,
-    SpanColumns,
+    ReportedSpan,
 )
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan, PlanError
@@ -60,7 +60,7 @@ class Stages:
 
     def run(
         self, spans: Sequence[tuple[Admission, int, Sequence[int], bool]], next_tokens: list[int]
-    ) -> tuple[list[int], list[SpanColumns]]:
+    ) -> tuple[list[int], list[ReportedSpan]]:
         """Runs spans of requests: each with its start, its tokens and whether a token is sampled;
         returns the sampled tokens and the log-probabilities."""
         self._n_run += 1
@@ -95,7 +95,7 @@ class Stages:
         return [int(token) for token in tokens], found
 
 
-def check(columns: SpanColumns, tokens: Sequence[int], rows: torch.Tensor) -> None:
+def check(columns: ReportedSpan, tokens: Sequence[int], rows: torch.Tensor) -> None:
     """Compares columns with a literal computation from the oracle's logits [n_tokens, any]."""
     expected = torch.log_softmax(rows.double(), -1).numpy()
     chosen = expected[np.arange(len(tokens)), list(tokens)]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -105,7 +105,6 @@ class TestInvertCdf:
         density=st.sampled_from([0.01, 0.5, 1.0]),
         uniform=st.one_of(st.sampled_from([0.0, LAST]), st.floats(0, LAST)),
     )
-    @settings(max_examples=100, deadline=None)
     def test_finds_the_id_where_the_cumulative_weight_passes_the_target(
         self, seed: int, density: float, uniform: float
     ) -> None:
@@ -141,7 +140,6 @@ class TestGreedy:
         assert sample(logits, batch).dtype == torch.int64
 
     @given(seed=st.integers(-(2**63), 2**63 - 1), scale=st.sampled_from([0.01, 1.0, 30.0]))
-    @settings(max_examples=40, deadline=None)
     def test_top_k_1_is_greedy_even_among_equals(self, seed: int, scale: float) -> None:
         # Rounded to bfloat16, as a bfloat16 model's are: many tokens are equally likely.
         logits = random_logits(6, 777, seed=seed % 1000, scale=scale).bfloat16().float()
@@ -270,7 +268,6 @@ class TestFilters:
         rounded=st.booleans(),
         seed=st.integers(0, 100),
     )
-    @settings(max_examples=60, deadline=None)
     def test_keep_what_the_obvious_version_keeps(
         self, rows: list[Columns], vocab_size: int, scale: float, rounded: bool, seed: int
     ) -> None:
@@ -290,7 +287,6 @@ class TestFilters:
         top_p=st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6),
         seed=st.integers(0, 100),
     )
-    @settings(max_examples=30, deadline=None)
     def test_a_larger_top_p_keeps_no_less(self, top_p: list[float], seed: int) -> None:
         top_p = sorted(top_p)
         logits = random_logits(1, 400, seed=seed).expand(len(top_p), -1)

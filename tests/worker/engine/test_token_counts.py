@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.forms.sampling_columns import IN_PROMPT
@@ -40,7 +40,6 @@ def test_a_prompt_is_marked_and_what_is_generated_is_counted() -> None:
         st.lists(st.tuples(st.integers(0, 2), st.integers(0, VOCAB_SIZE - 1))), max_size=6
     )
 )
-@settings(max_examples=60, deadline=None)
 def test_counts_are_how_often_tokens_occur(batches: list[list[tuple[int, int]]]) -> None:
     counts = TokenCounts(VOCAB_SIZE, CPU)
     rows = [counts.reserve() for _ in range(3)]

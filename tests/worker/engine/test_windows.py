@@ -22,7 +22,7 @@ from transformers import (
 from kernels.upload import StagedUploads
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
@@ -169,7 +169,9 @@ def serve(
         KVManager(
             n_blocks=n_blocks,
             block_size=BLOCK_SIZE,
-            groups=KVGroups(stages.place.kv_windows, policy.max_span_tokens, max_drafts=max_drafts),
+            groups=BlockGroups(
+                stages.place.kv_windows, policy.max_span_tokens, max_drafts=max_drafts
+            ),
             has_prefix_cache=has_prefix_cache,
             expected_use=use,
         ),
@@ -219,10 +221,14 @@ def make_expected(checkpoints: dict[str, Path]) -> Callable[[str], list[list[int
     return expected
 
 
-# One model whole and the next in two stages; the other ways where there is time.
+# A model whole and another one in two stages; the other ways where there is time.
 WAYS = [
-    pytest.param(name, n_stages, marks=() if (index + n_stages) % 2 else pytest.mark.thorough)
-    for index, name in enumerate(MODELS)
+    pytest.param(
+        name,
+        n_stages,
+        marks=() if (name, n_stages) in {("gpt-oss", 1), ("gemma3n", 2)} else pytest.mark.thorough,
+    )
+    for name in MODELS
     for n_stages in (1, 2)
 ]
 
@@ -236,7 +242,7 @@ def test_tokens_are_the_oracles_in_the_least_memory_that_there_can_be(
 ) -> None:
     models = [load(checkpoints[name], stage_index=i, n_stages=n_stages) for i in range(n_stages)]
     assert models[0].kv_groups.windows == WINDOWS[name]
-    groups = KVGroups(WINDOWS[name], max_span_tokens=9)
+    groups = BlockGroups(WINDOWS[name], max_span_tokens=9)
     longest = max(request.max_sequence_len for request in requests_of())
     n_blocks = groups.n_blocks(
         -(-longest // BLOCK_SIZE), groups.n_at_once(longest), block_size=BLOCK_SIZE
@@ -289,7 +295,7 @@ def test_tokens_are_the_same_however_requests_are_run(
     assert tokens_of(requests) == expected(name)
 
 
-@pytest.mark.parametrize("name", ["mistral", "qwen2", "gpt-oss"])
+@pytest.mark.parametrize("name", ["gpt-oss"])
 def test_tokens_are_the_same_where_decodes_are_recorded(
     name: str, checkpoints: dict[str, Path], expected: Callable[[str], list[list[int]]]
 ) -> None:
@@ -324,7 +330,13 @@ class Logits(Stages):
         return tokens
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in {"gemma3", "gemma3n"} else pytest.mark.thorough)
+        for name in MODELS
+    ],
+)
 def test_logits_are_equal_to_the_bit_with_and_without_what_comes_back(
     name: str, checkpoints: dict[str, Path]
 ) -> None:

@@ -209,7 +209,7 @@ def test_a_quantised_checkpoint_computes_what_its_numbers_mean(
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("piece_bytes", [1 << 24, 100])
+@pytest.mark.parametrize("piece_bytes", [pytest.param(1 << 24, marks=pytest.mark.thorough), 100])
 def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
     written: Written, monkeypatch: pytest.MonkeyPatch, scheme: str, piece_bytes: int
 ) -> None:
@@ -246,7 +246,7 @@ def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
 
 @pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("piece_bytes", [1 << 24, 100])
+@pytest.mark.parametrize("piece_bytes", [pytest.param(1 << 24, marks=pytest.mark.thorough), 100])
 def test_numbers_stay_as_they_are_where_groups_are_neighbouring_inputs(
     written: Written, monkeypatch: pytest.MonkeyPatch, scheme: str, piece_bytes: int
 ) -> None:

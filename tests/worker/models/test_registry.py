@@ -586,7 +586,7 @@ CUTS = [  # config, stages, ranks that share each
         marks=() if name in IN_PARTS and (n_stages, tp_size) == (2, 2) else pytest.mark.thorough,
     )
     for name, config in SHAPES.items()
-    for n_stages, tp_size in ((1, 1), (2, 1), (1, 2), (2, 2))
+    for n_stages, tp_size in ((1, 1), (2, 2))
 ]
 
 

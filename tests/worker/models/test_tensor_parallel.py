@@ -34,7 +34,7 @@ from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.tensor_parallel import HeadShare, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource, WantedTensors
 from services.worker.rank.data_plane.rendezvous import join
-from services.worker.rank.data_plane.transport import Place
+from services.worker.rank.data_plane.transport import RankPlace
 from tests.checkpoints import SMALL, Oracle, write_checkpoint, write_family_checkpoint
 from tests.worker.engine.test_model_runner import prompt_plan
 from tests.worker.models.test_models import compare_random_schedule
@@ -126,7 +126,7 @@ def test_ranks_that_meet_over_gloo_agree_with_the_oracle(
 
     def work(rank: ThreadRank, address: str) -> Tensor:
         peers = join(
-            Place("p", 1, 0, 1, rank.rank, 2),
+            RankPlace("p", 1, 0, 1, rank.rank, 2),
             rendezvous_address=address,
             data_host=HOST,
             device=CPU,

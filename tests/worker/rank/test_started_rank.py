@@ -20,8 +20,8 @@ from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank import __main__ as rank_process
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.rendezvous import join
-from services.worker.rank.data_plane.transport import Place, Transport
-from services.worker.settings import RankSettings, StagePlace, WorkerSettings
+from services.worker.rank.data_plane.transport import RankPlace, Transport
+from services.worker.settings import PipelinePlace, RankSettings, WorkerSettings
 from tests.checkpoints import SMALL, Oracle, write_checkpoint
 from tests.worker.engine.plans import prefill
 
@@ -59,7 +59,7 @@ def decode(epoch: int, token: int) -> worker_pb2.RunIterationsRequest:
 
 def settings_of(checkpoint: Path, *, tp_rank: int = 0, **settings: Any) -> RankSettings:
     worker = WorkerSettings(model=checkpoint, block_size=BLOCK_SIZE, **settings)
-    return worker.for_rank(tp_rank, worker.place or StagePlace(0, worker.n_stages))
+    return worker.for_rank(tp_rank, worker.place or PipelinePlace(0, worker.n_stages))
 
 
 class StartedRank:
@@ -198,7 +198,7 @@ def wait_at(address: str, epoch: int, world_rank: int) -> None:
 def neighbour(address: str, epoch: int, *, stage_index: int) -> Transport:
     """Another stage of two, that has come and not said anything yet."""
     return join(
-        Place("p", epoch, stage_index, n_stages=2, tp_rank=0, tp_size=1),
+        RankPlace("p", epoch, stage_index, n_stages=2, tp_rank=0, tp_size=1),
         rendezvous_address=address,
         data_host=HOST,
         device=torch.device("cpu"),

@@ -149,6 +149,7 @@ class RequestQueue:
             self._chunks.note_loss()
 
     def clear(self) -> None:
-        """Lets go of all requests, which refer back to their connection."""
+        """Lets go of all requests, and of their connection; called once, when that is lost."""
         self._last = self._current = self._chunks = self._place = None
         self._waiting.clear()
+        del self._on_answered

@@ -1,1 +1,1 @@
-"""Admission: who may wait, for how long, and who begins with which batch."""
+"""Admission: which requests may wait, for how long, and which begin with a batch."""

@@ -16,7 +16,7 @@ FIRST_OF_ALL = -(2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WaitingWork:
     """A number of requests, and the tokens that they are expected to come to."""
 
     n_requests: float = 0.0
@@ -28,16 +28,16 @@ class Work:
         """The service that the fair order would charge for the work."""
         return PROMPT_CHARGE * self.n_prompt_tokens + OUTPUT_CHARGE * self.n_output_tokens
 
-    def plus(self, other: "Work", part: float = 1.0) -> "Work":
+    def plus(self, other: "WaitingWork", part: float = 1.0) -> "WaitingWork":
         """Returns the sum of this work and a part of another."""
-        return Work(
+        return WaitingWork(
             self.n_requests + part * other.n_requests,
             self.n_prompt_tokens + part * other.n_prompt_tokens,
             self.n_output_tokens + part * other.n_output_tokens,
         )
 
 
-NOTHING = Work()
+NOTHING = WaitingWork()
 
 
 class Backlog:
@@ -47,7 +47,7 @@ class Backlog:
         """`is_fair` says whether the order heeds priorities and clients."""
         self._expected = expected
         self._is_fair = is_fair
-        self._entries: dict[Request, tuple[int, Work]] = {}
+        self._entries: dict[Request, tuple[int, WaitingWork]] = {}
         self._classes: dict[int, _Class] = {}
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Backlog:
         return len(self._entries)
 
     @property
-    def work(self) -> Work:
+    def work(self) -> WaitingWork:
         """All the work that waits."""
         result = NOTHING
         for a_class in self._classes.values():
@@ -79,13 +79,13 @@ class Backlog:
         if not a_class.lines:
             del self._classes[priority]
 
-    def work_of(self, request: Request) -> Work:
+    def work_of(self, request: Request) -> WaitingWork:
         """Returns the work of a request that begins, or begins anew."""
         n_generated = len(request.generated_token_ids)
         n_left = max(1.0, self._expected.n_tokens(request.max_new_tokens) - n_generated)
-        return Work(1.0, request.n_tokens, min(n_left, request.max_new_tokens - n_generated))
+        return WaitingWork(1.0, request.n_tokens, min(n_left, request.max_new_tokens - n_generated))
 
-    def before(self, request: Request) -> Work:
+    def before(self, request: Request) -> WaitingWork:
         """Returns the work that would come before a request that is new."""
         priority = self._priority_of(request)
         result = NOTHING
@@ -124,7 +124,7 @@ class _Line:
 
     weight: float
     n_requests: int = 0
-    work: Work = NOTHING
+    work: WaitingWork = NOTHING
 
 
 class _Class:
@@ -135,7 +135,7 @@ class _Class:
         self.weight = 0.0
         self.lines: dict[str | None, _Line] = {}
 
-    def add(self, client: str | None, work: Work, weight: float) -> None:
+    def add(self, client: str | None, work: WaitingWork, weight: float) -> None:
         line = self.lines.get(client)
         if line is None:
             line = self.lines[client] = _Line(weight)
@@ -144,7 +144,7 @@ class _Class:
         line.work = line.work.plus(work)
         self.work = self.work.plus(work)
 
-    def remove(self, client: str | None, work: Work) -> None:
+    def remove(self, client: str | None, work: WaitingWork) -> None:
         line = self.lines[client]
         line.n_requests -= 1
         line.work = line.work.plus(work, -1.0)

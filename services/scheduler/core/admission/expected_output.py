@@ -19,7 +19,7 @@ class ExpectedOutput:
 
     def __init__(self) -> None:
         self._shares: dict[int, _Average] = {}  # by the bits of `max_tokens`
-        self._all = _Average()  # of the tokens
+        self._all = _Average()  # of the lengths of outputs, in tokens
 
     @property
     def is_known(self) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from services.scheduler.core.admission.backlog import Work
+from services.scheduler.core.admission.backlog import WaitingWork
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.iteration_time import IterationTime
 from services.scheduler.core.admission.overhead import Overhead
@@ -64,7 +64,7 @@ class Forecast:
         self.overhead = Overhead(self._time)
         """What an iteration costs besides the tokens of prompts."""
         self._n_sampled = 0.0  # tokens of an iteration, on average
-        self._cached_part = 0.0  # of prompts
+        self._cached_part = 0.0  # fraction of prompts that the prefix cache had
         self._n_iterations = 0
         self._n_admitted = 0
         self._places: list[float] = []  # iterations until they are free
@@ -100,7 +100,7 @@ class Forecast:
         part = request.n_cached_tokens / request.n_prefill_tokens
         self._cached_part += WEIGHT * (part - self._cached_part)
 
-    def first_token_s(self, before: Work, own: Work, now: float) -> float:
+    def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
         """Returns the seconds from now until a request has its first token, if so much work comes
         before it; 0 as long as nothing is known."""
         machine = self._machine
@@ -117,7 +117,7 @@ class Forecast:
         n_iterations = max(n_iterations, n_in_groups)
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
-    def _n_until_place(self, machine: Machine, before: Work) -> float:
+    def _n_until_place(self, machine: Machine, before: WaitingWork) -> float:
         """Returns the iterations until all requests before have a place, and one more is free."""
         if not self._places:
             return 0.0

@@ -1,10 +1,10 @@
 """Turns of requests whose output follows a grammar: one new grammar an iteration.
 
 The ranks of the last stage compile the grammar of each request that is admitted, one after the
-other, and an iteration waits for the grammars of its requests. Frontends let none pass that takes
-long, but a batch may bring many. So a request whose grammar is to be compiled waits while another
-one of the same iteration is; the requests behind it go first. Its turn comes, since the first in
-line has it.
+other, and an iteration waits for the grammars of its requests. Frontends refuse a grammar that
+takes long to compile, but a batch may bring many. So a request whose grammar is to be compiled
+waits while another grammar is compiled in the same iteration, and the requests behind it go first.
+Its turn comes, since the first in line always has it.
 
 Ranks keep the grammars that were used last. Which these are follows from the admissions.
 """

@@ -1,4 +1,4 @@
-"""The control of admissions where there is none: every request may wait."""
+"""Admission control where it is off: every request may wait."""
 
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request

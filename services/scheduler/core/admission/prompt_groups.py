@@ -14,7 +14,7 @@ on a large GPU, and more beside many decoding requests (`overhead.py` learns it)
 from math import ceil, sqrt
 
 FIRST_OVERHEAD_TOKENS = 64
-"""The overhead until it is known: between those of a processor and of a large GPU."""
+"""The overhead until it is known: between the overhead of a processor and of a large GPU."""
 
 
 class PromptGroups:

@@ -1,9 +1,9 @@
 """Suspects: the requests that were in flight when a pipeline was lost, until they are cleared.
 
-Each of them may be the one that ended the pipeline. They are admitted before all others and one at
-a time, the most suspicious first, each when every request that runs has tokens and the last suspect
-has proved itself. So a loss is put down to the one suspect in flight, and a request that is found
-guilty again runs alone the next time.
+Each of them may have ended the pipeline. Suspects are admitted before all other requests and one at
+a time, the most suspicious first, each when every running request has tokens and the last suspect
+is cleared. So a loss is blamed on the one suspect in flight, and a request that is blamed again
+runs alone the next time.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -1,10 +1,10 @@
-"""Accounts: what each client with a key has of this scheduler, over all frontends.
+"""Accounts: what each client with an API key uses of this scheduler, over all frontends.
 
 An account has two limits. `max_in_flight_tokens` bounds the tokens that its requests in the pool
 may come to; the pool counts them. `tokens_per_minute` is a bucket that holds one minute's tokens
-and fills evenly. A prompt is taken from it when its request comes in, an output token when it is
-generated. Nobody is stopped in the middle of an answer, so the bucket may be overdrawn; the next
-request then waits until it no longer is. In any time T an account so gets at most
+and fills evenly. A prompt is taken from the bucket when its request comes in, an output token when
+it is generated. No answer is stopped in the middle, so the bucket may be overdrawn; the next
+request then waits until it no longer is. In any time T an account therefore gets at most
 `tokens_per_minute` for each minute of T and one more, and what its requests in the pool come to.
 
 Points in time are given by the caller, in seconds.
@@ -17,7 +17,7 @@ from services.common.errors import InvalidRequest, PoolFull
 MINUTE_S = 60.0
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which to try again where nobody knows when a request ends: about a few short
+"""Seconds after which to try again where it is not known when a request ends: about a few short
 answers."""
 
 MAX_NAME_LENGTH = 64
@@ -40,22 +40,23 @@ class KeyInFlight(PoolFull):
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """The limits of an account, None where there is none, and its weight."""
+    """The weight of an account and its limits; a limit is None where there is none."""
 
     tokens_per_minute: int | None = None
     max_in_flight_tokens: int | None = None
     weight: float = 1.0
-    """Its share of the pipeline beside other accounts' that wait, where the order is fair."""
+    """The account's share of the pipeline beside other waiting accounts, where the order is fair.
+    """
 
 
-class Account:
-    """A client with a key, and what it has in use."""
+class AccountUse:
+    """The account of an API key, and what it has in use."""
 
     def __init__(self, limits: AccountLimits, *, name: str = "") -> None:
         self.limits = limits
         self.name = name
         self.n_tokens = 0
-        """Tokens that its requests in the pool may come to; the pool counts them."""
+        """Tokens that the account's requests in the pool may come to; the pool counts them."""
         self._full_at = 0.0  # when the bucket is full again if nothing more is taken from it
 
     def check(self, n_tokens: int, now: float) -> None:
@@ -86,7 +87,7 @@ class Account:
             )
 
     def overdrawn_s(self, now: float) -> float:
-        """Returns the seconds until the bucket has something in it; 0 if it has."""
+        """Returns the seconds until the bucket has tokens; 0 if it has."""
         if self.limits.tokens_per_minute is None:
             return 0.0
         return max(0.0, self._full_at - now - MINUTE_S)
@@ -98,25 +99,25 @@ class Account:
             self._full_at = max(self._full_at, now) + n_tokens * MINUTE_S / per_minute
 
     def is_idle(self, now: float) -> bool:
-        """Returns whether it has nothing in use, so that a new account would be the same."""
+        """Returns whether the account has nothing in use, so that a new account would be equal."""
         return self.n_tokens == 0 and self._full_at <= now
 
 
 class Accounts:
-    """All accounts in use, by name; those that are not used any more are forgotten."""
+    """All accounts in use, by name; accounts that are not used any more are forgotten."""
 
     def __init__(self) -> None:
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, AccountUse] = {}
         self._sweep_at = N_KEPT
 
     def __len__(self) -> int:
         return len(self._accounts)
 
-    def find(self, name: str, limits: AccountLimits, now: float) -> Account:
+    def find(self, name: str, limits: AccountLimits, now: float) -> AccountUse:
         """Returns the account of that name, with these limits from now on.
 
         Raises:
-            InvalidRequest: nobody can have that name.
+            InvalidRequest: no account can have that name.
             PoolFull: there are too many accounts in use.
         """
         account = self._accounts.get(name)
@@ -124,7 +125,7 @@ class Accounts:
             if not 0 < len(name) <= MAX_NAME_LENGTH:
                 raise InvalidRequest("account", f"has a name of {len(name)} characters")
             self._make_room(now)
-            account = self._accounts[name] = Account(limits, name=name)
+            account = self._accounts[name] = AccountUse(limits, name=name)
         elif account.limits != limits:
             account.limits = limits
         return account

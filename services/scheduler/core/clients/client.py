@@ -13,7 +13,7 @@ paper's w_p and w_q."""
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class ServedClient:
     """A client and its virtual token counter (Sheng et al., "Fairness in Serving Large Language
     Models", OSDI'24)."""
 
@@ -38,7 +38,7 @@ class Client:
         self.weight = weight
         self.output_charge = OUTPUT_CHARGE / weight
 
-    def may_have_more(self, other: "Client", n_mine: int, n_others: int) -> bool:
+    def may_have_more(self, other: "ServedClient", n_mine: int, n_others: int) -> bool:
         """Returns whether this client has been served no more than another one, and would have no
         more places by weight if it got one of the other's `n_others` places beside its own
         `n_mine`."""

@@ -4,14 +4,14 @@ Texts repeat themselves: a summary names what its prompt has named, edited code 
 code. So the last tokens of a sequence are looked for further up in it, and what followed there is
 the draft (Saxena, "Prompt lookup decoding", 2023). No second model is needed. The draft rides at
 the end of the request's span, the rank samples after each of its tokens, and the scheduler takes
-what was sampled as far as the draft was right, and the token after that. These are the tokens that
-would have come one by one, to the bit, since each depends only on those before it.
+the sampled tokens as far as the draft was right, and the token after that. These are, to the bit,
+the tokens that would have come one by one, since each depends only on the tokens before it.
 
-A batch that reads all weights for a few tokens has room for drafts at little cost; in one that is
-full, a draft costs as much as a token of somebody else. So a draft must be right the more often the
-more requests there are: of `n` in a batch of at most `max_batch_tokens` tokens, more than
-`n / max_batch_tokens` of the drafted tokens, by what was right of this request's lately. Where it
-is less, the request stops for some tokens before it tries again, longer each time.
+A batch that reads all weights for a few tokens has room for drafts at little cost; in a full batch
+a draft costs as much as a token of another request. So the more requests there are, the more often
+a draft must be right: of `n` requests in a batch of at most `max_batch_tokens` tokens, more than `n
+/ max_batch_tokens` of the drafted tokens, by the recent drafts of the request. Where fewer are
+right, the request stops drafting for some tokens, longer each time.
 
 Knows tokens and counts, neither requests nor batches.
 """
@@ -95,7 +95,7 @@ class Drafter:
     n_drafted: int = 0
     """Drafted tokens that were verified."""
     n_accepted: int = 0
-    """Those that were right."""
+    """Drafted tokens that were right."""
 
     def pays(self, speculation: Speculation, n_tokens: int, n_batch_tokens: int) -> bool:
         """Returns whether to draft for a request with `n_tokens` tokens in a batch of so many

@@ -66,17 +66,19 @@ class Drafting:
             if token_id in request.stop_token_ids:
                 return token_id
             request.accept(token_id)
-            request.n_scheduled += 1  # where the draft of it was
+            request.n_scheduled += 1  # the token is stored where its draft was
             updates.append(Update(request, token_id, None, len(request.generated_token_ids)))
         return last
 
     def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
-        """Notes that the tokens of a batch are known; `in_flight` are those that are not back."""
+        """Notes that the tokens of a batch are known; `in_flight` are the batches that have not
+        returned."""
         self.awaits = self._token_hand_off and self._has_drafts_to_come(batch, in_flight)
 
     def _right_tokens(self, span: Span, token_ids: Iterator[int]) -> list[int]:
-        """Takes the tokens of a span with drafts, and learns from them; returns those that come one
-        by one without drafts: as many as were right, and the one after them."""
+        """Takes the tokens of a span with drafts, and learns from them. Returns the tokens that
+        would have come one by one without drafts: as many as drafts were right, and the one after
+        them."""
         sampled = [next(token_ids) for _ in range(1 + span.n_drafts)]
         n_right = n_leading_equal(span.token_ids[-span.n_drafts :], sampled)
         request = span.request

@@ -1,1 +1,1 @@
-"""The accounts of K/V memory: who may store how much, and where."""
+"""The accounts of K/V memory: how much each request may store, and where."""

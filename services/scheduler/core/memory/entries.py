@@ -9,7 +9,7 @@ from itertools import islice
 
 from services.scheduler.core.memory.blocks import Blocks
 from services.scheduler.core.memory.holder import Holder
-from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.prefix_cache import PrefixCache
 from services.scheduler.core.memory.reservation import Reservation
 
@@ -17,7 +17,7 @@ from services.scheduler.core.memory.reservation import Reservation
 class Entries:
     """Enters the blocks of requests into the prefix cache of one memory."""
 
-    def __init__(self, blocks: Blocks, *, block_size: int, groups: KVGroups) -> None:
+    def __init__(self, blocks: Blocks, *, block_size: int, groups: BlockGroups) -> None:
         self._blocks = blocks
         self._block_size = block_size
         self._n_whole = groups.n_whole

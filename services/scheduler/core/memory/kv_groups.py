@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class KVGroups:
+class BlockGroups:
     """The groups of a model, and how far the spans go that read them."""
 
     windows: Sequence[int | None] = (None,)
@@ -63,7 +63,7 @@ class KVGroups:
         return [block_id for place in range(n) for block_id in block_ids[place::n]]
 
 
-ONE_GROUP = KVGroups()
+ONE_GROUP = BlockGroups()
 """That of a model without windows."""
 
 

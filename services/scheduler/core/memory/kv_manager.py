@@ -1,4 +1,4 @@
-"""The K/V manager: accounts for who may store how much, and where (Orca, section 4.2).
+"""The K/V manager: accounts of how much each request may store, and where (Orca, section 4.2).
 
 A K/V slot holds one token's keys and values; a block is `block_size` slots. Memory is decided
 here and only here: block ids are the same on every stage, ranks only store. A request reserves,
@@ -31,7 +31,7 @@ from services.scheduler.core.memory.blocks import Blocks
 from services.scheduler.core.memory.entries import Entries
 from services.scheduler.core.memory.expected_use import ExpectedUse, WholeLife
 from services.scheduler.core.memory.holder import Holder
-from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups
+from services.scheduler.core.memory.kv_groups import ONE_GROUP, BlockGroups
 from services.scheduler.core.memory.no_prefix_cache import NO_PREFIX_CACHE, NoPrefixCache
 from services.scheduler.core.memory.prefix_cache import PrefixCache
 from services.scheduler.core.memory.reservation import Reservation
@@ -51,7 +51,7 @@ class KVManager:
         *,
         n_blocks: int,
         block_size: int,
-        groups: KVGroups = ONE_GROUP,
+        groups: BlockGroups = ONE_GROUP,
         has_prefix_cache: bool = False,
         expected_use: ExpectedUse | None = None,
         max_rows: int | None = None,

@@ -2,23 +2,23 @@
 
 Keys and values of a token depend on it and on all tokens before it. So a full block is known by a
 key that is a hash of its tokens and of the key of the block before it, and two requests with the
-same key can share the block. Only full blocks are shared, and nobody writes into a full block:
+same key can share the block. Only full blocks are shared, and no request writes into a full block:
 nothing is ever copied. The last block of a request that ends, its *rest*, is mostly not full. It
-goes to the first who comes with all of its tokens and more, as the next turn of a chat does: he has
-it to himself and writes on.
+goes to the first request that comes with all of its tokens and more, as the next turn of a chat
+does; that request owns the block and goes on to fill it.
 
 The chain of keys begins with the request's scope: its account and the salt that its client has
-chosen. Who is not in the scope finds nothing, so that nobody can learn another's prompts from the
-time that his own take. The hash is keyed with a secret of this process, so that nobody can make
-two sequences with one key.
+chosen. A request of another scope finds nothing, so that no client can learn another's prompts from
+the time that its own take. The hash is keyed with a secret of this process, so that no client can
+make two sequences with one key.
 
 A block that is entered has users or none. Without users it keeps its content until its memory is
-needed; then the one whose last user left longest ago goes first. Of one request's blocks the last
+needed; then the block whose last user left longest ago goes first. Of one request's blocks the last
 ones go first, since a block is of use only with all before it.
 
-A model may keep blocks in several groups (`kv_groups.py`), and a key tells them apart. A beginning
-of a sequence can be shared if it is there in every group: all of it in a group that sees
-everything, and in one with a window as much of its end as the next token sees.
+A model may keep blocks in several groups (`kv_groups.py`), and a key tells the groups apart. A
+beginning of a sequence can be shared if it is there in every group: all of it in a group that sees
+everything, and in a group with a window as much of its end as the next token sees.
 
 The K/V manager decides when a block is taken, left and evicted.
 """
@@ -29,7 +29,7 @@ from hashlib import blake2b
 
 from services.scheduler.core.memory.found import Found, Rest
 from services.scheduler.core.memory.holder import BlockKeys, Holder
-from services.scheduler.core.memory.kv_groups import ONE_GROUP, KVGroups, first_seen
+from services.scheduler.core.memory.kv_groups import ONE_GROUP, BlockGroups, first_seen
 from services.scheduler.core.memory.reservation import Reservation
 
 _SECRET = secrets.token_bytes(32)
@@ -44,10 +44,10 @@ MAX_BLOCKS = 2**18
 
 
 class PrefixCache:
-    """The contents of blocks: those that requests share, and those that nobody uses any more."""
+    """The contents of blocks that requests share, and of blocks that no request uses any more."""
 
     def __init__(
-        self, *, block_size: int, groups: KVGroups = ONE_GROUP, max_blocks: int = MAX_BLOCKS
+        self, *, block_size: int, groups: BlockGroups = ONE_GROUP, max_blocks: int = MAX_BLOCKS
     ) -> None:
         self._block_size = block_size
         self._groups = groups
@@ -57,9 +57,11 @@ class PrefixCache:
         self._max_blocks = max_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._n_users: dict[int, int] = {}  # of each block that is entered and in use
+        self._n_users: dict[
+            int, int
+        ] = {}  # number of users of each block that is entered and in use
         self._unused: dict[int, None] = {}  # the next one to evict first
-        self._rests: dict[int, Rest] = {}  # by their blocks, which have no users but who ends
+        self._rests: dict[int, Rest] = {}  # by their blocks, which no request uses
         self.n_shared_blocks = 0
         """Blocks with several users."""
         self.n_queried_tokens = 0

@@ -2,7 +2,7 @@
 
 
 class Rows:
-    """Gives out rows, each to one request at a time; those that were used last come first."""
+    """Gives out rows, each to one request at a time; rows that were used last come first."""
 
     def __init__(self, max_rows: int | None) -> None:
         """`max_rows` is the number of rows, where layers keep a state of each; None where the

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.scheduler.core.memory.found import Found
-from services.scheduler.core.memory.kv_groups import KVGroups, first_seen
+from services.scheduler.core.memory.kv_groups import BlockGroups, first_seen
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class WindowBlocks:
             self.first_column += 1
 
 
-def window_blocks(groups: KVGroups, found: Found) -> Sequence[WindowBlocks]:
+def window_blocks(groups: BlockGroups, found: Found) -> Sequence[WindowBlocks]:
     """Returns what a request holds in each group with a window when it is admitted."""
     if not found.window_block_ids:
         return tuple([WindowBlocks(window) for window in groups.finite])

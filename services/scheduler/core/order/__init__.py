@@ -1,1 +1,1 @@
-"""The orders of requests: who is admitted next, and who comes into a batch."""
+"""The orders of requests: which is admitted next, and which come into a batch."""

@@ -32,11 +32,11 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, Self
 
-from services.scheduler.core.clients.accounts import Account
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.accounts import AccountUse
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.order.fair_batch import Allowances, FairBatch
 from services.scheduler.core.order.order import Clock, OrderOptions
-from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, everybody
+from services.scheduler.core.order.priorities import Counters, MayBegin, PriorityClass, any_client
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
@@ -71,11 +71,13 @@ class Fair:
         self._allowances: Allowances | None = None  # for the next batch
         self._called: Request | None = None
         self._called_to: int | None = None
-        self._classes: dict[int, PriorityClass] = {}  # those with requests
+        self._classes: dict[int, PriorityClass] = {}  # classes with requests
         self._preempted: dict[Request, None] = {}  # by their places
-        self._clients: dict[str | None, Client] = {}  # by the name of the account, None without
+        self._clients: dict[
+            str | None, ServedClient
+        ] = {}  # by the name of the account, None without
         self._sweep_at = N_KEPT
-        self._last_backlogged = Client()
+        self._last_backlogged = ServedClient()
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
@@ -138,7 +140,7 @@ class Fair:
         return self._n_places - 1
 
     def add(self, request: Request) -> None:
-        """Takes in a request behind those of its client in its class."""
+        """Takes in a request behind the requests of its client in its class."""
         request.client = client = self._client_named(request.account)
         if client.n_waiting == 0:
             client.served = max(client.served, self._least_served())
@@ -203,7 +205,7 @@ class Fair:
                 return chain(ready, (self._called,))
             index = bisect_left(ready, self._called_to, key=_place)
             return chain(ready[:index], (self._called,), ready[index:])
-        may_begin = everybody if self._allowances is None else self._allowances.may_begin
+        may_begin = any_client if self._allowances is None else self._allowances.may_begin
         return chain(ready, self._preempted, self._in_turn(may_begin))
 
     def batch_limits(
@@ -222,7 +224,7 @@ class Fair:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)
 
-    def _in_turn(self, may_begin: MayBegin = everybody) -> Iterator[Request]:
+    def _in_turn(self, may_begin: MayBegin = any_client) -> Iterator[Request]:
         counters = Counters(self._n_places)
         if len(self._classes) != 1:
             return self._across_classes(counters, may_begin)
@@ -267,13 +269,13 @@ class Fair:
             del self._classes[request.priority]
         return priority_class
 
-    def _client_named(self, account: Account | None) -> Client:
+    def _client_named(self, account: AccountUse | None) -> ServedClient:
         name = None if account is None else account.name
         client = self._clients.get(name)
         if client is None:
             if len(self._clients) >= self._sweep_at:
                 self._forget()
-            client = self._clients[name] = Client()
+            client = self._clients[name] = ServedClient()
         if account is not None and client.weight != account.limits.weight:
             client.set_weight(account.limits.weight)
         return client
@@ -296,7 +298,7 @@ def _place(request: Request) -> int:
     return request.place
 
 
-def _client_of(request: Request) -> Client:
+def _client_of(request: Request) -> ServedClient:
     client = request.client
     assert client is not None
     return client

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import ceil, inf
 from operator import attrgetter
 
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 _CLIENT, _PLACE = attrgetter("client"), attrgetter("place")
@@ -37,9 +37,9 @@ class Allowances:
 
     def __init__(
         self,
-        turns: Mapping[Client | None, Sequence[Request]],
-        spare: dict[Client | None, int],
-        n_running: Counter[Client | None],
+        turns: Mapping[ServedClient | None, Sequence[Request]],
+        spare: dict[ServedClient | None, int],
+        n_running: Counter[ServedClient | None],
         called: Request | None,
     ) -> None:
         """`turns` are the requests of limited clients that have a token each, in turn; `spare` has
@@ -52,7 +52,7 @@ class Allowances:
         self._riding = {request for requests in turns.values() for request in requests}
         self._left = set(self._riding)
 
-    def may_begin(self, client: Client | None) -> bool:
+    def may_begin(self, client: ServedClient | None) -> bool:
         """Returns whether a request of a client could begin: the client has tokens, and fewer
         requests run than may, or fewer of the client's than its share of them."""
         if not self._has_tokens(client):
@@ -89,10 +89,10 @@ class Allowances:
         self._spare[request.client] -= n_tokens - n_own
         return n_tokens
 
-    def _has_tokens(self, client: Client | None) -> bool:
+    def _has_tokens(self, client: ServedClient | None) -> bool:
         return self._spare.get(client, 1) > 0
 
-    def next_place(self, client: Client | None) -> int:
+    def next_place(self, client: ServedClient | None) -> int:
         """Returns the place of the request of a client whose turn comes first in the next batch."""
         turns = self._turns.get(client)
         if not turns:
@@ -138,7 +138,9 @@ class FairBatch:
         n_running = Counter(map(_CLIENT, running))
         return Room(n_running, self._limits(n_running))
 
-    def _limits(self, n_running: Mapping[Client | None, int]) -> dict[Client | None, int]:
+    def _limits(
+        self, n_running: Mapping[ServedClient | None, int]
+    ) -> dict[ServedClient | None, int]:
         return shared_out(self.max_tokens, n_running) if len(n_running) > 1 else {}
 
 
@@ -146,17 +148,21 @@ class Room:
     """The clients that may have another request."""
 
     def __init__(
-        self, n_running: Mapping[Client | None, int], limits: Mapping[Client | None, int]
+        self,
+        n_running: Mapping[ServedClient | None, int],
+        limits: Mapping[ServedClient | None, int],
     ) -> None:
         self._n_running = n_running
         self._limits = limits
 
-    def may_begin(self, client: Client | None) -> bool:
+    def may_begin(self, client: ServedClient | None) -> bool:
         """Returns whether a request of a client could begin."""
         return self._n_running.get(client, 0) < self._limits.get(client, inf)
 
 
-def shared_out(n_tokens: int, n_running: Mapping[Client | None, int]) -> dict[Client | None, int]:
+def shared_out(
+    n_tokens: int, n_running: Mapping[ServedClient | None, int]
+) -> dict[ServedClient | None, int]:
     """Returns the tokens of each client that has more requests by weight than another one, rounded
     up. All clients together have `n_tokens`, or as many that no client gets less by weight than the
     client with fewest requests."""
@@ -175,5 +181,5 @@ def shared_out(n_tokens: int, n_running: Mapping[Client | None, int]) -> dict[Cl
     return {one: ceil(left * _weight(one) / weight * (1 - ROUNDING)) for one in limited}
 
 
-def _weight(client: Client | None) -> float:
+def _weight(client: ServedClient | None) -> float:
     return 1.0 if client is None else client.weight

@@ -59,7 +59,8 @@ class Order(Protocol):
         ...
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request that is admitted, and gives it its place among those that run."""
+        """Lets go of a request that is admitted, and gives it its place among the requests that
+        run."""
         ...
 
     def remove(self, request: Request) -> None:

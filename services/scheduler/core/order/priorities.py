@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 from itertools import islice
 
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
@@ -14,21 +14,21 @@ N_PREFERABLE = 16
 MAX_PASSES = 8
 """Largest number of times that a client's first request is passed over."""
 
-MayBegin = Callable[[Client], bool]
+MayBegin = Callable[[ServedClient], bool]
 """Whether a request of a client may begin."""
 
 
-def everybody(client: Client) -> bool:
+def any_client(client: ServedClient) -> bool:
     """Returns True: requests of any client may begin."""
     return True
 
 
-class Lane:
+class ClientLine:
     """The waiting requests of one client in one class, by arrival; at least one."""
 
     __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: ServedClient) -> None:
         self.client = client
         self.requests: OrderedDict[Request, None] = OrderedDict()
         self.entry: _Entry | None = None  # in the heap; None once the lane is empty
@@ -70,16 +70,16 @@ class Lane:
         return self._oldest().arrival if request is self.preferred else request.arrival
 
 
-_Entry = tuple[float, int, int, Lane]
+_Entry = tuple[float, int, int, ClientLine]
 """The counter and the last turn of a lane's client, the arrival of its first request, and the
 lane."""
 
-_Ahead = tuple[float, int, int, int, Lane, Iterator[Request], Request | None]
+_Ahead = tuple[float, int, int, int, ClientLine, Iterator[Request], Request | None]
 """An entry with its index in the heap before the lane; behind it the requests after the next one,
 and the next one, once the lane has been looked at."""
 
 
-_NOBODY: Iterator[Request] = iter(())
+_NONE: Iterator[Request] = iter(())
 
 
 class PriorityClass:
@@ -95,7 +95,7 @@ class PriorityClass:
         self.since = since
         """Time of the last admission of the class, or from which on it has waited."""
         self._n_requests = 0
-        self._lanes: dict[Client, Lane] = {}
+        self._lanes: dict[ServedClient, ClientLine] = {}
         self._heap: list[_Entry] = []
 
     def __len__(self) -> int:
@@ -105,18 +105,18 @@ class PriorityClass:
         for lane in self._lanes.values():
             yield from lane.requests
 
-    def add(self, request: Request, client: Client) -> None:
+    def add(self, request: Request, client: ServedClient) -> None:
         self._n_requests += 1
         lane = self._lanes.get(client)
         if lane is not None:
             lane.requests[request] = None
             return
-        lane = self._lanes[client] = Lane(client)
+        lane = self._lanes[client] = ClientLine(client)
         lane.requests[request] = None
         lane.entry = lane.entry_now()
         heappush(self._heap, lane.entry)
 
-    def remove(self, request: Request, client: Client) -> None:
+    def remove(self, request: Request, client: ServedClient) -> None:
         self._n_requests -= 1
         lane = self._lanes[client]
         lane.remove(request)
@@ -127,7 +127,7 @@ class PriorityClass:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
 
-    def prefer(self, client: Client, n_cached: Callable[[Request], int]) -> None:
+    def prefer(self, client: ServedClient, n_cached: Callable[[Request], int]) -> None:
         self._lanes[client].prefer(n_cached)
 
     def least_served(self) -> float:
@@ -155,13 +155,13 @@ class PriorityClass:
         self.least_served()  # brings the top up to date
         heap = self._heap
         served, turn, arrival, lane = heap[0]
-        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NOBODY, None)]
+        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NONE, None)]
         while ahead:
             served, turn, arrival, index, lane, requests, request = heappop(ahead)
             if request is None:
                 for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
                     child_served, child_turn, child_arrival, below = heap[child]
-                    entry = (child_served, child_turn, child_arrival, child, below, _NOBODY, None)
+                    entry = (child_served, child_turn, child_arrival, child, below, _NONE, None)
                     heappush(ahead, entry)
                 if lane.entry is not heap[index]:
                     continue
@@ -188,12 +188,12 @@ class Counters:
 
     def __init__(self, n_places: int) -> None:
         self._n_places = n_places
-        self._changed: dict[Client, tuple[float, int]] = {}
+        self._changed: dict[ServedClient, tuple[float, int]] = {}
 
-    def of(self, client: Client) -> tuple[float, int]:
+    def of(self, client: ServedClient) -> tuple[float, int]:
         return self._changed.get(client) or (client.served, client.turn)
 
-    def charge(self, client: Client, request: Request) -> None:
+    def charge(self, client: ServedClient, request: Request) -> None:
         served, _ = self.of(client)
         charged = served + client.prompt_charge(request.n_prompt_tokens)
         self._changed[client] = charged, self._n_places

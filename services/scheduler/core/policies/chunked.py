@@ -1,20 +1,20 @@
 """Algorithm 1 with a budget of tokens per iteration: a long prompt is run in chunks.
 
-Who comes first, who is admitted and who holds the others back is as in `orca`. But a batch has at
-most `max_batch_tokens` tokens: requests that decode have one each, and what is left goes to
-prompts, in the order of the pool, the last of which is cut off and goes on in the next iteration.
-So an iteration takes about as long as any other, however long a prompt is, and nobody who decodes
-waits for it (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: nobody is
-admitted while an earlier one is unfinished.
+Requests come, are admitted and hold each other back as in `orca`. But a batch has at most
+`max_batch_tokens` tokens: decoding requests have one each, and what is left goes to prompts, in the
+order of the pool, the last of which is cut off and goes on in the next iteration. So an iteration
+takes about as long as any other, however long a prompt is, and no decoding request waits for a
+prompt (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: no request is admitted
+while an earlier prompt is unfinished.
 
-Prompts that come together begin in groups (`prompt_groups`): their first tokens come sooner so.
+Prompts that come together begin in groups (`prompt_groups.py`): their first tokens come sooner so.
 
-A pipeline of several stages is only as fast as its largest batch, and a request that decodes can be
-in one batch only. `n_shares` batches in flight share those that run evenly, so that the first does
-not take them all.
+A pipeline of several stages is only as fast as its largest batch, and a decoding request can be in
+one batch only. `n_shares` batches in flight share the running requests evenly, so that the first
+does not take them all.
 
-The pool's order may limit the tokens of clients with many requests beside those with few
-(`fair_batch`); their prompts then do not hold back others'.
+The pool's order may limit the tokens of clients with many requests beside clients with few
+(`fair_batch.py`); their prompts then do not hold back the prompts of others.
 """
 
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ class ChunkedPolicy:
         for request in limits.riders(candidates, max_running) if limits else candidates:
             if not n_places or not n_free:
                 break
-            # This is done for each token of all who decode: properties would take half the time.
+            # This is done for each token of all decodes: properties would take half the time.
             is_decode = request.n_scheduled >= request.n_prefill_tokens
             if is_decode:
                 if not n_decodes_free:

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.order.fair import Fair
@@ -56,7 +56,7 @@ class ForFairness:
         self._can_run = can_run
         self._preempt = preempt
         self._called: Request | None = None
-        self._swapped: Request | None = None  # it gives its place to the one that is called
+        self._swapped: Request | None = None  # gives its place to the called one
         self._due: dict[Request, None] = {}  # held back until they are in no batch
         order.call(None)  # ends the call of the epoch before
 
@@ -127,7 +127,7 @@ class ForFairness:
     def _take_place(self, first: Request, ready: Sequence[Request]) -> None:
         """Calls a request to the place of one that rides, if its client may have more."""
         riding = ready[: self._policy.max_batch_size]
-        n_riding: Counter[Client | None] = Counter(map(_CLIENT, riding))
+        n_riding: Counter[ServedClient | None] = Counter(map(_CLIENT, riding))
         if self._pool.n_running > len(ready):
             known = set(ready)
             others = (one for one in self._pool.running if one.n_in_flight and one not in known)
@@ -141,7 +141,7 @@ class ForFairness:
                 self._call(first, place=request.place)
                 return
 
-    def _take_memory(self, first: Request, richest: Client, n_missing: int) -> None:
+    def _take_memory(self, first: Request, richest: ServedClient, n_missing: int) -> None:
         """Preempts requests of the richest client for the memory that a request of another client
         needs; requests in flight when they return."""
         mine, n_left, chosen, cost = _client_of(first), richest.n_running, [], 0.0
@@ -174,7 +174,9 @@ class ForFairness:
         mine, other = _client_of(first), _client_of(request)
         return mine.may_have_more(other, mine.n_running, other.n_running + 1)
 
-    def _richest(self, first: Request, n_places: Counter[Client | None]) -> Client | None:
+    def _richest(
+        self, first: Request, n_places: Counter[ServedClient | None]
+    ) -> ServedClient | None:
         """Returns the client that has most places by its weight, of the clients beside which the
         client of `first` may have more; None if there is none."""
         mine = _client_of(first)
@@ -186,13 +188,13 @@ class ForFairness:
                 most, most_places = one, n_its / one.weight
         return most
 
-    def _last_of(self, client: Client) -> Iterable[Request]:
+    def _last_of(self, client: ServedClient) -> Iterable[Request]:
         """Returns the requests of a client that run, by their places from the last one on."""
         running = [request for request in self._pool.running if request.client is client]
         return sorted(running, key=lambda request: request.place, reverse=True)
 
 
-def _client_of(request: Request) -> Client:
+def _client_of(request: Request) -> ServedClient:
     client = request.client
     assert client is not None
     return client

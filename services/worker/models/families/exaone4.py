@@ -22,7 +22,7 @@ from services.worker.models.weights import TensorSource
 _DEFAULT_WINDOW, _DEFAULT_PATTERN = 4096, 4
 _DEFAULT_KV_HEADS = 32
 
-_TURNING, _STILL = 0, 1  # places in the angles of a batch
+_TURNING, _STILL = 0, 1  # kinds of angles, by their places in `make_rotaries`
 _NO_WAVE = RopeConfig(rope_type="proportional", rope_theta=1.0, partial_rotary_factor=1e-9)
 
 

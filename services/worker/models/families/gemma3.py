@@ -16,7 +16,7 @@ from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
 from services.worker.models.weights import TensorSource
 
-_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from services.worker.models.families.olmo2 import Olmo2Config, Olmo2Stage
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
 
-_FULL, _SLIDING = 0, 1  # places in the angles of a batch
+_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
 _DEFAULT_WINDOW = 4096  # of a file that does not mention it
 
 

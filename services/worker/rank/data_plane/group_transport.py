@@ -27,7 +27,7 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank.data_plane.groups import MAX_TAG, Group, abort_group, wait_timeout
 from services.worker.rank.data_plane.transport import (
     MAX_PENDING_SENDS,
-    Place,
+    RankPlace,
     Receipt,
     TransferError,
 )
@@ -38,7 +38,7 @@ class GroupTransport:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         pipeline: Group,
         stage: Group,
         *,
@@ -110,7 +110,7 @@ class GroupTransport:
             del self.pipeline, self._stage, group
 
     def _retire(self, n_left: int) -> None:
-        """Waits for the oldest sends until `n_left` are under way, and forgets those that ended."""
+        """Waits for the oldest sends until `n_left` are under way, and forgets the ended ones."""
         while self._sends and (len(self._sends) > n_left or self._sends[0].is_completed):
             self._sends.popleft().wait()
 

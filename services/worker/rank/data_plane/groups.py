@@ -18,7 +18,7 @@ CONNECT_TIMEOUT = timedelta(seconds=4)
 """Timeout of a connection within a group, once all its ranks have come; gloo waits five times as
 long."""
 
-_ABORT_TAG = MAX_TAG  # of a receive that nobody sends for
+_ABORT_TAG = MAX_TAG  # of a receive to which no rank sends
 _NO_TIMEOUT = timedelta(0)  # to a `wait`: that of the group holds
 
 
@@ -45,7 +45,7 @@ class Group(Protocol):
         input_sizes: list[int],
         /,
     ) -> Work:
-        """Starts an exchange of even slices: each rank gets those of its number."""
+        """Starts an exchange of even slices: each rank gets the slices of its number."""
 
     def abort(self) -> None:
         """Drops what is under way."""
@@ -84,14 +84,14 @@ def make_group(
 
 def wait_timeout(group: Group, timeout: timedelta) -> timedelta:
     """Returns what `Work.wait` is to be given for a transfer in a group with this timeout."""
-    # NCCL has it in its options. Given to `wait`, it would hold up the host.
+    # NCCL has the timeout in its options. Given to `wait`, it would hold up the host.
     return timeout if isinstance(group, dist.ProcessGroupGloo) else _NO_TIMEOUT
 
 
 def abort_group(group: Group, rank: int, size: int) -> None:
     """Ends all operations of a group of `size` ranks, of which this is number `rank`."""
     if isinstance(group, dist.ProcessGroupGloo):
-        # Gloo has no abort. But a receive that nobody answers in time closes all connections of
+        # Gloo has no abort. But a receive that is not answered in time closes all connections of
         # its group, and with them ends all other operations; one whose peer is gone does not.
         for peer in range(size):
             if peer != rank:

@@ -1,7 +1,7 @@
 """The meeting of an epoch's ranks in a store, and the transport that comes of it.
 
-The store is a TCP server in the first rank of stage 0 and outlives epochs. All ranks say there
-that they have come before any of them makes a group: groups are then only made of ranks that are
+The store is a TCP server in the first rank of stage 0 and outlives epochs. All ranks announce
+themselves there before any of them makes a group: groups are then only made of ranks that are
 there, and a short timeout is enough for their connections.
 """
 
@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from services.worker.rank.data_plane.group_transport import GroupTransport
 from services.worker.rank.data_plane.groups import make_group
-from services.worker.rank.data_plane.transport import Place, TransferError, Transport
+from services.worker.rank.data_plane.transport import RankPlace, TransferError, Transport
 
 JOIN_TIMEOUT = timedelta(seconds=30)
 """Time in which the ranks of an epoch must meet."""
@@ -35,7 +35,12 @@ def create_rendezvous(host: str, port: int) -> TCPStore:
 
 
 def join(
-    place: Place, *, rendezvous_address: str, data_host: str, device: torch.device, timeout_s: float
+    place: RankPlace,
+    *,
+    rendezvous_address: str,
+    data_host: str,
+    device: torch.device,
+    timeout_s: float,
 ) -> Transport:
     """Builds the groups of an epoch when all its ranks are there.
 
@@ -61,6 +66,6 @@ def join(
     return GroupTransport(place, pipeline, stage, device=device, timeout=timeout)
 
 
-def _meet(store: Store, place: Place) -> None:
+def _meet(store: Store, place: RankPlace) -> None:
     store.set(f"here/{place.world_rank}", "")
     store.wait([f"here/{rank}" for rank in range(place.world_size)], JOIN_TIMEOUT)

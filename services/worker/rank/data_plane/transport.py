@@ -22,7 +22,7 @@ class TransferError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """A rank's place in its pipeline."""
 
     pipeline_id: str
@@ -39,7 +39,7 @@ class Place:
 
     @property
     def world_rank(self) -> int:
-        """Number of this rank among all; those of a stage are neighbours."""
+        """Number of this rank among all ranks; the ranks of a stage are neighbours."""
         return self.stage_index * self.tp_size + self.tp_rank
 
     @property

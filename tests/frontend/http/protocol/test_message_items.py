@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.generation.answer import Piece
@@ -76,7 +76,6 @@ PARTS = [
 ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     family=st.sampled_from([*FAMILIES]),
     parts=st.lists(st.sampled_from(PARTS), max_size=12),

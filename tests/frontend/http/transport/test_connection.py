@@ -1,12 +1,14 @@
 """Connections of clients that keep to no limit: raw sockets against a server in this process."""
 
 import asyncio
+import gc
 import json
 import os
 import re
 import resource
 import socket
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -411,6 +413,22 @@ async def test_client_that_sends_on_after_a_refusal_is_not_read_from_without_end
         await until(lambda: not site.connections)
         n_dropped: int = connection._n_dropped
         assert n_dropped <= MAX_DROPPED_BYTES + 2**18
+
+
+@pytest.mark.parametrize("sent", [b"", GET, GET[:9], b"GET /" + b"x" * 5000], ids=len)
+async def test_lost_connection_leaves_no_garbage(sent: bytes) -> None:
+    gc.disable()
+    try:
+        async with serving() as site:
+            async with site.client() as client:
+                await client.send(sent)
+                await until(lambda: bool(site.connections))
+                [lost] = [weakref.ref(connection) for connection in site.connections]
+                if sent == GET:
+                    assert (await client.answer())[0] == 200
+            await until(lambda: lost() is None)
+    finally:
+        gc.enable()
 
 
 # What is sent ahead

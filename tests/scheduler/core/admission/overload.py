@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from services.scheduler.core.admission.admission_control import AdmissionControl, TooLate
 from services.scheduler.core.admission.forecast import Machine
 from services.scheduler.core.batch import Batch, Update
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
@@ -80,7 +80,7 @@ class Engine:
         self.scheduler = Scheduler(self.pool, kv_manager, policy=policy, pipeline_depth=1)
         self.control.open(Machine(self.pool, kv_manager, self.max_batch_size, policy.prompt_groups))
         self._by_request: dict[Request, Outcome] = {}
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, AccountUse] = {}
 
     def run(self, callers: Sequence[Caller], *, until: float | None = None) -> list[Outcome]:
         """Serves those who come; returns what became of each. With `until` it stops then."""
@@ -118,11 +118,11 @@ class Engine:
         self.control.note_submitted(request, outcome.foretold_s, self.now)
         self._by_request[request] = outcome
 
-    def _account(self, client: str | None) -> Account | None:
+    def _account(self, client: str | None) -> AccountUse | None:
         if client is None:
             return None
         if client not in self._accounts:
-            self._accounts[client] = Account(AccountLimits(), name=client)
+            self._accounts[client] = AccountUse(AccountLimits(), name=client)
         return self._accounts[client]
 
     def _serve(self, batch: Batch) -> None:

@@ -7,16 +7,16 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.admission.admission_control import MAX_ALLOWANCE
-from services.scheduler.core.admission.backlog import NOTHING, Backlog, Work
+from services.scheduler.core.admission.backlog import NOTHING, Backlog, WaitingWork
 from services.scheduler.core.admission.expected_output import ExpectedOutput
 from services.scheduler.core.admission.forecast import Forecast, Machine
 from services.scheduler.core.admission.iteration_time import N_NEEDED, IterationTime
 from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS, PromptGroups
-from services.scheduler.core.clients.accounts import Account, AccountLimits
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import TOKEN_ID, FinishReason, Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
@@ -144,7 +144,6 @@ callers = st.builds(
 )
 
 
-@settings(max_examples=20)
 @given(callers=st.lists(callers, min_size=20, max_size=120), is_fair=st.booleans())
 def test_on_random_traces_nobody_is_refused_before_whom_nobody_waits_and_all_end(
     callers: list[Caller], is_fair: bool
@@ -230,7 +229,7 @@ def test_who_waits_for_a_row_is_foretold_to_wait() -> None:
         forecast.open(Machine(RequestPool(max_requests=9), kv_manager, 8, groups))
         for index in range(2 * N_NEEDED):
             forecast.learn_iteration(n_spans=1, n_tokens=1 + index % 2, n_new=1, time_s=0.5)
-        waits.append(forecast.first_token_s(Work(5, 5, 250), Work(1, 1, 50), 0.0))
+        waits.append(forecast.first_token_s(WaitingWork(5, 5, 250), WaitingWork(1, 1, 50), 0.0))
     assert waits[0] > 10 * waits[1] > 0
 
 
@@ -239,7 +238,6 @@ work_of = st.tuples(
 )
 
 
-@settings(max_examples=40)
 @given(data=st.lists(work_of, max_size=30), new=work_of, is_fair=st.booleans())
 def test_a_backlog_counts_what_comes_first(
     data: list[tuple[str | None, int, int, bool]],
@@ -264,12 +262,12 @@ def test_a_backlog_counts_what_comes_first(
 
 def request_of(client: str | None, priority: int, n_prompt: int, has_begun: bool) -> Request:
     limits = AccountLimits(weight=3.0 if client == "b" else 1.0)
-    account = None if client is None else Account(limits, name=client)
+    account = None if client is None else AccountUse(limits, name=client)
     return Request(RequestId("r"), [1] * n_prompt, 8, account=account, priority=priority)
 
 
 def test_weights_say_how_much_comes_first() -> None:
-    accounts = [Account(AccountLimits(weight=weight), name=str(weight)) for weight in (1.0, 3.0)]
+    accounts = [AccountUse(AccountLimits(weight=weight), name=str(weight)) for weight in (1.0, 3.0)]
     backlog = Backlog(ExpectedOutput(), is_fair=True)
     for _ in range(100):
         for account in accounts:
@@ -310,4 +308,4 @@ def test_outputs_are_expected_by_how_long_they_may_be() -> None:
 
 
 def test_work_is_charged_as_by_the_fair_order() -> None:
-    assert Work(1, 10, 5).charge == 20
+    assert WaitingWork(1, 10, 5).charge == 20

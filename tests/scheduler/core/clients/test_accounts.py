@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from services.common.errors import InvalidRequest, PoolFull
 from services.scheduler.core.clients import accounts
 from services.scheduler.core.clients.accounts import (
-    Account,
     AccountLimits,
     Accounts,
+    AccountUse,
     KeyInFlight,
     KeyRate,
 )
@@ -33,7 +33,7 @@ class World:
     """An account, its requests, and each charge with its time."""
 
     def __init__(self, limits: AccountLimits) -> None:
-        self.account = Account(limits)
+        self.account = AccountUse(limits)
         self.running: list[Running] = []
         self.charges: list[tuple[float, int]] = []
         self.now = 0.0
@@ -101,7 +101,7 @@ def test_a_key_that_asks_all_the_time_gets_its_rate() -> None:
 
 
 def test_an_overdrawn_key_is_told_when_to_come_back() -> None:
-    account = Account(AccountLimits(tokens_per_minute=60))
+    account = AccountUse(AccountLimits(tokens_per_minute=60))
     account.check(1000, 5.0)
     account.charge(90, 5.0)
     with pytest.raises(KeyRate, match="60 tokens a minute") as refusal:
@@ -113,7 +113,7 @@ def test_an_overdrawn_key_is_told_when_to_come_back() -> None:
 
 
 def test_requests_must_fit_beside_each_other_and_each_alone() -> None:
-    account = Account(AccountLimits(max_in_flight_tokens=100))
+    account = AccountUse(AccountLimits(max_in_flight_tokens=100))
     account.check(100, 0.0)
     with pytest.raises(InvalidRequest, match="max_tokens"):
         account.check(101, 0.0)
@@ -125,7 +125,7 @@ def test_requests_must_fit_beside_each_other_and_each_alone() -> None:
 
 
 def test_without_limits_nothing_is_refused() -> None:
-    account = Account(AccountLimits())
+    account = AccountUse(AccountLimits())
     account.charge(10**9, 0.0)
     account.check(10**9, 0.0)
     assert account.is_idle(0.0)

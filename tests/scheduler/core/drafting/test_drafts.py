@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.core.batch import Batch, Span
@@ -72,7 +72,6 @@ class ScriptedDrafts(Driver):
         return STOP_TOKEN if n_generated == arrival.n_iterations else PLAIN_TOKEN
 
 
-@settings(max_examples=30)
 @given(
     requests=arrivals(
         with_cancellations=True, clients=("", "a", "b2"), priorities=(0, 0, 1), n_requests=16

@@ -8,14 +8,14 @@ finds all the keys that it sees.
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.errors import InvalidRequest
 from services.scheduler.core.batch import Batch, Span
 from services.scheduler.core.drafting.drafter import Drafter, n_leading_equal
 from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import KVGroups
+from services.scheduler.core.memory.kv_groups import BlockGroups
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.prefix_cache import PrefixCache
 from services.scheduler.core.memory.reservation import Reservation
@@ -41,7 +41,7 @@ GARBAGE = 3
 class GroupedMemory:
     """The K/V of all groups, as a rank has them."""
 
-    def __init__(self, groups: KVGroups, *, block_size: int) -> None:
+    def __init__(self, groups: BlockGroups, *, block_size: int) -> None:
         self._groups = groups
         self._block_size = block_size
         self._slots: dict[int, tuple[int, bytes | None, tuple[int, ...]]] = {}
@@ -175,7 +175,6 @@ WINDOWS = st.sampled_from(
 )
 
 
-@settings(max_examples=100)
 @given(
     requests=arrivals(
         with_cancellations=True, clients=("", "a", "b2"), priorities=(0, 0, 1), n_requests=12
@@ -214,7 +213,7 @@ def test_every_query_finds_what_it_sees_whatever_comes_back_behind_it(
         return data.draw(tokens)[:length]
 
     max_drafts *= is_chunked
-    groups = KVGroups(
+    groups = BlockGroups(
         windows,
         max_span_tokens=max_batch_tokens if is_chunked else None,
         max_drafts=max_drafts,
@@ -294,7 +293,7 @@ def manager_of(
     return KVManager(
         n_blocks=n_blocks,
         block_size=4,
-        groups=KVGroups(windows, max_span_tokens=max_span_tokens),
+        groups=BlockGroups(windows, max_span_tokens=max_span_tokens),
         has_prefix_cache=has_prefix_cache,
     )
 
@@ -418,4 +417,4 @@ class TestWhatIsCached:
 @pytest.mark.parametrize("windows", [(), (0,), (5, None)], ids=str)
 def test_groups_that_are_none_are_refused(windows: tuple[int | None, ...]) -> None:
     with pytest.raises(ValueError, match="no K/V groups"):
-        KVGroups(windows)
+        BlockGroups(windows)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.clients.accounts import Account, AccountLimits
-from services.scheduler.core.clients.client import Client
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
+from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.fair_batch import FairBatch, shared_out
@@ -21,13 +21,15 @@ from services.scheduler.settings import SchedulerSettings
 from tests.scheduler.core.workload import build
 
 
-def clients(*weights: float) -> list[Client | None]:
+def clients(*weights: float) -> list[ServedClient | None]:
     """Clients of these weights; one of 0 has no key."""
-    return [Client(weight=weight) if weight else None for weight in weights]
+    return [ServedClient(weight=weight) if weight else None for weight in weights]
 
 
 def level_poured(
-    n_tokens: int, n_wanted: dict[Client | None, int], weights: dict[Client | None, Fraction]
+    n_tokens: int,
+    n_wanted: dict[ServedClient | None, int],
+    weights: dict[ServedClient | None, Fraction],
 ) -> Fraction:
     """The tokens by weight to which all rise together, if they are poured out until each but the
     last has what it wants: the slow obvious version."""
@@ -94,13 +96,15 @@ class Clients:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._accounts: dict[str, Account] = {}
+        self._accounts: dict[str, AccountUse] = {}
         self._n = 0
 
     def ask(
         self, name: str, *, n: int = 1, n_prompt: int = 1, n_new: int = 1000, weight: float = 1.0
     ) -> list[Request]:
-        account = self._accounts.setdefault(name, Account(AccountLimits(weight=weight), name=name))
+        account = self._accounts.setdefault(
+            name, AccountUse(AccountLimits(weight=weight), name=name)
+        )
         asked = []
         for _ in range(n):
             self._n += 1
@@ -230,7 +234,9 @@ def test_who_has_few_begins_at_once_where_all_places_are_taken() -> None:
     clients.begin(*small, within=7)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 2, 6, None])
+@pytest.mark.parametrize(
+    "n_tokens", [2, None, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 6))]
+)
 @given(
     st.lists(st.tuples(st.sampled_from("abbcd"), st.integers(0, 25)), min_size=8, max_size=30),
 )

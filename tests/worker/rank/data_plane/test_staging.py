@@ -8,7 +8,7 @@ import torch
 
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
-from services.worker.rank.data_plane.transport import Place, Transport
+from services.worker.rank.data_plane.transport import RankPlace, Transport
 from services.worker.settings import WorkerSettings
 from tests.worker.rank.data_plane.test_transport import CPU, HOST, hidden, rendezvous, together
 
@@ -16,7 +16,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def staged(address: str, stage: int, tp_rank: int) -> Transport:
-    place = Place("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=2)
+    place = RankPlace("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=2)
     inner = join(place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=60)
     return StagedTransport(inner)
 
@@ -66,7 +66,7 @@ def test_a_single_rank_joins_over_nccl_and_leaves() -> None:
     for epoch in (1, 2):
         with rendezvous() as address:
             peers = join(
-                Place("p", epoch, 0, n_stages=1, tp_rank=0, tp_size=1),
+                RankPlace("p", epoch, 0, n_stages=1, tp_rank=0, tp_size=1),
                 rendezvous_address=address,
                 data_host=HOST,
                 device=device,

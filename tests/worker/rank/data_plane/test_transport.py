@@ -18,7 +18,7 @@ import torch.distributed as dist
 from services.worker.rank.data_plane import rendezvous as rendezvous_module
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.data_plane.rendezvous import join as join_epoch
-from services.worker.rank.data_plane.transport import Place, TransferError, Transport
+from services.worker.rank.data_plane.transport import RankPlace, TransferError, Transport
 
 HOST = "127.0.0.1"
 CPU = torch.device("cpu")
@@ -35,11 +35,11 @@ def join(
     address: str, stage: int, n_stages: int, *, epoch: int = 1, timeout_s: float = 60
 ) -> Transport:
     return open_transport(
-        Place("p", epoch, stage, n_stages, tp_rank=0, tp_size=1), address, timeout_s
+        RankPlace("p", epoch, stage, n_stages, tp_rank=0, tp_size=1), address, timeout_s
     )
 
 
-def open_transport(place: Place, address: str, timeout_s: float = 60) -> Transport:
+def open_transport(place: RankPlace, address: str, timeout_s: float = 60) -> Transport:
     opened = join_epoch(
         place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=timeout_s
     )
@@ -119,7 +119,7 @@ def test_a_receive_started_early_is_filled_while_nobody_waits_for_it() -> None:
 
 def test_the_ranks_of_a_stage_sum_and_gather_among_themselves() -> None:
     def work(address: str, stage: int, tp_rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-        place = Place("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=3)
+        place = RankPlace("p", 1, stage, n_stages=2, tp_rank=tp_rank, tp_size=3)
         transport_ = open_transport(place, address)
         group = transport_.tensor_parallel
         assert (group.rank, group.size) == (tp_rank, 3)
@@ -153,7 +153,7 @@ def test_sums_are_in_the_order_of_the_ranks_whatever_their_shape(dtype: torch.dt
     rows = [list(range(31)), [7], [30, 2, 11]]
 
     def work(address: str, tp_rank: int) -> list[torch.Tensor]:
-        place = Place("p", 1, 0, n_stages=1, tp_rank=tp_rank, tp_size=size)
+        place = RankPlace("p", 1, 0, n_stages=1, tp_rank=tp_rank, tp_size=size)
         transport_ = open_transport(place, address)
         totals = [parts[tp_rank][some].clone() for some in rows]
         for total in totals:
@@ -219,7 +219,7 @@ def test_what_waits_for_a_silent_peer_is_called_off_at_once(waits_for: str) -> N
 
     with rendezvous() as address, ThreadPoolExecutor(1) as threads:
         places = [
-            Place("p", 1, stage, n_stages, tp_rank, tp_size)
+            RankPlace("p", 1, stage, n_stages, tp_rank, tp_size)
             for stage in range(n_stages)
             for tp_rank in range(tp_size)
         ]

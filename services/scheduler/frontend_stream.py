@@ -1,7 +1,8 @@
 """The scheduler's side of a connected frontend: its requests, and what is to be sent to it.
 
-All that an iteration brings a frontend leaves as one message, with what was accepted before it.
-What it does not read is bounded in bytes; its stream is served, and cut off, by `SchedulerService`.
+All that an iteration brings a frontend leaves as one message, with what was accepted before it. The
+bytes that a frontend does not read are bounded. `SchedulerService` serves the stream, and cuts it
+off.
 """
 
 import asyncio
@@ -22,12 +23,13 @@ UPDATE_BYTES = 208
 """Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
 
 COLUMN_BYTES = 32
-"""Bytes that a token in the columns counts for: 12, and its copies on the way. So a frontend that
-gets 10,000 a second may stand still for longer than its watchdog lets it."""
+"""Bytes for which a token in the columns counts: 12, and its copies on the way. So a frontend that
+gets 10,000 tokens a second may stand still for longer than its watchdog lets it."""
 
 ACCEPTANCE_S = 0.05
-"""Seconds that an acceptance waits at most for an iteration's tokens, to leave with them: a message
-of its own would cost as much as some thirty tokens. No request has tokens of its own before."""
+"""Largest number of seconds for which an acceptance waits for an iteration's tokens, to leave with
+them: a message of its own would cost as much as some thirty tokens. No request has tokens before.
+"""
 
 MAX_LOGPROB_BYTES = 2**20
 """Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
@@ -41,7 +43,7 @@ _REASONS = {
 }
 
 
-class Connection:
+class FrontendStream:
     """A connected frontend: its requests, and the message that waits to be sent to it."""
 
     def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
@@ -50,7 +52,7 @@ class Connection:
         self._n_free = n_free
         self._is_told_full = False
         self.requests: dict[str, Request] = {}
-        self._numbers: dict[Request, int] = {}  # of those whose tokens may come in columns
+        self._numbers: dict[Request, int] = {}  # of requests whose tokens may come in columns
         self.is_overfull = asyncio.Event()
         """Set once too much waits to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
@@ -88,7 +90,7 @@ class Connection:
             self.is_overfull.set()
 
     def note_room(self) -> None:
-        """Tells the frontend of a free place, if it was told that there is none."""
+        """Tells the frontend of a free place in the pool, if it was told that there is none."""
         if self._is_told_full:
             self._has_mail.set()
 

@@ -5,20 +5,20 @@ import asyncio
 import pytest
 
 from services.common import watchdog
-from services.scheduler.connection import (
+from services.scheduler.core.batch import SpanLogprobs, Update
+from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.frontend_stream import (
     ACCEPTANCE_S,
     MAX_LOGPROB_BYTES,
     UPDATE_BYTES,
-    Connection,
+    FrontendStream,
 )
-from services.scheduler.core.batch import SpanLogprobs, Update
-from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.settings import FRONTEND_BYTES
 
 
 @pytest.mark.parametrize("n_bytes", [0, 250, 1000, 100_000])
 async def test_what_waits_for_a_frontend_is_bounded_in_bytes_whatever_it_is(n_bytes: int) -> None:
-    connection = Connection()
+    connection = FrontendStream()
     request = Request(RequestId("x" * 40), [1], 10**6)
     n_taken = n_waiting = 0
     while not connection.is_overfull.is_set():
@@ -36,7 +36,7 @@ async def test_what_waits_for_a_frontend_is_bounded_in_bytes_whatever_it_is(n_by
 
 
 async def test_one_iteration_is_never_too_much_for_a_frontend_that_reads() -> None:
-    connection = Connection()
+    connection = FrontendStream()
     request = Request(RequestId("a"), [1], 8)
     large = tuple((1 + i, bytes(MAX_LOGPROB_BYTES)) for i in range(8))
     connection.check_unsent()
@@ -50,7 +50,7 @@ async def test_one_iteration_is_never_too_much_for_a_frontend_that_reads() -> No
 
 
 async def test_a_message_that_is_full_amid_an_iteration_loses_nothing() -> None:
-    connection = Connection()
+    connection = FrontendStream()
     requests = [Request(RequestId(name), [1], 8) for name in "abc"]
     for number, request in enumerate(requests, start=1):
         connection.accept(request, number)
@@ -65,7 +65,7 @@ async def test_a_message_that_is_full_amid_an_iteration_loses_nothing() -> None:
 
 
 async def test_tokens_after_the_first_come_in_columns_each_requests_together() -> None:
-    connection = Connection()
+    connection = FrontendStream()
     requests = [Request(RequestId(name), [1], 8, n_cached_tokens=1) for name in "abc"]
     for number, request in zip((7, 9, None), requests, strict=True):
         connection.accept(request, number)
@@ -85,7 +85,7 @@ async def test_tokens_after_the_first_come_in_columns_each_requests_together() -
 
 
 async def test_a_frontend_may_stand_still_for_as_long_as_its_watchdog_lets_it() -> None:
-    connection = Connection()
+    connection = FrontendStream()
     requests = [Request(RequestId(str(number)), [1], 1000) for number in range(256)]
     for number, request in enumerate(requests):
         connection.accept(request, number)
@@ -104,7 +104,7 @@ async def test_a_frontend_may_stand_still_for_as_long_as_its_watchdog_lets_it() 
 
 
 async def test_columns_of_before_a_loss_are_sent_before_it() -> None:
-    connection = Connection()
+    connection = FrontendStream()
     request = Request(RequestId("a"), [1], 8)
     connection.accept(request, 0)
     connection.update([Update(request, 5, None, 2)])
@@ -118,7 +118,7 @@ async def test_columns_of_before_a_loss_are_sent_before_it() -> None:
 
 
 async def test_an_acceptance_leaves_with_the_next_tokens_and_alone_when_none_come() -> None:
-    connection = Connection()
+    connection = FrontendStream()
     first, second = (Request(RequestId(name), [1], 8) for name in "ab")
     connection.accept(first, 1)
     alone = await asyncio.wait_for(connection.next_message(), 30)
