@@ -10,7 +10,7 @@ UV     := $(VENV)/uv/bin/uv
 PAGE   := tests/browser
 PAGE_TOOLS := $(PAGE)/node_modules/.installed
 CLIENTS := $(VENV)/clients/.installed
-FUZZER := $(VENV)/.fuzzer
+FUZZER := $(BIN)/.fuzzer
 MODEL  ?= models/demo
 ARGS   ?=
 PROTOS := $(wildcard protos/orcinus/v1/*.proto)
@@ -69,6 +69,9 @@ WITHOUT_VENV := -o addopts= --import-mode=importlib -W ignore::pytest.PytestConf
 # Python and PyTorch keep what they allocate until the end, so nobody looks for leaks.
 SANITIZERS    = $(shell $(CXX) -print-file-name=libasan.so) $(shell $(CXX) -print-file-name=libstdc++.so)
 
+SANITIZED     = LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+  $(BIN)/python -m pytest -p tests.kernels.sanitized --capture=sys $(IN_PARALLEL)
+
 # The cluster is the one of kubectl's current context.
 OVERLAY       ?= demo
 # Where the scheduler may reach the API server; `auto` asks the cluster. Empty leaves the overlay's rule, as it must be where
@@ -120,10 +123,10 @@ test-triton: setup  ## Interpret the kernels for GPUs, and compile those that di
 test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and compile all kernels
 	TRITON_CASES=all $(BIN)/python -m pytest -m 'triton and not gpu' $(IN_PARALLEL) tests/kernels tests/worker $(ARGS)
 
+# The kernels of every build that this processor can run, and models that run by the best of them.
 test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
-	LD_PRELOAD='$(SANITIZERS)' ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest -p tests.kernels.sanitized --capture=sys $(IN_PARALLEL) -k 'not torch-cpu' \
-	  tests/kernels tests/worker/models/test_layer_stack.py tests/worker/models/test_quantization.py $(ARGS)
+	$(SANITIZED) -m 'not gpu and not triton' -k 'not torch-cpu' tests/kernels $(ARGS)
+	$(SANITIZED) tests/worker/models/test_layer_stack.py tests/worker/models/test_quantization.py $(ARGS)
 
 test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
 	$(GPU_PYTHON) -m pytest -m 'gpu and not thorough' $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)
@@ -326,7 +329,7 @@ $(VENV)/.sanitized: kernels/build.py $(wildcard kernels/native/src/*) | $(BIN)/p
 	CXX='$(CXX)' $(BIN)/python kernels/build.py --sanitize
 	@touch $@
 
-$(FUZZER): $(VENV)/.installed
+$(FUZZER): pyproject.toml constraints.txt | setup
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[fuzz]'
 	@touch $@
 
