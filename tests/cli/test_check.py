@@ -19,10 +19,10 @@ DEMO = Path(__file__).parents[2] / "models" / "demo"
 TIMEOUT_S = 100
 
 
-def run(model: Path | str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(model: Path | str) -> subprocess.CompletedProcess[str]:
     """Runs the command."""
     return subprocess.run(
-        [sys.executable, "-m", "services.cli", "check", str(model), *arguments],
+        [sys.executable, "-m", "services.cli", "check", str(model)],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -150,13 +150,12 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert any("tool calls" in line for line in lines)  # what can be said is said all the same
 
 
-def test_all_reasons_are_told_at_once(tmp_path: Path) -> None:
+def test_all_reasons_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = write_checkpoint(tmp_path / "m")
     with (directory / "model.safetensors").open("r+b") as file:
         file.truncate(100)
-    done = run(directory, "--json")
-    assert done.returncode == 1
-    (first, second) = json.loads(done.stdout)["refused"]
+    assert check.main([str(directory), "--json"]) == 1
+    (first, second) = json.loads(capsys.readouterr().out)["refused"]
     assert "model.safetensors" in first
     assert "tokenizer.json" in second
 

@@ -54,6 +54,7 @@ def test_only_what_is_served_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     assert set(hub.paths) == set(wanted)
 
 
+@pytest.mark.thorough
 def test_what_is_there_is_not_asked_for_again(hub: FakeHub, tmp_path: Path) -> None:
     assert fetch(hub, tmp_path / "m").returncode == 0
     hub.repositories.clear()
@@ -134,6 +135,7 @@ def test_a_branch_stays_what_it_was_when_it_was_fetched(hub: FakeHub, tmp_path: 
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == b"newer"
 
 
+@pytest.mark.thorough
 def test_a_directory_of_somebody_else_stays(hub: FakeHub, tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     done = fetch(hub, tmp_path / "m")

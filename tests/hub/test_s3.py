@@ -81,6 +81,7 @@ def test_a_claim_stays_what_it_was_when_it_was_filled(s3: FakeS3, tmp_path: Path
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == SMALL
 
 
+@pytest.mark.thorough
 def test_a_large_object_comes_in_pieces(s3: FakeS3, tmp_path: Path) -> None:
     s3.put("models", "llms/small", {"model.safetensors": LARGE})
     done = fetch(s3, tmp_path / "m")
@@ -123,6 +124,7 @@ def test_a_process_that_has_ended_is_gone_on_from(
     assert not list(objects.glob("*.p*"))
 
 
+@pytest.mark.thorough
 def test_lost_connections_are_gone_on_from(s3: FakeS3, tmp_path: Path) -> None:
     s3.put("models", "llms/small", {"model.safetensors": LARGE[: 3 << 20]})
     s3.drops_after = 1 << 20
@@ -221,6 +223,7 @@ def test_other_content_than_promised_is_refused(s3: FakeS3, tmp_path: Path) -> N
         pytest.param(f"{'0' * 32}-3", None, id="several-parts", marks=pytest.mark.thorough),
     ],
 )
+@pytest.mark.thorough
 def test_an_etag_that_is_no_digest_promises_nothing(
     s3: FakeS3, tmp_path: Path, etag: str, encryption: str | None
 ) -> None:
@@ -229,6 +232,7 @@ def test_an_etag_that_is_no_digest_promises_nothing(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_piece_that_was_changed_on_the_disk_is_noticed(s3: FakeS3, tmp_path: Path) -> None:
     s3.put("models", "llms/small", {"model.safetensors": LARGE})
     s3.hangs_at = 2 * PIECE_BYTES
@@ -304,6 +308,7 @@ def test_keys_lead_nowhere_else(s3: FakeS3, tmp_path: Path, key: str, status: in
         ),
     ],
 )
+@pytest.mark.thorough
 def test_what_is_no_place_in_a_bucket_is_refused(s3: FakeS3, tmp_path: Path, source: str) -> None:
     done = fetch(s3, tmp_path / "m", source=source)
     assert done.returncode == 2
@@ -366,6 +371,7 @@ def test_a_refusal_says_why(
         (503, "answers with HTTP status 503 (SlowDown)"),
     ],
 )
+@pytest.mark.thorough
 def test_a_storage_that_does_not_serve_is_given_up(
     s3: FakeS3, tmp_path: Path, status: int, reason: str
 ) -> None:
@@ -392,6 +398,7 @@ def test_a_mounted_file_of_credentials_is_read(s3: FakeS3, tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.thorough
 def test_a_file_of_credentials_that_is_wrong_is_named_and_not_shown(
     s3: FakeS3, tmp_path: Path
 ) -> None:

@@ -120,7 +120,9 @@ def test_a_frontend_that_is_killed_ends_the_tree(model: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "number"),
     [
-        pytest.param("services.worker.rank", signal.SIGKILL, id="rank dies"),
+        pytest.param(
+            "services.worker.rank", signal.SIGKILL, id="rank dies", marks=pytest.mark.thorough
+        ),
         pytest.param(
             "services.worker", signal.SIGKILL, id="controller dies", marks=pytest.mark.thorough
         ),

@@ -227,9 +227,15 @@ def is_complete(spans: list[ReceivedSpan], asks: list[Ask]) -> bool:
     )
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-@pytest.mark.parametrize("over_grpc", [False, True], ids=["http", "grpc"])
-@pytest.mark.parametrize("n_tokens", [1, 7])
+@pytest.mark.parametrize(
+    ("n_tokens", "over_grpc", "stream"),
+    [
+        pytest.param(1, False, False, id="1-http-whole"),
+        pytest.param(7, True, False, id="7-grpc-whole"),
+        pytest.param(7, False, True, id="7-http-stream"),
+        pytest.param(1, True, True, id="1-grpc-stream"),
+    ],
+)
 def test_a_request_has_exactly_its_spans(
     quiet: Traced, n_tokens: int, over_grpc: bool, stream: bool
 ) -> None:
@@ -250,7 +256,7 @@ def test_a_request_has_exactly_its_spans(
     assert sorted(numbers) == list(range(min(numbers), min(numbers) + n_tokens))
 
 
-def test_64_mixed_requests_have_exactly_their_spans(quiet: Traced) -> None:
+def test_32_mixed_requests_have_exactly_their_spans(quiet: Traced) -> None:
     choice = random.Random(3)
     asks = [
         Ask(
@@ -260,7 +266,7 @@ def test_64_mixed_requests_have_exactly_their_spans(quiet: Traced) -> None:
             over_grpc=bool(index % 2),
             stream=bool(index % 3),
         )
-        for index in range(64)
+        for index in range(32)
     ]
     collected = run(quiet, asks)
     check_tree(collected)
@@ -274,7 +280,7 @@ def test_64_mixed_requests_have_exactly_their_spans(quiet: Traced) -> None:
     n_tokens = sum(len(ask.prompt) + ask.n_tokens - 1 for ask in asks)
     assert sum(item[semconv.N_REQUESTS] for item in attributes) == n_rides
     assert sum(item[semconv.BATCH_N_TOKENS] for item in attributes) == n_tokens
-    assert sum(item[semconv.N_PREFILLS] for item in attributes) == 64
+    assert sum(item[semconv.N_PREFILLS] for item in attributes) == 32
     assert sum(len(span.links) for span in collected.iterations) == n_rides
     assert max(item[semconv.IN_FLIGHT] for item in attributes) == N_STAGES
     assert 1 < max(item[semconv.N_REQUESTS] for item in attributes) <= 2

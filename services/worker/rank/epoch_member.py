@@ -20,7 +20,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from kernels.forms.logits import Logits
-from services.common.iteration_limit import Work
+from services.common.iteration_limit import IterationSize
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.logprobs import BatchLogprobs
 from services.worker.engine.plan import IterationPlan
@@ -118,7 +118,7 @@ class EpochMember:
         if not self._is_first:
             hidden = self._runner.empty_hidden(message.n_tokens)
             receipt = self._peers.start_receive(hidden, message.iteration)
-        work = Work.of(message.start_position, message.n_tokens)
+        work = IterationSize.of(message.start_position, message.n_tokens)
         self._announced.append(_Announced(message, work, hidden, receipt))
 
     def show_activity(self) -> None:
@@ -236,7 +236,7 @@ class _Announced:
     def __init__(
         self,
         message: worker_pb2.RunIterationsRequest,
-        work: Work,
+        work: IterationSize,
         hidden: torch.Tensor | None,
         receipt: Receipt | None,
     ) -> None:
@@ -267,7 +267,7 @@ class _Started:
     """An iteration that the device has been given, and what will be known when it ends."""
 
     message: worker_pb2.RunIterationsRequest
-    work: Work
+    work: IterationSize
     sampled: _Sampled
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int

@@ -574,16 +574,19 @@ IN_BFLOAT16 = [
     for name, config in BASIC.items()
 ]
 
-# Each family is cut both ways, and so is the variant whose first stage attends to nothing. Other
-# cuts, and the other variants, are tested where there is time.
-IN_PARTS = {*BASIC, "qwen3_5-variant"}
+# Families of each kind of layers are cut both ways, and so is the variant whose first stage attends
+# to nothing; the other families are computed whole. Other cuts, and the other variants, are tested
+# where there is time.
+IN_PARTS = {*KINDS, "qwen3_5-variant"}
+IN_ONE = set(BASIC) - IN_PARTS
+OFTEN = {*((name, 2, 2) for name in IN_PARTS), *((name, 1, 1) for name in IN_ONE)}
 CUTS = [  # config, stages, ranks that share each
     pytest.param(
         config,
         n_stages,
         tp_size,
         id=f"{name}-{n_stages}-{tp_size}",
-        marks=() if name in IN_PARTS and (n_stages, tp_size) == (2, 2) else pytest.mark.thorough,
+        marks=() if (name, n_stages, tp_size) in OFTEN else pytest.mark.thorough,
     )
     for name, config in SHAPES.items()
     for n_stages, tp_size in ((1, 1), (2, 2))
