@@ -51,62 +51,55 @@ QUESTIONS = [
     (
         "When is a waiting request admitted, and may a smaller one behind it overtake it?",
         "policies/orca.py",
-        "The first that does not fit ends the selection (`break`, not `continue`): a later, "
-        "smaller one must not overtake it.",
+        "if reservation is None: break",
     ),
     (
         "Why does no admitted request ever wait for memory?",
         "memory/kv_manager.py",
-        "A request reserves, once, all the slots it can need in its life, so that no admitted "
-        "request ever waits for memory",
+        "if n_new > n_left: return None self.n_reserved_blocks += n_new",
     ),
     (
-        "Which lines of Algorithm 1 are where, and what limits the batches in flight?",
+        "What limits the batches in flight?",
         "core/scheduler.py",
         "if len(self._in_flight) == self.pipeline_depth: return None",
     ),
     (
         "Can a request be in two batches in flight?",
-        "core/scheduler.py",
-        "with `token_hand_off`, a request rides the next iteration before the last one has "
-        "returned.",
+        "core/request.py",
+        "n_coming = self.n_tokens + self.n_awaited return n_coming <",
     ),
     (
-        "What becomes of a request that ends while a later batch still computes it?",
+        "What becomes of the tokens of a request that has ended in an earlier batch?",
         "core/scheduler.py",
-        "what later batches bring is thrown away, and its memory is free when the last of them "
-        "has returned.",
+        "if request.state is _FINISHED: self._release_if_unused(request) return None",
     ),
     (
-        "What does the control message of a decode contain, and how often are its options sent?",
+        "How often are the options of a request sent to the ranks?",
         "pipeline/plan.py",
-        "A request is announced once, with its admission, and is a row of the ranks' tables from "
-        "then on; tokens and blocks are sent once.",
+        "compress(zip(rows, batch.spans, strict=True), columns.is_admission)",
     ),
     (
         "How does a later stage know what comes before the activations arrive?",
         "controller/plan_relay.py",
-        "The next stage is sent each at once, so it knows what will come before the activations "
-        "do (Orca, section 4.1).",
+        "await self._next.write(plan)",
     ),
     (
         "How are requests of different lengths computed in one batch?",
         "engine/input_batch.py",
-        "A token is a token, whichever request it belongs to (selective batching, OSDI'22 "
-        "section 3.2). What attention and sampling must know beside it is prepared here",
+        "first_tokens, span_of_token, positions = _places(starts, widths)",
     ),
     (
-        "Which layers does a stage compute, and which stage embeds and which one samples?",
+        "Which layers does a stage compute?",
         "models/stage.py",
-        "The first stage also embeds tokens, the last one also turns hidden states into logits.",
+        "size, n_larger = divmod(n_layers, n_stages)",
     ),
     (
-        "What becomes of requests when a stage, or the scheduler, is lost?",
+        "What becomes of requests when the scheduler is lost?",
         "link/scheduler_client.py",
-        "a request is submitted to the next scheduler with the tokens it has",
+        "self._stream.send(request.message())",
     ),
 ]
-"""Questions of a reader who knows only the paper, and the words that answer them."""
+"""Questions of a reader who knows only the paper, and the code that answers them."""
 
 
 @pytest.mark.parametrize(
