@@ -1,4 +1,4 @@
-"""Requests that could never run: they are refused on arrival, or they would block all behind them."""
+"""Requests that could never run are refused on arrival: they would block all behind them."""
 
 from typing import Protocol
 
