@@ -84,7 +84,7 @@ class PlanAttention(Protocol):
         """
 
 
-class Attention(Protocol):
+class ComputeAttention(Protocol):
     """Attends from every token of a batch to the stored tokens of its sequence."""
 
     def __call__(
@@ -109,7 +109,7 @@ class Attention(Protocol):
         """
 
 
-class ExpertMLPs(Protocol):
+class RunExpertMLPs(Protocol):
     """Runs the experts of a layer, all of whose matrices it gets."""
 
     def __call__(
@@ -125,7 +125,7 @@ class ExpertMLPs(Protocol):
         """Returns [n_tokens, hidden]; see `Ops.expert_mlp`."""
 
 
-class RotaryWriteKV(Protocol):
+class TurnAndWriteKV(Protocol):
     """Turns queries and keys of a fused projection, and stores keys and values."""
 
     def __call__(
@@ -253,11 +253,11 @@ class Ops:
     soft_cap: Callable[[Tensor, float], Tensor]
     route: Callable[[Tensor, int, bool], tuple[Tensor, Tensor]]
     route_in_groups: Callable[[Tensor, RoutingForm], tuple[Tensor, Tensor]]
-    expert_mlp: ExpertMLPs
+    expert_mlp: RunExpertMLPs
     write_kv: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
-    rotary_write_kv: RotaryWriteKV
+    rotary_write_kv: TurnAndWriteKV
     plan_attention: PlanAttention
-    attention: Attention
+    attention: ComputeAttention
     delta_net: Callable[[Tensor, Tensor, Tensor, StateSpans, DeltaNetForm], Tensor]
     greedy: Callable[[Tensor], Tensor]
     sample: Callable[[Tensor, SamplingColumns], Tensor]

@@ -12,7 +12,7 @@ class StateSpans:
     """Where each span of a batch lies, and the row of the layers' states that it goes on with.
 
     Columns are int64, dense and on the device. Spans of one batch have different rows, except for
-    those whose results nobody reads.
+    spans whose results are not read.
     """
 
     first_tokens: Tensor  # [n_spans], places in the batch

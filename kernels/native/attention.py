@@ -30,7 +30,7 @@ def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
     )
 
 
-class Attention:
+class NativeAttention:
     """The attention of one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -51,7 +51,7 @@ class Attention:
         form: AttentionForm = PLAIN,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
+        """Implements `ComputeAttention`; raises TypeError for a plan of other operations."""
         is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
         # Values lie as keys do, or in them.
         if not is_taken or key_cache.stride() != value_cache.stride():

@@ -306,7 +306,7 @@ def _check_gates(gate_up: Gated) -> None:
 
 
 def _check_rows(table: Tensor, out: Buffer) -> None:
-    """Raises ValueError for a table whose rows are not dense and as those of `out`."""
+    """Raises ValueError for a table whose rows have gaps, or another size or type than `out`."""
     if table.dtype != out.dtype or table.shape[1:] != (out.width,) or not table.is_contiguous():
         raise ValueError(
             f"a table of rows {tuple(table.shape[1:])} of {table.dtype} where layers need "

@@ -11,7 +11,7 @@ from kernels.native.call import ELEMENT, declare
 from kernels.pytorch.delta_net import delta_net
 
 
-class DeltaNet:
+class NativeDeltaNet:
     """Implements `Ops.delta_net`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

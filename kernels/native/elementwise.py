@@ -9,7 +9,7 @@ from kernels.native.call import ELEMENT, declare
 from kernels.pytorch.elementwise import add_scaled, soft_cap
 
 
-class Elementwise:
+class NativeElementwise:
     """Implements `Ops.add_scaled` and `Ops.soft_cap`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -18,7 +18,7 @@ from kernels.pytorch.gates import (
 from kernels.weights.linear import Clamp
 
 
-class Gates:
+class NativeGates:
     """Implements `Ops.gelu` and `Ops.gelu_tanh`, `Ops.silu_and_mul` and those like it,
     and `Ops.sigmoid_and_mul`."""
 

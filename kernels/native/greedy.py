@@ -9,7 +9,7 @@ from kernels.native.call import ELEMENT, declare
 from kernels.pytorch.greedy import greedy
 
 
-class Greedy:
+class NativeGreedy:
     """Implements `Ops.greedy`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

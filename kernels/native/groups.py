@@ -35,7 +35,7 @@ _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
 
 
 @dataclass(frozen=True, slots=True)
-class _Functions:
+class _GroupFunctions:
     """The functions of the library for weights in groups."""
 
     linear: Callable[..., None]
@@ -44,14 +44,14 @@ class _Functions:
 
 
 @cache
-def _functions() -> _Functions | None:
+def _functions() -> _GroupFunctions | None:
     loaded = library()
     return None if loaded is None else functions_of(loaded)
 
 
-def functions_of(loaded: ctypes.CDLL) -> _Functions:
+def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
     """Returns the functions of one build of the library."""
-    return _Functions(
+    return _GroupFunctions(
         declare(
             loaded,
             "linear_groups",
@@ -138,11 +138,11 @@ class NativeGroupsWeight:
     panels: GroupPanels
     shape: tuple[int, int]
     dtype: torch.dtype
-    functions: _Functions
+    functions: _GroupFunctions
 
     @classmethod
     def of(
-        cls, matrix: GroupedMatrix, dtype: torch.dtype, /, functions: _Functions | None = None
+        cls, matrix: GroupedMatrix, dtype: torch.dtype, /, functions: _GroupFunctions | None = None
     ) -> NativeGroupsWeight:
         """Packs a matrix, one that the library `can_take`, for tokens of `dtype`."""
         functions = functions or _needed_functions()
@@ -190,7 +190,7 @@ class NativeGroupsGatedWeight:
 
     panels: GroupPanels
     shape: tuple[int, int]  # of both together
-    functions: _Functions
+    functions: _GroupFunctions
     gate: int
 
     @classmethod
@@ -200,7 +200,7 @@ class NativeGroupsGatedWeight:
         dtype: torch.dtype,
         gate: Gate,
         /,
-        functions: _Functions | None = None,
+        functions: _GroupFunctions | None = None,
     ) -> NativeGroupsGatedWeight:
         """Packs a matrix, one that the library `can_gate`, for tokens of `dtype`."""
         functions = functions or _needed_functions()
@@ -226,7 +226,7 @@ NativeGated = NativeGatedWeight | NativeInt8GatedWeight | NativeGroupsGatedWeigh
 """A matrix with its gate in one of the library's forms."""
 
 
-def _needed_functions() -> _Functions:
+def _needed_functions() -> _GroupFunctions:
     functions = _functions()
     if functions is None:
         raise ValueError("there is no native library")
@@ -253,7 +253,7 @@ def _words_in_panels(matrix: GroupedMatrix, panel: int) -> Tensor:
 
 
 def _linear(
-    functions: _Functions,
+    functions: _GroupFunctions,
     x: Tensor,
     panels: GroupPanels,
     bias: Tensor | None,

@@ -20,7 +20,7 @@ _WORD_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Functions:
+class _HeadFunctions:
     """The function of the library, and the outputs of its panels."""
 
     heads: Callable[..., None]
@@ -28,12 +28,12 @@ class _Functions:
 
 
 @cache
-def _functions() -> _Functions | None:
+def _functions() -> _HeadFunctions | None:
     """Returns the functions of the library; None if there is none."""
     loaded = library()
     if loaded is None:
         return None
-    return _Functions(
+    return _HeadFunctions(
         declare(
             loaded,
             "heads",
@@ -56,7 +56,7 @@ class NativeHeads:
 
     packed: Tensor  # [n_heads, n_panels, n_steps, panel, inputs]
     shape: tuple[int, int, int]
-    functions: _Functions
+    functions: _HeadFunctions
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeHeads:

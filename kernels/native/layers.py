@@ -19,7 +19,7 @@ from kernels.native.buffers import Buffers
 from kernels.native.call import declare
 from kernels.native.checks import check, is_native
 from kernels.native.fill import step_of
-from kernels.native.storage import Storage, int64_address
+from kernels.native.storage import LayerStorage, int64_address
 from kernels.native.structs import AnglesStruct, BatchStruct, Seconds, StepStruct
 from kernels.ops import LayerKV, Ops, ProgramBatch, ProgramRunner, Ranks
 from kernels.program import Angles, Program, RotaryAngles
@@ -73,7 +73,7 @@ class NativeProgram:
         self._whole = self._segments([*steps[:n_hidden], *head])
         self._head = self._segments(head[1:])  # the first one selects
         self._buffers = Buffers(program)
-        self._storage = Storage(program)
+        self._storage = LayerStorage(program)
         self._angles = _AnglesAddresses(program)
         self._max_ids = min(
             (_n_rows(s) for s in steps if isinstance(s, _TABLES)), default=_NO_LIMIT

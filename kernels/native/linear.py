@@ -28,7 +28,7 @@ _MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more may not fit into 32 bit
 
 
 @dataclass(frozen=True, slots=True)
-class _Functions:
+class _LinearFunctions:
     """The functions of the library for one element type."""
 
     linear: Callable[..., None]
@@ -36,12 +36,12 @@ class _Functions:
 
 
 @cache
-def _functions(dtype: torch.dtype) -> _Functions | None:
+def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
     """Returns the functions for `dtype`; None if there is no library or it does not know it."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
-    return _Functions(
+    return _LinearFunctions(
         declare(
             loaded,
             "linear",
@@ -71,7 +71,7 @@ class NativeWeight:
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs]
     shape: tuple[int, int]
-    functions: _Functions
+    functions: _LinearFunctions
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeWeight:
@@ -107,7 +107,7 @@ class NativeGatedWeight:
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs]
     shape: tuple[int, int]  # of both together
-    functions: _Functions
+    functions: _LinearFunctions
     gate: int
 
     @classmethod
@@ -137,13 +137,13 @@ def has_int8() -> bool:
 
 
 @cache
-def _int8_functions() -> _Functions | None:
+def _int8_functions() -> _LinearFunctions | None:
     loaded = library()
     if loaded is None:
         return None
     if not declare(loaded, "linear_has_int8", "")():
         return None
-    return _Functions(
+    return _LinearFunctions(
         declare(
             loaded,
             "linear_int8",
@@ -194,7 +194,7 @@ class NativeInt8Weight:
 
     panels: _Int8Panels
     shape: tuple[int, int]
-    functions: _Functions
+    functions: _LinearFunctions
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeInt8Weight:
@@ -223,7 +223,7 @@ class NativeInt8GatedWeight:
 
     panels: _Int8Panels
     shape: tuple[int, int]  # of both together
-    functions: _Functions
+    functions: _LinearFunctions
     gate: int
 
     @classmethod
@@ -246,7 +246,7 @@ class NativeInt8GatedWeight:
         return out  # [n_tokens, n_out of each]
 
 
-def _needed_int8_functions() -> _Functions:
+def _needed_int8_functions() -> _LinearFunctions:
     functions = _int8_functions()
     if functions is None:
         raise ValueError("the native library does not compute with int8")
@@ -268,7 +268,7 @@ def _in_panels(weight: Tensor, panel: int) -> Tensor:
 
 
 def _linear(
-    functions: _Functions,
+    functions: _LinearFunctions,
     x: Tensor,
     weights: tuple[Tensor, ...],  # as the function takes them
     bias: Tensor | None,

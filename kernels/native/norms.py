@@ -9,7 +9,7 @@ from kernels.native.call import ELEMENT, declare, dense_rows
 from kernels.pytorch.norms import layer_norm, rms_norm
 
 
-class Norms:
+class NativeNorms:
     """Implements `Ops.rms_norm` and `Ops.layer_norm`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

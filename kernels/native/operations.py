@@ -5,16 +5,16 @@ from __future__ import annotations
 import ctypes
 from functools import cache, partial
 
-from kernels.native.attention import Attention
-from kernels.native.delta_net import DeltaNet
-from kernels.native.elementwise import Elementwise
-from kernels.native.gates import Gates
-from kernels.native.greedy import Greedy
+from kernels.native.attention import NativeAttention
+from kernels.native.delta_net import NativeDeltaNet
+from kernels.native.elementwise import NativeElementwise
+from kernels.native.gates import NativeGates
+from kernels.native.greedy import NativeGreedy
 from kernels.native.layers import run_program
 from kernels.native.library import library
-from kernels.native.norms import Norms
-from kernels.native.rotary import Rotary
-from kernels.native.routing import Router
+from kernels.native.norms import NativeNorms
+from kernels.native.rotary import NativeRotary
+from kernels.native.routing import NativeRouter
 from kernels.ops import Ops
 from kernels.pytorch.operations import TORCH
 from kernels.pytorch.sample import sample
@@ -29,16 +29,16 @@ def native_ops() -> Ops | None:
 
 def ops_of(library: ctypes.CDLL) -> Ops:
     """Returns the operations of one build."""
-    greedy = Greedy(library)
+    greedy = NativeGreedy(library)
     return Ops.of(
-        Attention(library),
-        DeltaNet(library),
-        Elementwise(library),
-        Gates(library),
+        NativeAttention(library),
+        NativeDeltaNet(library),
+        NativeElementwise(library),
+        NativeGates(library),
         greedy,
-        Norms(library),
-        Rotary(library),
-        Router(library),
+        NativeNorms(library),
+        NativeRotary(library),
+        NativeRouter(library),
         sample=partial(sample, greedy=greedy.greedy),
         run_program=partial(run_program, library),
         otherwise=TORCH,

@@ -13,7 +13,7 @@ from kernels.pytorch.rotary import rotary, rotary_write_kv, write_kv
 _NO_NORMS = (0, None, None, 0.0)
 
 
-class Rotary:
+class NativeRotary:
     """Implements `Ops.rotary`, `Ops.write_kv` and `Ops.rotary_write_kv`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:

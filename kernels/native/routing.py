@@ -10,7 +10,7 @@ from kernels.native.call import ELEMENT, declare
 from kernels.pytorch.routing import route, route_in_groups
 
 
-class Router:
+class NativeRouter:
     """Implements `Ops.route` and `Ops.route_in_groups`; of equal scores the first one
     counts."""
 

@@ -24,7 +24,7 @@ from kernels.steps import Attend, RotaryWriteKV, RunDeltaNet, WriteKV, WriteLate
 _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 
 
-class Storage:
+class LayerStorage:
     """The storage of all layers of a program.
 
     It is recognised by its first tensor, and not kept alive.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
 from kernels.native.linear import can_pack
-from kernels.ops import ExpertMLPs, Ops
+from kernels.ops import Ops, RunExpertMLPs
 from kernels.packing.linear import pack, pack_gated, pack_grouped, pack_grouped_gated
 from kernels.pytorch.expert_mlp import mix_experts
 from kernels.weights.experts import ExpertMLP
@@ -55,7 +55,7 @@ class _PlainExperts:
     gate_up: Tensor
     down: Tensor
     form: ExpertForm
-    op: ExpertMLPs
+    op: RunExpertMLPs
 
     def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         return self.op(x, self.gate_up, self.down, experts, weights, self.form)

@@ -138,7 +138,7 @@ def pack_grouped_gated(
 ) -> GatedWeight:
     """Returns a matrix [2 * n_out, n_in] in groups with its gate, whose rows come first.
 
-    The other arguments and the errors are those of `pack_grouped` and `pack_gated`.
+    `pack_grouped` and `pack_gated` describe the other arguments and the errors.
     """
     forms = _group_forms(device.type)
     if forms is not None and forms.can_take_gated(matrix, dtype):

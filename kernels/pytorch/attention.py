@@ -76,7 +76,7 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `kernels.ops.Attention`; raises TypeError for a plan of other operations."""
+    """Implements `ComputeAttention`; raises TypeError for a plan of other operations."""
     spans = AttentionSpans.of(plan)
     out = q.new_empty(*q.shape[:2], value_cache.shape[3])  # [n_tokens, n_heads, value_dim]
     starts, counts = spans.start_positions.tolist(), spans.n_tokens.tolist()

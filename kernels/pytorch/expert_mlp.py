@@ -1,7 +1,7 @@
 """The gated MLPs of a mixture of experts, each run once over all tokens that chose it.
 
 Tokens are brought into the order of their experts, so that an expert's tokens lie side by side and
-its two matrix products are two calls, however many tokens there are. Experts that nobody chose cost
+its two matrix products are two calls, however many tokens there are. An expert without tokens costs
 nothing. On a GPU the one wait for the counts is the price of not padding. The experts' shares are
 summed in float32, in the order of the experts.
 """

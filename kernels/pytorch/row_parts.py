@@ -23,7 +23,7 @@ PartStep = RMSNormPart | TurnHeads | MultiplyHeads | CopyPart
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowPart:
     """The elements [first, end) of each of the `n_heads` equal heads that a row of `out` has."""
 
     out: Buffer
@@ -102,31 +102,31 @@ def _at_once(neighbours: Sequence[PartStep]) -> Iterator[object]:
 
 
 @singledispatch
-def place_of(step: Any) -> Part:
+def place_of(step: Any) -> RowPart:
     """Returns the part of rows that a step writes; raises TypeError for steps of other kinds."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 
 
 @place_of.register
-def _(step: RMSNormPart) -> Part:
-    return Part(step.x, 1, step.first, step.first + step.n * step.size)
+def _(step: RMSNormPart) -> RowPart:
+    return RowPart(step.x, 1, step.first, step.first + step.n * step.size)
 
 
 @place_of.register
-def _(step: TurnHeads) -> Part:
+def _(step: TurnHeads) -> RowPart:
     head_size = step.out.width // step.n_heads
-    return Part(step.out, step.n_heads, head_size - step.cos.width, head_size)
+    return RowPart(step.out, step.n_heads, head_size - step.cos.width, head_size)
 
 
 @place_of.register
-def _(step: MultiplyHeads) -> Part:
+def _(step: MultiplyHeads) -> RowPart:
     n_heads, n_out, _ = step.weight.shape
-    return Part(step.out, n_heads, 0, n_out)
+    return RowPart(step.out, n_heads, 0, n_out)
 
 
 @place_of.register
-def _(step: CopyPart) -> Part:
-    return Part(step.out, 1, step.out_first, step.out_first + step.size)
+def _(step: CopyPart) -> RowPart:
+    return RowPart(step.out, 1, step.out_first, step.out_first + step.size)
 
 
 @singledispatch

@@ -3,7 +3,6 @@
 Written for reading, one request and one formula at a time; nothing here runs in production.
 """
 
-import itertools
 import math
 
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 from kernels.forms.delta_net import DeltaNetForm
 from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
 from kernels.forms.routing import RoutingForm
-from kernels.forms.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, SamplingColumns
 from kernels.weights.linear import Clamp
 
 
@@ -259,73 +257,3 @@ def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
         experts.append(chosen)
         weights.append([form.factor * scores[i] / total for i in chosen])
     return torch.tensor(weights), torch.tensor(experts)
-
-
-def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """One row and one token after the other, in float64."""
-    penalized = logits.to(torch.float64, copy=True)
-    for i, (row, count_row) in enumerate(
-        zip(penalties.rows.tolist(), penalties.count_rows.tolist(), strict=True)
-    ):
-        repetition = penalties.repetition[i].item()
-        for token, count in enumerate(penalties.counts[count_row].tolist()):
-            if not count:
-                continue
-            logit = penalized[row, token].item()
-            n_generated = count - IN_PROMPT if count >= IN_PROMPT else count
-            logit = logit / repetition if logit > 0 else logit * repetition
-            logit -= penalties.frequency[i].item() * n_generated
-            logit -= penalties.presence[i].item() if n_generated else 0
-            penalized[row, token] = logit
-    return penalized
-
-
-def _not_allowed(allowed: AllowedTokens | None, row: int, *, vocab_size: int) -> set[int]:
-    """The tokens that a row's mask, if it has one, leaves out."""
-    if allowed is None or row not in allowed.rows.tolist():
-        return set()
-    words = allowed.masks[allowed.rows.tolist().index(row)].tolist()
-    return {token for token in range(vocab_size) if not words[token // 32] >> token % 32 & 1}
-
-
-def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Every row by itself, in float64, with all its tokens in order."""
-    if columns.penalties is not None:
-        logits = penalize(logits, columns.penalties)
-    logits = logits.double()
-    if (biases := columns.biases) is not None:
-        for row, token, value in zip(biases.rows, biases.ids, biases.values, strict=True):
-            logits[row, token] += value.item()
-    pairs = list(zip(columns.banned_rows.tolist(), columns.banned_ids.tolist(), strict=True))
-    tokens = []
-    for row, values in enumerate(logits):
-        if not values.isfinite().all():
-            tokens.append(-1)
-            continue
-        banned = {token for of_row, token in pairs if of_row == row}
-        banned |= _not_allowed(columns.allowed, row, vocab_size=len(values))
-        logit = dict(enumerate(values.tolist()))
-        order = sorted(logit.keys() - banned, key=lambda token: (-logit[token], token))
-        temperature = columns.temperature[row].item()
-        if not temperature:
-            tokens.append(order[0])
-            continue
-        weight = {
-            token: math.exp(max((logit[token] - logit[order[0]]) / temperature, -1e3))
-            for token in order
-        }
-        order = order[: max(int(columns.top_k[row]), 0) or len(order)]
-        top_p, total = columns.top_p[row].item(), math.fsum(weight[token] for token in order)
-        if top_p < 1:
-            ends = itertools.accumulate(weight[token] for token in order)
-            # What comes before a token does not suffice.
-            order = [
-                token
-                for token, end in zip(order, ends, strict=True)
-                if end - weight[token] < top_p * total
-            ]
-        kept = sorted(token for token in order if weight[token] >= columns.min_p[row].item())
-        up_to = list(itertools.accumulate(weight[token] for token in kept))
-        target = columns.uniform[row].item() * up_to[-1]
-        tokens.append(next(token for token, end in zip(kept, up_to, strict=True) if end > target))
-    return torch.tensor(tokens)

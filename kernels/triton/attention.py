@@ -399,7 +399,7 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `kernels.ops.Attention`.
+    """Implements `ComputeAttention`.
 
     Raises:
         TypeError: the plan is of other operations.

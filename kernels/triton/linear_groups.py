@@ -9,7 +9,7 @@ up its own, from the first-level cache most of the time.
 Two numbers of four bits share a byte. They are 16 inputs apart, so that those in the lower halves
 of neighbouring bytes are neighbours, as are those in the upper halves: a step is two products.
 
-Tiles and launches are those of `quantised_product`.
+`quantised_product` cuts and launches it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Linear layers on a GPU whose weights are int8 with a scale for each output.
 
-The numbers are those of the CPU's int8 (`kernels.weights.quantise`). Tokens stay what they are: a
-weight becomes their element type in registers, exactly, since it has seven bits and a sign, and is
+Weights are quantised as for a CPU (`kernels.weights.quantise`). Tokens stay what they are: a weight
+becomes their element type in registers, exactly, since it has seven bits and a sign, and is
 multiplied on the matrix units. Sums are float32 and are scaled once, then gated, or bias and
 residual are added, before they are rounded.
 
 Bytes: n_out * n_in for the weights, half of bfloat16's, and for each token 2 * (n_in + n_out), with
 a residual 2 * n_out more. FLOPs: 2 * n_tokens * n_out * n_in. So up to about a hundred tokens
 memory is what a product waits for, and above it the matrix units, which are as fast as for
-bfloat16's weights. Tiles and launches are those of `quantised_product`.
+bfloat16's weights. `quantised_product` cuts and launches products.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How products with int8 weights are cut on a device: tiles, and parts of the inputs.
+"""How products with quantised weights are cut on a device: tiles, and parts of the inputs.
 
 Tiles are by how many tokens there are, up to 16, 32, 64, or more. They are what
 `python -m kernels.triton.tune --int8` has measured for just this matrix on a device of the same
@@ -49,7 +49,7 @@ class ProductTiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ProductCut:
     """How a product is cut: its tiles, and the parts of their inputs."""
 
     tiles: ProductTiles
@@ -83,14 +83,14 @@ _DEFAULTS = {
 
 
 @cache
-def cut_product(product: Product, n_tokens: int, device: Device) -> Cut:
+def cut_product(product: Product, n_tokens: int, device: Device) -> ProductCut:
     """Returns how `product` with `n_tokens` tokens, one or more, is cut on `device`."""
     found = measured(device.name).get(entry(product, n_tokens))
     tiles = ProductTiles(**found) if found else default_tiles(product, n_tokens)
     return cut_with(tiles, product, n_tokens, device)
 
 
-def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Device) -> Cut:
+def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Device) -> ProductCut:
     """Returns how `product` is cut into the given tiles."""
     n_tiles = triton.cdiv(product.n_out, tiles.outputs) * triton.cdiv(n_tokens, tiles.tokens)
     n_steps = triton.cdiv(product.n_in, tiles.inputs)
@@ -102,11 +102,11 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
             # Powers of two, so that what a warm-up with powers of two tokens compiles is all.
             n_parts = 1 << (n_parts.bit_length() - 1)
     n_steps = triton.cdiv(n_steps, n_parts)
-    return Cut(tiles, n_tiles, triton.cdiv(product.n_in, n_steps * tiles.inputs), n_steps)
+    return ProductCut(tiles, n_tiles, triton.cdiv(product.n_in, n_steps * tiles.inputs), n_steps)
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Returns tiles that nobody has measured, for 99 KiB of shared memory and more."""
+    """Returns tiles that were chosen and not measured, for 99 KiB of shared memory and more."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 

@@ -25,7 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.activations import gelu, silu
-from kernels.triton.product_tiles import MAX_DIVIDED, Cut, Product, cut_product
+from kernels.triton.product_tiles import MAX_DIVIDED, Product, ProductCut, cut_product
 from kernels.triton.tuning import device_of
 from kernels.weights.linear import Gate
 
@@ -86,8 +86,10 @@ def _with_other_parts(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Writes the sums of a part; returns those of all parts, and whether this program is the last
-    of its tile, for only then they are known."""
+    """Writes the sums of a part of the inputs; returns sums, gated sums and `is_last`.
+
+    If `is_last`, all other programs of the tile have written, and the sums are over all parts.
+    """
     program, part = tl.program_id(0), tl.program_id(1)
     tl.store(place + part * size, sums, is_there)
     if IS_GATED:
@@ -173,7 +175,7 @@ class Operand(NamedTuple):
     constants: Mapping[str, object]
 
 
-class QuantisedMatrix(Protocol):
+class KernelMatrix(Protocol):
     """A matrix of small numbers, in the form that a kernel multiplies with."""
 
     @property
@@ -192,7 +194,7 @@ class QuantisedMatrix(Protocol):
         """Returns what a launch needs of the matrix."""
 
 
-Matrix = TypeVar("Matrix", bound=QuantisedMatrix)
+AnyMatrix = TypeVar("AnyMatrix", bound=KernelMatrix)
 
 
 def no_arrivals(device: torch.device) -> Tensor:
@@ -201,10 +203,10 @@ def no_arrivals(device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedWeight(Generic[Matrix]):
+class QuantisedWeight(Generic[AnyMatrix]):
     """A matrix of small numbers; implements `kernels.weights.linear.LinearWeight`."""
 
-    matrix: Matrix
+    matrix: AnyMatrix
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -226,10 +228,10 @@ class QuantisedWeight(Generic[Matrix]):
 
 
 @dataclass(frozen=True, slots=True)
-class QuantisedGatedWeight(Generic[Matrix]):
+class QuantisedGatedWeight(Generic[AnyMatrix]):
     """Two matrices, the gate's and that of what it gates, multiplied with together."""
 
-    matrix: Matrix  # of both, the gate's first
+    matrix: AnyMatrix  # of both, the gate's first
     gate: int
 
     @property
@@ -248,7 +250,7 @@ class QuantisedGatedWeight(Generic[Matrix]):
 
 
 def _linear(
-    matrix: QuantisedMatrix,
+    matrix: KernelMatrix,
     x: Tensor,
     bias: Tensor | None,
     out: Tensor,  # the residual where there is one
@@ -273,11 +275,11 @@ def _linear(
 
 
 def multiply(
-    matrix: QuantisedMatrix,
+    matrix: KernelMatrix,
     x: Tensor,
     bias: Tensor | None,
     out: Tensor,
-    cut: Cut,
+    cut: ProductCut,
     *,
     gate: int,
     has_residual: bool,

@@ -16,7 +16,7 @@ _MAX_WARPS = 16
 _MIN_ELEMENTS = 2048
 
 
-class Rows(NamedTuple):
+class TensorRows(NamedTuple):
     """Row r begins `r // n_inner * outer_stride + r % n_inner * inner_stride` elements in."""
 
     x: Tensor  # that they are rows of
@@ -26,15 +26,15 @@ class Rows(NamedTuple):
     inner_stride: int
 
 
-def rows_of(x: Tensor) -> Rows:
-    """Returns the rows of `x` [..., size], copied only if they do not lie like `Rows`."""
+def rows_of(x: Tensor) -> TensorRows:
+    """Returns the rows of `x` [..., size], copied only if they do not lie like `TensorRows`."""
     if x.dim() == 2 and x.stride(1) == 1:
-        return Rows(x, x.shape[0], 1, x.stride(0), 0)
+        return TensorRows(x, x.shape[0], 1, x.stride(0), 0)
     if x.dim() == 3 and x.stride(2) == 1:
-        return Rows(x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), x.stride(1))
+        return TensorRows(x, x.shape[0] * x.shape[1], x.shape[1], x.stride(0), x.stride(1))
     x = x.contiguous()
     size = x.shape[-1]
-    return Rows(x, x.numel() // size, 1, size, 0)
+    return TensorRows(x, x.numel() // size, 1, size, 0)
 
 
 @cache

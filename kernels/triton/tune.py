@@ -67,7 +67,7 @@ def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
     return replace(cut, small=tiles) if kind is Kind.DECODES else replace(cut, large=tiles)
 
 
-class Bench:
+class AttentionBench:
     """The batch of one kind over random storage."""
 
     def __init__(self, kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> None:
@@ -109,7 +109,7 @@ class Bench:
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
     """Returns the fastest of the candidates by measurement."""
-    bench = Bench(kind, head_dim, dtype, device)
+    bench = AttentionBench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)
     _logger.info("%s: %s, %.3f ms", entry(kind, head_dim, dtype), best, times[best])

@@ -80,7 +80,7 @@ def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> 
 
 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns tiles that fit a device of that capability, and that nobody has measured."""
+    """Returns tiles that fit a device of that capability, chosen and not measured."""
     n_dims = triton.next_power_of_2(head_dim)
     if n_dims > 256:
         return _wide_tiles(kind, dtype, device)

@@ -1,4 +1,4 @@
-"""The forms that a linear layer's matrix may have, as those see it who multiply with it.
+"""What a linear layer's matrix is to the code that multiplies with it.
 
 A residual is added to the sums before they are rounded, so that fusing it makes results no worse.
 `kernels.packing.linear` picks the form that is fastest on a device.

@@ -98,6 +98,7 @@ def test_lines_are_answered_and_commands_obeyed() -> None:
     assert [len(body["messages"]) for body in api.bodies] == [1, 1]
 
 
+@pytest.mark.thorough
 def test_a_refusal_is_told_and_the_chat_goes_on() -> None:
     answers = iter([(400, "has no chat template"), [delta("now")]])
     with FakeApi(lambda body: next(answers)).serving() as api:
@@ -106,6 +107,7 @@ def test_a_refusal_is_told_and_the_chat_goes_on() -> None:
     assert done.stderr == "error: has no chat template\n"
 
 
+@pytest.mark.thorough
 def test_nobody_there_is_said() -> None:
     done = chat(FakeApi(lambda body: [], url="http://127.0.0.1:1"), text="")
     assert done.returncode == 1
@@ -122,6 +124,7 @@ def test_nobody_there_is_said() -> None:
         ),
     ],
 )
+@pytest.mark.thorough
 def test_options_that_mean_nothing_are_refused(arguments: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "services.cli", "chat", *arguments],

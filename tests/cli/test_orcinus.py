@@ -105,16 +105,8 @@ def test_a_chat_with_a_model_takes_its_system_along(environment: dict[str, str])
     chatting.stdout.close()
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["serve"],
-        *(
-            pytest.param(arguments, marks=pytest.mark.thorough)
-            for arguments in (["tune", "--help"], ["serve", "-h"])
-        ),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("arguments", [["serve"], ["tune", "--help"], ["serve", "-h"]])
 def test_help_of_programs_says_how_they_are_called(
     environment: dict[str, str], arguments: list[str]
 ) -> None:

@@ -48,6 +48,7 @@ async def test_it_exits_with_0_and_in_silence_while_the_service_is_serving() -> 
         assert await run(address, READINESS) == (0, "")
 
 
+@pytest.mark.thorough
 async def test_each_service_is_asked_for_by_its_name() -> None:
     async with healthy_process() as (_, address):
         alive, ready = await asyncio.gather(run(address, LIVENESS), run(address, READINESS))

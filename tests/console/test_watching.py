@@ -108,6 +108,7 @@ def test_a_recording_becomes_lines_where_there_is_no_terminal(tmp_path: Path) ->
     ],
     ids=["header", "json", "event"],
 )
+@pytest.mark.thorough
 def test_what_is_no_recording_is_refused(tmp_path: Path, lines: list[str], reason: str) -> None:
     path = tmp_path / "file"
     path.write_text("\n".join(lines))
@@ -117,6 +118,7 @@ def test_what_is_no_recording_is_refused(tmp_path: Path, lines: list[str], reaso
     assert reason in done.stderr
 
 
+@pytest.mark.thorough
 def test_a_file_that_is_not_there_and_a_variable_that_is_not_set_are_named() -> None:
     assert run("--file", "/no/where").stderr.startswith("error: ")
     done = run("--key-env", "NOBODY_SETS_THIS")

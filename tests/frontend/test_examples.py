@@ -34,12 +34,14 @@ async def test_openai_client_talks(tmp_path: Path) -> None:
     assert "chat: [user] Hello!" in output
 
 
+@pytest.mark.thorough
 async def test_openai_client_does_without_a_template(tmp_path: Path) -> None:
     async with running(tmp_path, template=None) as site:
         output = await said("examples/openai_client.py", f"{site.url}/v1")
     assert "no chat template" in output
 
 
+@pytest.mark.thorough
 async def test_resuming_client_talks(tmp_path: Path) -> None:
     async with running(tmp_path) as site:
         output = await said("examples/resuming_client.py", f"{site.url}/v1")

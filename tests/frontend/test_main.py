@@ -81,6 +81,7 @@ async def ready(directory: Path) -> AsyncIterator[tuple[Any, FakeScheduler, http
     await scheduler.stop()
 
 
+@pytest.mark.thorough
 async def test_signal_to_an_idle_frontend_ends_it(tmp_path: Path) -> None:
     async with ready(tmp_path) as (process, _, http):
         assert (await http.get("/ready")).status_code == 200
@@ -123,6 +124,7 @@ async def test_taken_port_is_said_and_ends_the_start(tmp_path: Path, option: str
     assert "Traceback" not in said
 
 
+@pytest.mark.thorough
 async def test_directory_without_a_tokenizer_is_said(tmp_path: Path) -> None:
     with frontend_process(tmp_path, "127.0.0.1:1", launched=False) as (process, _):
         status, said = await ended(process)

@@ -279,19 +279,15 @@ def render_directory(directory: Path) -> str:
 def each_composition() -> pytest.MarkDecorator:
     """Runs a test once for every composition; it takes its name.
 
-    Components that some have among others are alone where there is time.
+    Compositions of a single component are rendered where there is time.
     """
-    combined = {
-        component
-        for composition in COMPOSITIONS.values()
-        if len(composition.components) > 1
-        for component in composition.components
-    }
     return pytest.mark.parametrize(
         "name",
         [
-            pytest.param(name, marks=pytest.mark.thorough) if name in combined else name
-            for name in COMPOSITIONS
+            pytest.param(
+                name, marks=pytest.mark.thorough if len(composition.components) == 1 else ()
+            )
+            for name, composition in COMPOSITIONS.items()
         ],
     )
 

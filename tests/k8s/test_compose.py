@@ -82,12 +82,14 @@ def api_rules(manifests: Manifests) -> list[dict[str, Any]]:
     return rules
 
 
+@pytest.mark.thorough
 def test_the_prefix_and_the_tag_that_are_given_reach_every_image(composer: Composer) -> None:
     demo = composer.composed("deploy", "demo", IMAGE_PREFIX="registry.test:5000/a", TAG="7")
     names = ["frontend", "scheduler", "worker", "demo-model"]
     assert images(demo) == {f"registry.test:5000/a/{name}:7" for name in names}
 
 
+@pytest.mark.thorough
 def test_a_worker_for_gpus_keeps_the_end_of_its_tag(composer: Composer) -> None:
     gpu = composer.composed("deploy", "gpu", IMAGE_PREFIX="registry.test/a", TAG="7")
     assert images(gpu) == {
@@ -129,6 +131,7 @@ def test_the_scheduler_reaches_the_api_server_that_the_cluster_names_and_nothing
     } == {("10.96.0.1/32", 443), ("172.18.0.2/32", 6443), ("172.18.0.3/32", 6443)}
 
 
+@pytest.mark.thorough
 def test_addresses_may_be_given_and_may_be_of_version_6(composer: Composer) -> None:
     rules = api_rules(composer.composed("deploy", "demo", API_SERVER="fd00::1:6443"))
     assert rules == [
@@ -147,6 +150,7 @@ def test_a_cluster_that_does_not_tell_is_no_reason_to_leave_the_way_open(
     assert "API_SERVER" in done.stderr
 
 
+@pytest.mark.thorough
 def test_undeploying_keeps_what_is_somebodys(composer: Composer) -> None:
     kept = {"Namespace", "PersistentVolumeClaim"}
     everything = composer.composed("undeploy", "gpu", ALL="1")
@@ -156,6 +160,7 @@ def test_undeploying_keeps_what_is_somebodys(composer: Composer) -> None:
     assert left == [kind for kind in kinds if kind not in kept]
 
 
+@pytest.mark.thorough
 def test_undeploying_keeps_a_class_that_other_pipelines_have(composer: Composer) -> None:
     overlay = composer.root / "k8s" / "overlays" / "mine"
     overlay.mkdir()

@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels import triton_ops
 from kernels.forms.sampling_columns import IN_PROMPT, Penalties
 from kernels.pytorch.penalize import penalize
-from kernels.reference import operations as reference
+from kernels.reference import sampling as reference
 from tests.kernels.implementations import CPU, CUDA, IS_INTERPRETED, moved
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

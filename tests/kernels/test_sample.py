@@ -29,7 +29,7 @@ from kernels.forms.sampling_columns import (
     SamplingColumns,
 )
 from kernels.pytorch.adjust import BANNED
-from kernels.reference import operations as reference
+from kernels.reference import sampling as reference
 from tests.kernels.implementations import (
     CPU,
     CUDA,

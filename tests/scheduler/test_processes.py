@@ -153,6 +153,7 @@ async def test_a_leader_forms_epochs_while_the_api_server_is_away_and_keeps_its_
     assert standby.returncode is None
 
 
+@pytest.mark.thorough
 async def test_a_leader_without_the_api_server_ends_when_another_has_the_stage(site: Site) -> None:
     leader = await site.start("scheduler-0", lease_s=1, retry_s=0.2)
     await site.until(lambda: site.term == 1)

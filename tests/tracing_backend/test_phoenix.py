@@ -18,12 +18,12 @@ import pytest
 
 from services.common import semconv
 from services.frontend.http.transport.server import address_of, listen
+from tests.system.conftest import ALL_ITERATIONS_PER_S
 from tests.system.stack import Stack, serving
 from tests.system.test_traces import (
     CLIENT_SPAN,
     N_STAGES,
     PHASES,
-    UNLIMITED,
     Ask,
     Collected,
     check_tree,
@@ -124,7 +124,10 @@ def stack(phoenix: Phoenix) -> Iterator[Stack]:
         "OTEL_BSP_SCHEDULE_DELAY": "50",
     }
     with serving(
-        MODEL, stages=N_STAGES, traced_iterations_per_s=UNLIMITED, environment=environment
+        MODEL,
+        stages=N_STAGES,
+        traced_iterations_per_s=ALL_ITERATIONS_PER_S,
+        environment=environment,
     ) as running:
         yield running
 

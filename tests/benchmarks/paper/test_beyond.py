@@ -81,6 +81,7 @@ def test_each_rung_of_the_ladder_can_be_built() -> None:
             assert len(trial.outcome(0.05).requests) == 3
 
 
+@pytest.mark.thorough
 def test_chunks_steady_the_pace_and_shared_beginnings_are_not_computed() -> None:
     load = Load(mixed_lengths(60, seed=0))
     whole, *chunked = defaults.chunks(GPU, load)
@@ -88,6 +89,7 @@ def test_chunks_steady_the_pace_and_shared_beginnings_are_not_computed() -> None
     assert defaults.prefixes(GPU, load)["ratio"] > 1
 
 
+@pytest.mark.thorough
 def test_admission_that_knows_more_has_larger_batches() -> None:
     rows = defaults.memory(GPU, Load(equal_lengths(300, n_prompt=256, n_output=64)))
     at = {(row["admission"], row["max_sequence_len"]): row["mean_batch_size"] for row in rows}
@@ -96,6 +98,7 @@ def test_admission_that_knows_more_has_larger_batches() -> None:
     assert at[reserving, 2048] < at[optimistic, 2048]
 
 
+@pytest.mark.thorough
 def test_a_fair_order_shields_the_small_client() -> None:
     found = defaults.fairness(GPU, mixed_lengths(440, seed=0))
     assert found["alone"] < found["fair"] < found["fcfs"]

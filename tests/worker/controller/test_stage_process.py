@@ -343,6 +343,7 @@ async def test_a_controller_that_was_stopped_joins_the_next_epoch_with_its_ranks
     assert [stage.rank.pid for stage in whole.stages] == ranks
 
 
+@pytest.mark.thorough
 async def test_a_stage_says_how_it_is(model: Path) -> None:
     probed = free_address()
     stage = await Stage.start(model, 0, f"--health-address={probed}", n_stages=1)

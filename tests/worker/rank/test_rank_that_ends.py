@@ -39,10 +39,10 @@ SETTINGS = {
             "KeyError: 'why'",
             True,
             id="bug",
-            marks=pytest.mark.thorough,
         ),
     ],
 )
+@pytest.mark.thorough
 def test_only_a_bug_leaves_a_traceback(
     error: str, kind: MessageKind, reason: str, has_traceback: bool
 ) -> None:

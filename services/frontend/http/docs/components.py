@@ -15,7 +15,7 @@ operation."""
 
 _MEANINGS = {
     400: "A field or header is wrong; `param` names it.",
-    401: "There is no API key, or nobody has it.",
+    401: "There is no API key, or the key is not known.",
     403: "This API key may not do it.",
     404: "There is no such model.",
     408: "The request did not come in time, or took longer than it may.",

@@ -31,11 +31,11 @@ def document(
     show an API key, and `refuses_unknown` whether a body may only have fields that the document
     names."""
     named = tuple(route for route in routes if route.name)
-    statuses = {
+    statuses = dict.fromkeys(
         (status, dialect_of(route))
         for route in named
         for status in error_statuses(route, needs_key=needs_key)
-    }
+    )
     return {
         "openapi": OPENAPI_VERSION,
         "info": {

@@ -13,6 +13,7 @@ from services.frontend.http.docs.components import (
 from services.frontend.http.openai import errors as openai_errors
 from services.frontend.http.protocol.errors import Dialect
 from services.frontend.http.protocol.route import Access, Parameter, Route
+from services.frontend.http.transport import media_types
 from services.frontend.http.transport.media_types import EVENTS, JSON
 from services.frontend.request.client_call import ID_HEADER, MAX_TIMEOUT_S, SECONDS, TIMEOUT_HEADER
 
@@ -35,7 +36,7 @@ _OF_BODIES: tuple[Parameter, ...] = (
 
 _IGNORED_FIELDS = {
     unknown_fields.HEADER: {
-        "description": "Fields of the body that nobody knows, if it had any.",
+        "description": "Unknown fields of the body, which were ignored, if there were any.",
         "schema": {"type": "string"},
     }
 }
@@ -46,8 +47,8 @@ def dialect_of(route: Route) -> Dialect:
     return route.dialect or openai_errors.DIALECT
 
 
-def error_statuses(route: Route, *, needs_key: bool) -> set[int]:
-    """Returns the statuses of the errors with which a request may be refused."""
+def error_statuses(route: Route, *, needs_key: bool) -> list[int]:
+    """Returns the statuses of the errors with which a request may be refused, in order."""
     statuses = {*BY_SERVER, *route.errors}
     if route.access is not Access.ANY:
         statuses |= {429, 401} if needs_key else {429}
@@ -55,7 +56,7 @@ def error_statuses(route: Route, *, needs_key: bool) -> set[int]:
         statuses.add(403)
     if route.body is not None:
         statuses |= {404, 413, 415}
-    return statuses
+    return sorted(statuses)
 
 
 def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
@@ -76,7 +77,7 @@ def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
     if route.answers_503:
         either = [schema_of(route.answer), schema_of(dialect_of(route).schema)]
         said["responses"]["503"] = {
-            "description": "It would, or does, not.",
+            "description": "The answer is no, or the server refuses the request.",
             "content": {JSON: {"schema": {"anyOf": either}}},
         }
     parameters = route.parameters if route.body is None else (*_OF_BODIES, *route.parameters)
@@ -91,10 +92,10 @@ def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
 def _answer(route: Route) -> dict[str, Any]:
     described: dict[str, Any] = {"description": f"{route.description} {route.stream}".rstrip()}
     match route.media_type:
-        case "application/json":
+        case media_types.JSON:
             schema = {"type": "object"} if route.answer is None else schema_of(route.answer)
             described["content"] = {JSON: {"schema": schema}}
-        case "text/event-stream":
+        case media_types.EVENTS:
             described["content"] = {EVENTS: {}}
         case other:
             media_type = other.partition(";")[0]

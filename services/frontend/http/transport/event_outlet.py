@@ -15,10 +15,6 @@ ToTextEvent = Callable[[int, str], Event | None]
 events."""
 
 
-def _no_text_event(index: int, text: str) -> Event | None:
-    return None
-
-
 class EventOutlet:
     """The outlet of a stream of events."""
 
@@ -37,7 +33,7 @@ class EventOutlet:
 
     @classmethod
     def of(
-        cls, output: EventOutput, to_events: ToEvents, to_text_event: ToTextEvent = _no_text_event
+        cls, output: EventOutput, to_events: ToEvents, to_text_event: ToTextEvent
     ) -> "EventOutlet | None":
         """Returns the outlet of an output whose headers are sent; None if the output has no writer
         of chunks."""

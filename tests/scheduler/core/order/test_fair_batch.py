@@ -234,7 +234,9 @@ def test_who_has_few_begins_at_once_where_all_places_are_taken() -> None:
     clients.begin(*small, within=7)
 
 
-@pytest.mark.parametrize("n_tokens", [1, 2, 6, None])
+@pytest.mark.parametrize(
+    "n_tokens", [2, None, *(pytest.param(n, marks=pytest.mark.thorough) for n in (1, 6))]
+)
 @given(
     st.lists(st.tuples(st.sampled_from("abbcd"), st.integers(0, 25)), min_size=8, max_size=30),
 )
