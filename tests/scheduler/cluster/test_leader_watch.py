@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from services.scheduler.cluster.leader_watch import AGAIN_S, ProbeResult, LeaderWatch, ask
+from services.scheduler.cluster.leader_watch import AGAIN_S, LeaderWatch, ProbeResult, ask
 from services.scheduler.cluster.pod_directory import PodsUnavailable
 from tests.simulated_time import simulate
 
