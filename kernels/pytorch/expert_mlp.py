@@ -25,8 +25,7 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Computes an `ExpertMLP` of the matrices `gate_up` [n_experts, 2 * size, hidden] and `down`
-    [n_experts, hidden, size], and of what their form adds."""
+    """Implements `kernels.ops.ExpertMLPs`."""
     gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
     if form.clamp is not None:
         gate = partial(clamp_and_mul, clamp=form.clamp)
@@ -52,7 +51,8 @@ def mix_experts(
     n_experts: int,
     mlp: Callable[[int, Tensor], Tensor],
 ) -> Tensor:
-    """Computes an `ExpertMLP`, where `mlp` runs one expert over its tokens [n, hidden]."""
+    """Returns the weighted sum of the chosen experts, as `kernels.ops.ExpertMLPs` says, where `mlp`
+    runs one expert over its tokens [n, hidden]."""
     n_chosen = experts.shape[1]
     chosen = experts.flatten()
     order = chosen.argsort(stable=True)  # [n_tokens * n_chosen]

@@ -1,18 +1,18 @@
-"""The experts of a layer, in whatever form their matrices are."""
+"""The experts of a layer whose matrices are one tensor each."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.forms.experts import ExpertForm
 
-class ExpertMLP(Protocol):
-    """The gated MLPs of all experts of a layer."""
 
-    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """The matrices of all experts side by side, for an operation that takes all of them."""
 
-        `x` is [n_tokens, hidden], `experts` (int64, all different for a token) and `weights` are
-        [n_tokens, n_chosen]. The result is [n_tokens, hidden].
-        """
+    gate_up: Tensor  # [n_experts, 2 * size, hidden], the gate's rows first
+    down: Tensor  # [n_experts, hidden, size]
+    form: ExpertForm
