@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.forms.attention import AttentionForm
 from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.experts import StackedExperts
 from kernels.forms.head_norms import HeadNorms
 from kernels.forms.routing import RoutingForm
 from kernels.steps import (
@@ -61,7 +62,6 @@ from kernels.steps import (
     WriteKV,
     WriteLatents,
 )
-from kernels.weights.experts import StackedExperts
 from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.head_products import HeadProducts
 from kernels.weights.linear import Clamp, Gate, LinearWeight, TableWeight

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm, StackedExperts
 from kernels.native.linear import can_pack
 from kernels.packing.linear import pack, pack_gated, pack_grouped, pack_grouped_gated
 from kernels.steps import Expert, ExpertMatrices, Gated
-from kernels.weights.experts import StackedExperts
 from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.groups import GroupedMatrix
 from kernels.weights.linear import LinearWeight

@@ -126,7 +126,7 @@ def pack_grouped_gated(
 ) -> GatedMatrix:
     """Returns a matrix [2 * n_out, n_in] in groups with its gate, whose rows come first.
 
-    The other arguments and the errors are the same as of `pack_grouped`.
+    `pack_grouped` describes the other arguments and the errors.
     """
     forms = _group_forms(device.type)
     if forms is not None and forms.can_take_gated(matrix, dtype):

@@ -25,7 +25,7 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Implements `kernels.ops.ExpertMLPs`."""
+    """Implements `kernels.ops.RunExpertMLPs`."""
     gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
     if form.clamp is not None:
         gate = partial(clamp_and_mul, clamp=form.clamp)
@@ -51,8 +51,10 @@ def mix_experts(
     n_experts: int,
     mlp: Callable[[int, Tensor], Tensor],
 ) -> Tensor:
-    """Returns the weighted sum of the chosen experts, as `kernels.ops.ExpertMLPs` says, where `mlp`
-    runs one expert over its tokens [n, hidden]."""
+    """Returns the weighted sum of the chosen experts, as `kernels.ops.RunExpertMLPs` says.
+
+    `mlp` runs one expert over its tokens [n, hidden].
+    """
     n_chosen = experts.shape[1]
     chosen = experts.flatten()
     order = chosen.argsort(stable=True)  # [n_tokens * n_chosen]

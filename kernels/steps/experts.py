@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.forms.experts import StackedExperts
 from kernels.forms.routing import RoutingForm
 from kernels.steps.buffer import Buffer
 from kernels.steps.rows import Matrix
-from kernels.weights.experts import StackedExperts
 from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.linear import Clamp, Gate, LinearWeight
 
