@@ -10,6 +10,7 @@ import pytest
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import TokenUsage
 from services.frontend.http.openai.chat_reply import ChatReply
+from services.frontend.http.openai.reply import ReplyOptions
 from services.frontend.http.protocol.json_text import to_json
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions
@@ -52,7 +53,7 @@ class FakeGeneration:
     ids=["plain", "call"],
 )
 def test_each_token_has_its_log_probability(reader: MessageReader, texts: list[str]) -> None:
-    reply = ChatReply(FakeGeneration(reader))  # type: ignore[arg-type]
+    reply = ChatReply(FakeGeneration(reader), ReplyOptions())  # type: ignore[arg-type]
     pieces = [
         Piece(
             0,
