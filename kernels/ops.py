@@ -122,7 +122,12 @@ class RunExpertMLPs(Protocol):
         form: ExpertForm = ...,
         /,
     ) -> Tensor:
-        """Returns [n_tokens, hidden]; see `Ops.expert_mlp`."""
+        """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
+
+        `x` is [n_tokens, hidden], `experts` (int64, all different for a token) and `weights` are
+        [n_tokens, n_chosen]. `gate_up` is [n_experts, 2 * size, hidden], the gate's rows first, and
+        `down` [n_experts, hidden, size]. The result is [n_tokens, hidden].
+        """
 
 
 class TurnAndWriteKV(Protocol):

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kernels.forms.attention import AttentionForm
 from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
+from kernels.forms.experts import StackedExperts
 from kernels.forms.head_norms import HeadNorms
 from kernels.forms.routing import RoutingForm
 from kernels.steps import (
@@ -35,7 +36,7 @@ from kernels.steps import (
     Embed,
     EmbedPacked,
     EmbedShare,
-    Expert,
+    ExpertMatrices,
     GateForm,
     Heads,
     LayerNorm,
@@ -50,6 +51,7 @@ from kernels.steps import (
     RouteInGroups,
     RunDeltaNet,
     RunExperts,
+    RunStackedExperts,
     Scale,
     ScaleByPosition,
     Select,
@@ -60,9 +62,9 @@ from kernels.steps import (
     WriteKV,
     WriteLatents,
 )
-from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.head_products import HeadProducts
-from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight, TableWeight
+from kernels.weights.linear import Clamp, Gate, LinearWeight, TableWeight
 
 
 @dataclass(slots=True)
@@ -209,7 +211,7 @@ class Program:
         self.steps.append(Multiply(x, weight, bias, residual, out))
         return out
 
-    def gated(self, weight: GatedWeight, x: Buffer) -> Buffer:
+    def gated(self, weight: GatedMatrix, x: Buffer) -> Buffer:
         """Returns the first half of a gated MLP."""
         if isinstance(weight, GatedInTwo):
             return self.gate(weight.gate, self.multiply(weight.weight, x, weight.bias))
@@ -328,16 +330,20 @@ class Program:
         return experts, weights
 
     def run_experts(
-        self, each: Sequence[Expert], x: Buffer, experts: Buffer, weights: Buffer
+        self, matrices: ExpertMatrices, x: Buffer, experts: Buffer, weights: Buffer
     ) -> Buffer:
         """Returns the weighted sum of the experts that a router has chosen."""
-        size = each[0].down.shape[1]
+        if isinstance(matrices, StackedExperts):
+            out = self._like(x)
+            self.steps.append(RunStackedExperts(x, experts, weights, matrices, out))
+            return out
+        size = matrices[0].down.shape[1]
         self.steps.append(
             RunExperts(
                 x,
                 experts,
                 weights,
-                each,
+                matrices,
                 gathered=self._like(x),
                 both=self._like(x, 2 * size),
                 inner=self._like(x, size),

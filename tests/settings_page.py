@@ -104,10 +104,16 @@ variable that begins with `{PREFIX}` and names no setting ends the process at st
 value outside its range; the message says which. Settings are read once, at start: changing one
 restarts the service.
 
+Variables of other programs have no `{PREFIX}`, and the pages of their subjects describe them:
+`HF_TOKEN` and `AWS_…` in [checkpoints](checkpoints.md#where-a-model-may-be), `MODEL_SOURCE` in
+[deploying](operations/deploy.md#where-the-checkpoint-comes-from), `OTEL_…` in
+[tracing](tracing.md#turning-traces-on) and `NCCL_…` in [sizing](operations/size.md#nccl).
+
 *None* as a default means "not set"; the last column says what then happens. `k8s/base` sets some
 settings to another value than the default, which the column "`k8s/base`" shows. What settings do
-together is explained where they are needed: [size](operations/size.md),
-[secure](operations/secure.md), [lose a node](operations/lose-a-node.md).
+together is explained where they are needed: memory and batches in [size](operations/size.md),
+certificates and keys in [secure](operations/secure.md), weights of keys in
+[share](operations/share.md), and times to wait in [lose a node](operations/lose-a-node.md).
 
 This page is made from the code: `{COMMAND}` writes it.
 """

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.bench import IS_INTERPRETED, OURS, Bench, Case, Version
-from kernels import TORCH, triton_ops
+from kernels import TORCH, Ops, triton_ops
 from kernels.packing.linear import can_compute, pack, pack_gated
+from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.linear import Quantization
 
 Product = Callable[[Tensor], Tensor]
 Pack = Callable[[Tensor], Product]
@@ -26,10 +28,7 @@ def int8_cases(bench: Bench, n: int) -> Iterator[Case]:
     shape = bench.scale.model
     n_qkv = (shape.n_heads + 2 * shape.n_kv_heads) * shape.head_dim
     plain: tuple[Pack, Pack] = forms[0], pack
-    gated: tuple[Pack, Pack] = (
-        forms[1],
-        partial(pack_gated, gate="silu", op=TORCH.silu_and_mul),
-    )
+    gated: tuple[Pack, Pack] = (forms[1], partial(_gated, TORCH, "none"))
     for name, n_out, n_in, n_matrices, packs in (
         ("qkv", n_qkv, shape.hidden, 1, plain),
         ("down", shape.hidden, shape.inner, 1, plain),
@@ -67,6 +66,13 @@ def _int8_forms(bench: Bench) -> tuple[Pack, Pack] | None:
 
         return TritonInt8Weight.of, partial(TritonInt8GatedWeight.of, gate="silu")
     if can_compute("int8", bench.device):
-        gated = partial(pack_gated, gate="silu", op=bench.ops.silu_and_mul, quantization="int8")
-        return partial(pack, quantization="int8"), gated
+        return partial(pack, quantization="int8"), partial(_gated, bench.ops, "int8")
     return None
+
+
+def _gated(ops: Ops, quantization: Quantization, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Returns a function that multiplies with `weight` and gates."""
+    packed = pack_gated(weight, "silu", quantization)
+    if not isinstance(packed, GatedInTwo):
+        return packed
+    return lambda x: ops.silu_and_mul(packed.weight(x))

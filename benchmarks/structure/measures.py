@@ -34,8 +34,8 @@ PRODUCT = ("services", "kernels", "protos")
 MODULES = ("services", "kernels")
 N_FOLDERS = 10
 """Number of the largest folders that are named."""
-DESCRIPTION = re.compile(r"(Recorder|Program|Builder)\w*")
-"""Types to which a method describes a computation that the class may also compute."""
+DESCRIPTION = re.compile(r"Recorder|Program(Builder)?")
+"""Types to which a method describes a computation; a `ProgramBatch` is an input of one."""
 CODE = ("services", "kernels", "benchmarks", "models", "examples")
 SERVICES = ("common", "frontend", "local", "scheduler", "worker")
 MAX_LINES = 350

@@ -1,4 +1,4 @@
-"""The form of a layer's experts: what they compute beside gated MLPs of two products."""
+"""The form of a layer's experts beside their products, and experts that lie side by side."""
 
 from __future__ import annotations
 
@@ -20,3 +20,12 @@ class ExpertForm:
 
 
 PLAIN_EXPERTS = ExpertForm()
+
+
+@dataclass(frozen=True, slots=True)
+class StackedExperts:
+    """The matrices of all experts side by side, for an operation that takes all of them."""
+
+    gate_up: Tensor  # [n_experts, 2 * size, hidden], the gate's rows first
+    down: Tensor  # [n_experts, hidden, size]
+    form: ExpertForm

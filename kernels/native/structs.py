@@ -146,7 +146,7 @@ class BatchStruct(ctypes.Structure):
 
 
 class Seconds(ctypes.Structure):
-    """Seconds that the calls of one `NativeLayers` have taken, by kind of operation."""
+    """Seconds that the runs of one `NativeProgram` have taken, by kind of operation."""
 
     _fields_ = (
         ("linear", ctypes.c_double),

@@ -6,122 +6,74 @@ it. Elsewhere the matrices of all experts stay side by side, for `Ops.expert_mlp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
+from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm, StackedExperts
 from kernels.native.linear import can_pack
-from kernels.ops import Ops, RunExpertMLPs
 from kernels.packing.linear import pack, pack_gated, pack_grouped, pack_grouped_gated
-from kernels.pytorch.expert_mlp import mix_experts
-from kernels.weights.experts import ExpertMLP
-from kernels.weights.gated_in_two import GatedInTwo
+from kernels.steps import Expert, ExpertMatrices, Gated
+from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.groups import GroupedMatrix
-from kernels.weights.linear import GatedWeight, LinearWeight
+from kernels.weights.linear import LinearWeight
 
 
-@dataclass(frozen=True, slots=True)
-class Biased:
-    """Multiplies and adds a bias."""
-
-    weight: LinearWeight
-    bias: Tensor  # [n_out]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.weight(x, self.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class PackedExperts:
-    """Experts whose matrices are packed one by one; implements `ExpertMLP`."""
-
-    gate_up: Sequence[GatedWeight]
-    down: Sequence[LinearWeight | Biased]
-
-    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return mix_experts(x, experts, weights, n_experts=len(self.down), mlp=self._mlp)
-
-    def _mlp(self, expert: int, x: Tensor) -> Tensor:
-        return self.down[expert](self.gate_up[expert](x))
-
-
-@dataclass(frozen=True, slots=True)
-class _PlainExperts:
-    """Experts whose matrices stay as they are, for an operation that takes all of them."""
-
-    gate_up: Tensor
-    down: Tensor
-    form: ExpertForm
-    op: RunExpertMLPs
-
-    def __call__(self, x: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
-        return self.op(x, self.gate_up, self.down, experts, weights, self.form)
-
-
-def pack_experts(
-    gate_up: Tensor, down: Tensor, ops: Ops, form: ExpertForm = PLAIN_EXPERTS
-) -> ExpertMLP:
+def pack_experts(gate_up: Tensor, down: Tensor, form: ExpertForm = PLAIN_EXPERTS) -> ExpertMatrices:
     """Returns experts as they are computed fastest where they lie.
 
     `gate_up` is [n_experts, 2 * size, hidden], the gate's matrix first, `down`
     [n_experts, hidden, size].
     """
     if not can_pack(down):
-        return _PlainExperts(gate_up, down, form, ops.expert_mlp)
-    return PackedExperts(
-        [_pack_gates(weight, form, i, ops) for i, weight in enumerate(gate_up)],
-        [_with_down_bias(pack(weight), form, i) for i, weight in enumerate(down)],
-    )
+        return StackedExperts(gate_up, down, form)
+    both = zip(gate_up, down, strict=True)
+    return [
+        _expert(_pack_gates(first, form, i), pack(second), form, i)
+        for i, (first, second) in enumerate(both)
+    ]
 
 
 def pack_grouped_experts(
     gate_up: Iterable[GroupedMatrix],
     down: Iterable[GroupedMatrix],
     dtype: torch.dtype,
-    ops: Ops,
     form: ExpertForm = PLAIN_EXPERTS,
-) -> ExpertMLP:
+) -> Sequence[Expert]:
     """Returns experts on a CPU whose matrices are in groups, for tokens of `dtype`.
 
     The matrices are [2 * size, hidden], the gate's first, and [hidden, size]; each is needed only
     until the next one is taken.
     """
     device = torch.device("cpu")
-    gates: list[GatedWeight] = []
+    gates: list[GatedMatrix] = []
     for i, matrix in enumerate(gate_up):
         if _is_plain_gate(form):
-            gates.append(pack_grouped_gated(matrix, device, dtype, form.gate, _gate_op(form, ops)))
+            gates.append(pack_grouped_gated(matrix, device, dtype, form.gate))
         else:
-            gates.append(_with_gate(pack_grouped(matrix, device, dtype), form, i, ops))
+            gates.append(_with_gate(pack_grouped(matrix, device, dtype), form, i))
     downs = (pack_grouped(matrix, device, dtype) for matrix in down)
-    return PackedExperts(gates, [_with_down_bias(each, form, i) for i, each in enumerate(downs)])
+    both = zip(gates, downs, strict=True)
+    return [_expert(first, second, form, i) for i, (first, second) in enumerate(both)]
 
 
-def _pack_gates(weight: Tensor, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
+def _expert(gate_up: GatedMatrix, down: LinearWeight, form: ExpertForm, index: int) -> Expert:
+    bias = None if form.down_bias is None else form.down_bias[index]
+    return Expert(Gated.of(gate_up), down, bias)
+
+
+def _pack_gates(weight: Tensor, form: ExpertForm, index: int) -> GatedMatrix:
     """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
     if _is_plain_gate(form):
-        return pack_gated(weight, form.gate, _gate_op(form, ops))
-    return _with_gate(pack(weight), form, expert, ops)
+        return pack_gated(weight, form.gate)
+    return _with_gate(pack(weight), form, index)
 
 
 def _is_plain_gate(form: ExpertForm) -> bool:
     return form.gate_up_bias is None and form.clamp is None
 
 
-def _gate_op(form: ExpertForm, ops: Ops) -> Callable[[Tensor], Tensor]:
-    return ops.silu_and_mul if form.gate == "silu" else ops.gelu_and_mul
-
-
-def _with_gate(weight: LinearWeight, form: ExpertForm, expert: int, ops: Ops) -> GatedWeight:
-    bias = None if form.gate_up_bias is None else form.gate_up_bias[expert]
-    clamp = form.clamp
-    if clamp is None:
-        return GatedInTwo(weight, form.gate, _gate_op(form, ops), bias)
-    return GatedInTwo(weight, clamp, lambda x: ops.clamp_and_mul(x, clamp), bias)
-
-
-def _with_down_bias(weight: LinearWeight, form: ExpertForm, expert: int) -> LinearWeight | Biased:
-    return weight if form.down_bias is None else Biased(weight, form.down_bias[expert])
+def _with_gate(weight: LinearWeight, form: ExpertForm, index: int) -> GatedInTwo:
+    bias = None if form.gate_up_bias is None else form.gate_up_bias[index]
+    return GatedInTwo(weight, form.clamp or form.gate, bias)

@@ -41,7 +41,7 @@ from kernels.native.linear import (
     has_int8,
 )
 from kernels.pytorch.linear import CublasWeight, OneDnnWeight
-from kernels.weights.gated_in_two import GatedInTwo
+from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
 from kernels.weights.groups import Bits, GroupedMatrix
 from kernels.weights.linear import (
     Gate,
@@ -95,26 +95,18 @@ def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeig
     return NativeWeight.of(weight) if can_pack(weight) else _plain(weight)
 
 
-def pack_gated(
-    weight: Tensor,
-    gate: Gate,
-    op: Callable[[Tensor], Tensor],
-    quantization: Quantization = "none",
-) -> GatedWeight:
-    """Returns `weight` [2 * n_out, n_in] in the fastest form: the gate's matrix comes first.
-
-    `op` computes `gate` where that is an operation of its own.
-    """
+def pack_gated(weight: Tensor, gate: Gate, quantization: Quantization = "none") -> GatedMatrix:
+    """Returns `weight` [2 * n_out, n_in] in the fastest form: the gate's matrix comes first."""
     if _is_quantised(weight, quantization):
         forms = _int8_forms(weight.device.type) if quantization == "int8" else None
         if forms is None:
             matrix = in_groups(weight, _BITS[quantization])
-            return pack_grouped_gated(matrix, weight.device, weight.dtype, gate, op)
+            return pack_grouped_gated(matrix, weight.device, weight.dtype, gate)
         if forms.can_take_gated(weight):
             return forms.gated(weight, gate)
     elif can_gate(weight):
         return NativeGatedWeight.of(weight, gate)
-    return GatedInTwo(pack(weight, quantization), gate, op)
+    return GatedInTwo(pack(weight, quantization), gate)
 
 
 def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype) -> TableWeight:
@@ -130,20 +122,16 @@ def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype
 
 
 def pack_grouped_gated(
-    matrix: GroupedMatrix,
-    device: torch.device,
-    dtype: torch.dtype,
-    gate: Gate,
-    op: Callable[[Tensor], Tensor],
-) -> GatedWeight:
+    matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype, gate: Gate
+) -> GatedMatrix:
     """Returns a matrix [2 * n_out, n_in] in groups with its gate, whose rows come first.
 
-    `pack_grouped` and `pack_gated` describe the other arguments and the errors.
+    `pack_grouped` describes the other arguments and the errors.
     """
     forms = _group_forms(device.type)
     if forms is not None and forms.can_take_gated(matrix, dtype):
         return forms.gated(matrix.to(device), dtype, gate)
-    return GatedInTwo(pack_grouped(matrix, device, dtype), gate, op)
+    return GatedInTwo(pack_grouped(matrix, device, dtype), gate)
 
 
 @dataclass(frozen=True, slots=True)

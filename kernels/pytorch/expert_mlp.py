@@ -1,9 +1,9 @@
 """The gated MLPs of a mixture of experts, each run once over all tokens that chose it.
 
 Tokens are brought into the order of their experts, so that an expert's tokens lie side by side and
-its two matrix products are two calls, however many tokens there are. An expert without tokens costs
-nothing. On a GPU the one wait for the counts is the price of not padding. The experts' shares are
-summed in float32, in the order of the experts.
+its two matrix products are two calls, however many tokens there are. Experts that no token chose
+cost nothing. On a GPU the one wait for the counts is the price of not padding. The experts' shares
+are summed in float32, in the order of the experts.
 """
 
 from collections.abc import Callable
@@ -25,8 +25,7 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Computes an `ExpertMLP` of the matrices `gate_up` [n_experts, 2 * size, hidden] and `down`
-    [n_experts, hidden, size], and of what their form adds."""
+    """Implements `kernels.ops.RunExpertMLPs`."""
     gate = silu_and_mul if form.gate == "silu" else gelu_and_mul
     if form.clamp is not None:
         gate = partial(clamp_and_mul, clamp=form.clamp)
@@ -52,7 +51,10 @@ def mix_experts(
     n_experts: int,
     mlp: Callable[[int, Tensor], Tensor],
 ) -> Tensor:
-    """Computes an `ExpertMLP`, where `mlp` runs one expert over its tokens [n, hidden]."""
+    """Returns the weighted sum of the chosen experts, as `kernels.ops.RunExpertMLPs` says.
+
+    `mlp` runs one expert over its tokens [n, hidden].
+    """
     n_chosen = experts.shape[1]
     chosen = experts.flatten()
     order = chosen.argsort(stable=True)  # [n_tokens * n_chosen]

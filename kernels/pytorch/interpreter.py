@@ -52,6 +52,7 @@ from kernels.steps import (
     RouteInGroups,
     RunDeltaNet,
     RunExperts,
+    RunStackedExperts,
     Scale,
     ScaleByPosition,
     Select,
@@ -372,6 +373,13 @@ def _(step: RunExperts, at: Frame) -> None:
     x, experts, weights = (at.rows[each.index] for each in (step.x, step.experts, step.weights))
     mixed = mix_experts(x, experts, weights, n_experts=len(step.each), mlp=mlp)
     at.rows[step.out.index] = mixed
+
+
+@run_step.register
+def _(step: RunStackedExperts, at: Frame) -> None:
+    x, experts, weights = (at.rows[each.index] for each in (step.x, step.experts, step.weights))
+    gate_up, down, form = step.stacked.gate_up, step.stacked.down, step.stacked.form
+    at.rows[step.out.index] = at.ops.expert_mlp(x, gate_up, down, experts, weights, form)
 
 
 @run_step.register

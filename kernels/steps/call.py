@@ -14,8 +14,9 @@ from kernels.steps.buffer import Buffer
 class Call:
     """Computes what no other step does: `outputs = function(*inputs)`.
 
-    The function gets a tensor [n, width] for each input, which it leaves as it is, and returns a
-    new tensor for each output, or the tensor itself if there is one output.
+    The function gets a tensor [n, width] for each input, and returns a tensor for each output, or
+    the tensor itself if there is one output. It may change and return an input that is an output,
+    too; other inputs stay as they are, and other results are new.
     """
 
     name: str  # what is computed, for readers of a program

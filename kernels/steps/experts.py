@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from kernels.forms.experts import StackedExperts
 from kernels.forms.routing import RoutingForm
 from kernels.steps.buffer import Buffer
 from kernels.steps.rows import Matrix
-from kernels.weights.gated_in_two import GatedInTwo
-from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight
+from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
+from kernels.weights.linear import Clamp, Gate, LinearWeight
 
 GATES = ("silu", "gelu_tanh", "clamp")
 
@@ -50,7 +51,7 @@ class Gated:
     form: GateForm | None  # None: the matrix gates by itself
 
     @classmethod
-    def of(cls, weight: GatedWeight) -> Gated:
+    def of(cls, weight: GatedMatrix) -> Gated:
         """Returns the description of a matrix, and of what gates after it."""
         if isinstance(weight, GatedInTwo):
             return cls(weight.weight, weight.bias, GateForm.of(weight.gate))
@@ -64,6 +65,10 @@ class Expert:
     gate_up: Gated
     down: LinearWeight
     down_bias: Tensor | None
+
+
+ExpertMatrices = Sequence[Expert] | StackedExperts
+"""All experts of a layer, as they are computed fastest where they lie."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,7 @@ class RouteInGroups:
 
 @dataclass(frozen=True, slots=True)
 class RunExperts:
-    """Computes an `ExpertMLP`, expert by expert."""
+    """Computes the weighted sum of the chosen experts, expert by expert."""
 
     x: Buffer
     experts: Buffer
@@ -99,4 +104,15 @@ class RunExperts:
     inner: Buffer
     outer: Buffer
     sums: Buffer
+    out: Buffer
+
+
+@dataclass(frozen=True, slots=True)
+class RunStackedExperts:
+    """Computes `Ops.expert_mlp`, the weighted sum of the chosen experts."""
+
+    x: Buffer
+    experts: Buffer
+    weights: Buffer
+    stacked: StackedExperts
     out: Buffer

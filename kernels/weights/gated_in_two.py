@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from kernels.weights.linear import Clamp, Gate, LinearWeight
+from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight
 
 
 @dataclass(frozen=True, slots=True)
 class GatedInTwo:
-    """A `GatedWeight` that multiplies, then gates, in two operations."""
+    """A matrix to gates and to the numbers that are gated, whose gate is another operation."""
 
     weight: LinearWeight  # [2 * n_out, n_in], the gate's rows first
     gate: Gate | Clamp
-    op: Callable[[Tensor], Tensor]  # computes the gate, of gates and what they gate side by side
     bias: Tensor | None = None  # [2 * n_out]
 
     @property
     def shape(self) -> tuple[int, int]:
+        """The sizes 2 * n_out and n_in."""
         return self.weight.shape
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.op(self.weight(x, self.bias))  # [n_tokens, n_out]
+
+GatedMatrix = GatedWeight | GatedInTwo
+"""What computes the first half of a gated MLP."""

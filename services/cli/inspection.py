@@ -9,18 +9,19 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels import Ops, ops_for
+from kernels import ops_for
 from kernels.forms.experts import ExpertForm
 from kernels.packing.linear import can_compute
-from kernels.weights.experts import ExpertMLP
-from kernels.weights.linear import Gate, GatedWeight, LinearWeight, Quantization, TableWeight
+from kernels.steps import ExpertMatrices
+from kernels.weights.gated_in_two import GatedMatrix
+from kernels.weights.linear import Gate, LinearWeight, Quantization, TableWeight
 from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.gguf.header import tokenizer_file
@@ -62,23 +63,19 @@ class _Counted(WantedTensors):
         self.matrices.append(parts)
         return super().weight(parts, order)
 
-    def gated(
-        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
-    ) -> GatedWeight:
+    def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
         self.matrices.append(parts)
-        return super().gated(parts, gate, op)
+        return super().gated(parts, gate)
 
-    def experts(
-        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
-    ) -> ExpertMLP:
+    def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
         self.mixtures.append([*gate_up, *([part] for part in down)])
-        return super().experts(gate_up, down, ops)
+        return super().experts(gate_up, down)
 
     def stacked_experts(
-        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
-    ) -> ExpertMLP:
+        self, gate_up: Part, down: Part, order: Tensor, form: ExpertForm
+    ) -> ExpertMatrices:
         self.mixtures.append([[gate_up], [down]])
-        return super().stacked_experts(gate_up, down, order, ops, form)
+        return super().stacked_experts(gate_up, down, order, form)
 
     def head(self, part: Part) -> LinearWeight:
         self.matrices.append([part])

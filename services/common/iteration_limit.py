@@ -26,7 +26,7 @@ DECAY = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class IterationSize:
     """The size of an iteration."""
 
     n_tokens: int
@@ -37,7 +37,7 @@ class Work:
     """
 
     @classmethod
-    def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "Work":
+    def of(cls, start_position: Sequence[int], n_tokens: Sequence[int]) -> "IterationSize":
         """Returns the size of an iteration of spans that begin at `start_position`."""
         lengths = list(n_tokens)  # columns of a message are slow to go through
         n_all = sum(lengths)
@@ -60,12 +60,12 @@ class IterationLimit:
         self._by_tokens = _LongestTimes()
         self._by_attended = _LongestTimes()
 
-    def learn(self, work: Work, elapsed_s: float) -> None:
+    def learn(self, work: IterationSize, elapsed_s: float) -> None:
         """Learns from an iteration how long iterations of its size take."""
         self._by_tokens.learn(work.n_tokens, elapsed_s)
         self._by_attended.learn(work.n_attended, elapsed_s)
 
-    def of(self, work: Work) -> float:
+    def of(self, work: IterationSize) -> float:
         """Returns the seconds that an iteration may take."""
         by_tokens = self._by_tokens.expected_s(work.n_tokens)
         by_attended = self._by_attended.expected_s(work.n_attended)

@@ -60,6 +60,7 @@ class View:
     def __init__(self) -> None:
         self._n_slots = 0
         self._has_served = False
+        self._term = 0
         self._requests: dict[int, _Request] = {}
         self._ended: deque[tuple[float, int]] = deque()
         self._figures = Figures()
@@ -98,7 +99,12 @@ class View:
             text += ": a new pipeline serves"
         self._has_served = True
         self._n_slots = event.n_slots
-        return {"term": event.epoch // EPOCHS_PER_TERM, "text": text}
+        term = event.epoch // EPOCHS_PER_TERM
+        if term != self._term:
+            self._term = term
+            self._requests.clear()
+            self._ended.clear()
+        return {"term": term, "text": text}
 
     def _take_request(self, at: float, event: watch_pb2.RequestEvent) -> None:
         request = self._request(event.number)

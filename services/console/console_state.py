@@ -226,7 +226,7 @@ class ConsoleState:
         self._begin_anew()
 
     def _take_away(self, event: Json) -> None:
-        text = _printable(str(event.get("text", ""))) or "nobody tells anything"
+        text = _printable(str(event.get("text", ""))) or "no scheduler is watched"
         if text != self.away:
             self._mark(self.now, "away", text)
         self.away = text

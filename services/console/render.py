@@ -30,7 +30,7 @@ MAX_LANES = 8
 MAX_MARK_LINES = 3
 MIN_WIDTH = 40
 _LABEL = 9
-_STATES = {"admitted": "running", "put_down": "put down"}
+_STATES = {"admitted": "running", "put_down": "preempted"}
 
 
 @dataclass(frozen=True, slots=True)

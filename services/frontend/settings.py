@@ -194,7 +194,7 @@ class FrontendSettings(ServerSettings):
 
     page: bool = False
     """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` its feed.
-    Without API keys everyone who reaches the frontend may look; with them, keys with `may_watch`.
+    Without API keys every caller may look; with them, callers whose key has `may_watch`.
     """
 
     max_viewers: PositiveInt = 16
@@ -209,8 +209,9 @@ class FrontendSettings(ServerSettings):
     Longer than a change of the leading scheduler takes, so that clients do not notice it."""
 
     resume_s: NonNegativeFloat = 600.0
-    """Seconds from each loss of its pipeline that a request which a scheduler had accepted waits to
-    continue; then it ends with the error `unavailable`. Longer than a stage takes to load."""
+    """Seconds that an accepted request waits for another pipeline after the loss of its own; then
+    it ends with the error `unavailable`. Each loss starts the time anew. Longer than a stage takes
+    to load."""
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and

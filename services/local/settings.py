@@ -62,8 +62,9 @@ class LocalSettings(ServiceSettings):
     is asked for."""
 
     tls_dir: Path | None = None
-    """Directory with `tls.crt` and `tls.key` for clients of both APIs. When not set, clients speak
-    without TLS."""
+    """Directory with `tls.crt` (the certificate, followed by intermediate ones) and `tls.key` (its
+    private key, without a password) for clients of both APIs: the frontend's `public_tls_dir`, not
+    the `tls_dir` of a service. When not set, clients speak without TLS."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Element type of weights and K/V; `auto` takes the checkpoint's."""
@@ -103,7 +104,7 @@ class LocalSettings(ServiceSettings):
 
     page: bool = True
     """Whether the frontend serves a page at `/` that shows the pipeline at work. Without API keys,
-    everyone who reaches `host` may look."""
+    every caller that reaches `host` may look."""
 
     fail_fast: bool = False
     """Whether everything ends with the first service that dies or hangs. Otherwise the service is

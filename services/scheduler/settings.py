@@ -157,9 +157,8 @@ class SchedulerSettings(ServerSettings):
     that have just ended."""
 
     max_pool_tokens: int = Field(default=2**24, ge=1)
-    """Tokens, of prompts and of outputs at their longest, that the requests in the pool may come
-    to; further requests are refused with a retry delay. Bounds this process's memory, at 5 bytes a
-    token."""
+    """Tokens of all requests in the pool at most: prompts, and outputs at their longest. Further
+    requests are refused with a retry delay. Bounds this process's memory, at 5 bytes a token."""
 
     max_frontends: int = Field(default=32, ge=1)
     """Connected frontends at most. Bounds the memory of messages that frontends have not read, 4

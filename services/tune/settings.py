@@ -57,7 +57,7 @@ class TuneSettings(ServiceSettings):
 
     trace: Path | None = None
     """CSV file of a public trace from which lengths are taken instead. When not set, lengths are
-    drawn between the bounds."""
+    sampled between the bounds."""
 
     trace_format: Literal["azure", "burstgpt"] = "azure"
     """Format of the trace."""

@@ -3,17 +3,19 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.iteration_limit import FIRST_S, IterationLimit, Work
+from services.common.iteration_limit import FIRST_S, IterationLimit, IterationSize
 
 FLOOR_S, CEILING_S = 6.0, 300.0
 
 works = st.builds(
-    lambda start, n: Work.of([start], [n]), st.integers(0, 100_000), st.integers(1, 100_000)
+    lambda start, n: IterationSize.of([start], [n]),
+    st.integers(0, 100_000),
+    st.integers(1, 100_000),
 )
 histories = st.lists(st.tuples(works, st.floats(0, 1000)), max_size=20)
 
 
-def limit_after(history: list[tuple[Work, float]]) -> IterationLimit:
+def limit_after(history: list[tuple[IterationSize, float]]) -> IterationLimit:
     limit = IterationLimit(floor_s=FLOOR_S, ceiling_s=CEILING_S)
     for work, elapsed_s in history:
         limit.learn(work, elapsed_s)
@@ -22,23 +24,26 @@ def limit_after(history: list[tuple[Work, float]]) -> IterationLimit:
 
 @given(histories, works)
 def test_a_limit_is_between_floor_and_ceiling(
-    history: list[tuple[Work, float]], work: Work
+    history: list[tuple[IterationSize, float]], work: IterationSize
 ) -> None:
     assert FLOOR_S <= limit_after(history).of(work) <= CEILING_S
 
 
 @given(histories, works, st.integers(0, 10_000), st.integers(0, 10**8))
 def test_a_larger_iteration_may_take_longer(
-    history: list[tuple[Work, float]], work: Work, n_more: int, n_more_attended: int
+    history: list[tuple[IterationSize, float]],
+    work: IterationSize,
+    n_more: int,
+    n_more_attended: int,
 ) -> None:
     limit = limit_after(history)
-    larger = Work(work.n_tokens + n_more, work.n_attended + n_more_attended)
+    larger = IterationSize(work.n_tokens + n_more, work.n_attended + n_more_attended)
     assert limit.of(larger) >= limit.of(work)
 
 
 @given(histories, works, st.floats(0, 25))
 def test_a_slow_machine_is_not_taken_for_a_hung_one(
-    history: list[tuple[Work, float]], work: Work, elapsed_s: float
+    history: list[tuple[IterationSize, float]], work: IterationSize, elapsed_s: float
 ) -> None:
     limit = limit_after(history)
     limit.learn(work, elapsed_s)
@@ -61,19 +66,19 @@ def test_what_costs_so_much_per_token_and_pair_is_always_within_the_limit(
 ) -> None:
     limit = IterationLimit(floor_s=FLOOR_S, ceiling_s=float("inf"))
 
-    def cost_s(work: Work) -> float:
+    def cost_s(work: IterationSize) -> float:
         return fixed_s + token_s * work.n_tokens + pair_s * work.n_attended
 
     for start, n_tokens in seen:
-        work = Work.of([start], [n_tokens])
+        work = IterationSize.of([start], [n_tokens])
         limit.learn(work, cost_s(work))
-    work = Work.of([span[0]], [span[1]])
+    work = IterationSize.of([span[0]], [span[1]])
     assert limit.of(work) > cost_s(work)
 
 
 def test_a_hung_decode_is_noticed_within_seconds_and_a_long_prompt_has_its_time() -> None:
     limit = IterationLimit(floor_s=FLOOR_S, ceiling_s=3600)
-    decode, prompt = Work.of([500], [1]), Work.of([0], [100_000])
+    decode, prompt = IterationSize.of([500], [1]), IterationSize.of([0], [100_000])
     assert limit.of(decode) > FIRST_S
     for _ in range(100):
         limit.learn(decode, 0.02)
@@ -86,7 +91,7 @@ def test_a_hung_decode_is_noticed_within_seconds_and_a_long_prompt_has_its_time(
 
 def test_a_machine_that_was_slow_for_a_while_is_forgotten() -> None:
     limit = IterationLimit(floor_s=FLOOR_S, ceiling_s=CEILING_S)
-    decode = Work.of([500], [1])
+    decode = IterationSize.of([500], [1])
     limit.learn(decode, 20)
     for _ in range(100):
         limit.learn(decode, 0.02)
@@ -94,9 +99,9 @@ def test_a_machine_that_was_slow_for_a_while_is_forgotten() -> None:
 
 
 def test_the_size_of_an_iteration_is_that_of_its_spans() -> None:
-    assert Work.of([0, 100], [10, 1]) == Work(11, 10 * 10 + 101)
+    assert IterationSize.of([0, 100], [10, 1]) == IterationSize(11, 10 * 10 + 101)
 
 
 def test_a_ceiling_below_the_floor_holds() -> None:
     limit = IterationLimit(floor_s=6, ceiling_s=1)
-    assert limit.of(Work(1, 1)) == 1
+    assert limit.of(IterationSize(1, 1)) == 1

@@ -80,6 +80,12 @@ def test_requests_that_have_ended_are_forgotten() -> None:
     assert list(view._requests) == [2]
 
 
+def test_numbers_of_another_term_are_other_requests() -> None:
+    before = (epoch(1), arrival(1), ran(1, 0.1, n_new_tokens=5))
+    assert last(*before, epoch(2**20 + 1), ran(2, 0.2))["n_generated"] == [1]
+    assert last(*before, epoch(2), ran(2, 0.2))["n_generated"] != [1]
+
+
 def test_memory_is_divided_by_what_it_is_for() -> None:
     serving, event = epoch(1), iteration(1, 1)
     serving.epoch.n_slots = 1000

@@ -46,7 +46,7 @@ def _triton() -> Ops | None:
         # PyTorch's compiler imports Triton, too; what was made before could not be interpreted.
         assert "triton" not in sys.modules or "TRITON_INTERPRET" in os.environ
         os.environ["TRITON_INTERPRET"] = "1"
-        interpreter = import_module("tests.kernels.interpreter")
+        interpreter = import_module("tests.kernels.triton.interpreter")
         interpreter.correct_bfloat16()
         interpreter.patch_language()
     return triton_ops()

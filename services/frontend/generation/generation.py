@@ -48,7 +48,7 @@ from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Number of tokens that one call has read and generated."""
 
     prompt_tokens: int
@@ -170,9 +170,9 @@ class Generation:
         return self._resumption is not None
 
     @property
-    def usage(self) -> Usage:
+    def usage(self) -> TokenUsage:
         """Number of tokens read and generated so far."""
-        return Usage(
+        return TokenUsage(
             self._n_prompt_tokens,
             self._answers.n_tokens,
             sum(self._n_cached.values()),

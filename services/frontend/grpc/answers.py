@@ -10,7 +10,7 @@ from typing import Any
 from orcinus.v1 import inference_pb2
 
 from services.frontend.generation.answer import Piece
-from services.frontend.generation.generation import Generation, Usage
+from services.frontend.generation.generation import Generation, TokenUsage
 from services.frontend.grpc.logprobs import token_logprobs
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
@@ -156,7 +156,7 @@ def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> 
         )
 
 
-def _to_usage(usage: Usage) -> inference_pb2.Usage:
+def _to_usage(usage: TokenUsage) -> inference_pb2.Usage:
     return inference_pb2.Usage(
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,

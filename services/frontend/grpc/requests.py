@@ -22,8 +22,8 @@ from services.frontend.request.conversation import (
     MAX_TURNS,
     ChatMessage,
     Conversation,
+    EarlierCall,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from services.frontend.request.generation_request import (
@@ -161,9 +161,9 @@ def _to_turn(turn: inference_pb2.ChatMessage) -> ChatMessage:
     )
 
 
-def _to_call(call: inference_pb2.ToolCall) -> ToolCall:
+def _to_call(call: inference_pb2.ToolCall) -> EarlierCall:
     _check_known("messages", call)
-    return ToolCall(call.id, call.name, call.arguments or "{}")
+    return EarlierCall(call.id, call.name, call.arguments or "{}")
 
 
 def _to_tools(message: inference_pb2.Conversation) -> tuple[Tool, ...]:

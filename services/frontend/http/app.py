@@ -56,7 +56,7 @@ class App:
     def __init__(self, api: Api, routes: Sequence[Route]) -> None:
         """Takes the routes in the order in which the route of a request is looked for."""
         self.routes = [_entry(api, route) for route in routes]
-        self._dialects = {route.path: route.dialect for route in routes}
+        self._dialects = {route.path: route.dialect for route in routes if route.dialect}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request. Raises whatever is a bug, so that the server logs it and closes the
@@ -68,7 +68,7 @@ class App:
             nonlocal has_begun
             has_begun = True
             if message["type"] == "http.response.start":
-                _name_request(message, self._dialect(scope))
+                self._name_request(message, scope["path"])
             await send(message)
 
         try:
@@ -106,7 +106,17 @@ class App:
     def _dialect(self, scope: Scope) -> Dialect:
         """Returns the dialect of a request's errors; paths that are not served have OpenAI's."""
         path = getattr(scope.get("route"), "path", "")
-        return self._dialects.get(path) or openai_errors.DIALECT
+        return self._dialects.get(path, openai_errors.DIALECT)
+
+    def _name_request(self, start: Message, path: str) -> None:
+        """Adds the name of a request to the start of its answer, in the header that clients of the
+        path's protocol look at, if that protocol has one. Paths below a served path count, too."""
+        call = current_call()
+        for served, dialect in self._dialects.items():
+            if call is not None and dialect.id_header and path.startswith(served):
+                name = (dialect.id_header.encode(), call.shown_id.encode())
+                start["headers"] = [*start["headers"], name]
+                return
 
 
 _ANSWERS = (errors.OrcinusError, HTTPException, ClientDisconnect)
@@ -119,12 +129,3 @@ def _entry(api: Api, route: Route) -> routing.Route:
     has_head = route.method == "GET" and route.media_type != EVENTS
     entry.methods = {route.method, "HEAD"} if has_head else {route.method}
     return entry
-
-
-def _name_request(start: Message, dialect: Dialect) -> None:
-    """Adds the name of a request to the start of its answer, where the dialect has a header of its
-    own for that."""
-    call = current_call()
-    if dialect.id_header and call is not None:
-        name = (dialect.id_header.encode(), call.shown_id.encode())
-        start["headers"] = [*start["headers"], name]

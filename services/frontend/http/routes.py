@@ -48,12 +48,7 @@ _CHUNKS = (
 _NAMED_EVENTS = "With `stream`. Events have a name, which is their `type`, too; the last is {}."
 
 _OPENAI = (
-    get(
-        "/v1/models",
-        list_models,
-        ModelList,
-        description="Lists the names of the one model.",
-    ),
+    get("/v1/models", list_models, ModelList, description="Lists the names of the one model."),
     get(
         "/v1/models/{model:path}",
         retrieve_model,
@@ -91,13 +86,7 @@ _OPENAI = (
         Tokens,
         description="Makes tokens of a text or a conversation.",
     ),
-    post(
-        "/detokenize",
-        detokenize,
-        DetokenizeBody,
-        Text,
-        description="Makes a text of tokens.",
-    ),
+    post("/detokenize", detokenize, DetokenizeBody, Text, description="Makes a text of tokens."),
 )
 
 _OTHER_PROTOCOLS = (
@@ -158,10 +147,7 @@ _WATCHING = (
 
 _OF_SERVER = (
     probe(
-        "/health",
-        probes.health,
-        Status,
-        description="Says that the process is up; needs no key.",
+        "/health", probes.health, Status, description="Says that the process is up; needs no key."
     ),
     probe(
         "/ready",

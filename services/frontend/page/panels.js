@@ -133,7 +133,7 @@ function accounts(view) {
     <thead><tr><th>Account</th><th class="number">Weight</th><th class="number">Virtual counter</th><th class="number">Run</th><th class="number">Wait</th></tr></thead>
     <tbody>${view.pool?.accounts.map((a) => html`<tr><td>${a.account || "no key"}</td><td class="number">${count(a.weight)}</td>
       <td class="number">${count(a.counter)}</td><td class="number">${a.n_running}</td><td class="number">${a.n_waiting}</td></tr>`)}</tbody>
-  </table></div><p class="quiet">Who has the least comes next.</p>`;
+  </table></div><p class="quiet">The account with the lowest counter comes next.</p>`;
 }
 
 /** @param {View} view */

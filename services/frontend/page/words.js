@@ -52,5 +52,5 @@ export const KIND_WORDS = /** @type {Record<string, string>} */ ({
 
 /** What a request's turns are called. */
 export const TURN_WORDS = /** @type {Record<string, string>} */ ({
-  waiting: "waits", admitted: "runs", put_down: "put down", suspended: "suspended", ended: "ended",
+  waiting: "waits", admitted: "runs", put_down: "preempted", suspended: "suspended", ended: "ended",
 });

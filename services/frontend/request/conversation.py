@@ -35,8 +35,8 @@ RESERVED_KWARGS = {"messages", "tools", "add_generation_prompt"}
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool by the assistant."""
+class EarlierCall:
+    """A call of a tool by the assistant in an earlier turn of the conversation."""
 
     id: str
     name: str
@@ -61,7 +61,7 @@ class ChatMessage:
     role: str
     content: str | None
     name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
+    tool_calls: tuple[EarlierCall, ...] = ()
     tool_call_id: str | None = None
     """Id of the call that a tool's message answers."""
     reasoning_content: str | None = None

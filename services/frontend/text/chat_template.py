@@ -21,7 +21,7 @@ from jinja2.parser import Parser
 from services.common import bounded_file, errors
 from services.common.gguf.header import is_gguf, read_header
 from services.common.gguf.tokenizer import special_tokens
-from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolCall
+from services.frontend.request.conversation import ChatMessage, Conversation, EarlierCall, Tool
 from services.frontend.text.template_sandbox import Meter, MeteredEnvironment, TooMuch, metered
 
 TEMPLATE_ERRORS = (
@@ -186,7 +186,7 @@ class ChatTemplate:
         return turn
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
+def _call(call: EarlierCall) -> dict[str, Any]:
     """Returns a call in the form that templates expect, with its arguments as an object if they are
     one."""
     function = {"name": call.name, "arguments": _read(call.arguments, call.arguments)}

@@ -145,7 +145,8 @@ class ViewFeed:
         self._viewers: set[Viewer] = set()
         self._view = View()
         self._state: ViewState | None = None  # while a scheduler is watched
-        self._ahead_s = 0.0  # seconds by which the scheduler's clock is ahead of the loop's
+        self._ahead_s: float | None = None
+        """Seconds by which the scheduler's clock is ahead of the loop's, once an event has come."""
         self._away = ""  # why there is none, once that is known
         self._is_stopping = False
         self._has_decisions = False  # the subscription asks for them
@@ -221,6 +222,7 @@ class ViewFeed:
         """Notes that a watch begins."""
         self._view, self._state = View(), ViewState()
         self._away = ""
+        self._ahead_s = None
         here, gap = note("here"), note("gap")
         for viewer in self._viewers:
             viewer.put((gap if viewer.is_here else here,), len(gap))
@@ -267,7 +269,7 @@ class ViewFeed:
         """Tells figures while the scheduler tells nothing, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
-            if self._state is not None:
+            if self._state is not None and self._ahead_s is not None:
                 now = asyncio.get_running_loop().time() + self._ahead_s
                 self._tell(self._view.advance(now))
 

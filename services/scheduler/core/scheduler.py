@@ -19,8 +19,8 @@ What is optional hangs on it from outside: drafts of tokens (`drafting/`) and pr
 
 from collections.abc import Collection, Mapping, Sequence
 
-from services.common.errors import InvalidRequest
 from services.scheduler.core.admission import suspects
+from services.scheduler.core.admission.feasible import check_feasible
 from services.scheduler.core.batch import (
     NO_LOGPROBS,
     Batch,
@@ -90,29 +90,10 @@ class Scheduler:
         """Puts a request into the pool.
 
         Raises:
-            InvalidRequest: it could not even run alone.
-            PoolFull: it must wait outside.
+            InvalidRequest: the request could not even run alone.
+            PoolFull: the pool has no room for it now.
         """
-        if not request.prompt_token_ids:
-            raise InvalidRequest("prompt", "must have at least one token")
-        if request.max_new_tokens < 1:
-            raise InvalidRequest("max_tokens", "must be at least 1")
-        if len(request.generated_token_ids) >= request.max_new_tokens:
-            raise InvalidRequest("max_tokens", "leaves nothing to generate")
-        if not self.kv_manager.fits_ever(request.max_sequence_len):
-            raise InvalidRequest(
-                "max_tokens",
-                f"{request.n_prompt_tokens} prompt tokens and {request.max_new_tokens} new ones "
-                f"need more than the {self.kv_manager.max_sequence_len} K/V slots that one request "
-                "can have",
-            )
-        if not self.pool.fits_ever(request):
-            raise InvalidRequest(
-                "max_tokens",
-                f"{request.n_prompt_tokens} prompt tokens, {request.max_new_tokens} new ones and "
-                f"{len(request.sampling)} bytes of options exceed the {self.pool.max_tokens} that "
-                "all requests may have together",
-            )
+        check_feasible(request, self.kv_manager, self.pool)
         self.pool.add(request)
 
     def select(self) -> Batch | None:

@@ -65,9 +65,8 @@ class EngineMaster:
         self._channels = [connect(member.address) for member in pipeline.members]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
         self._results: list[worker_pb2.IterationResult] = []
-        self._logprobs: list[
-            worker_pb2.SpanLogprobs
-        ] = []  # pieces of the iteration that returns next
+        # Pieces of the iteration that returns next.
+        self._logprobs: list[worker_pb2.SpanLogprobs] = []
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.common.iteration_limit import IterationLimit, Work
+from services.common.iteration_limit import IterationLimit, IterationSize
 from services.scheduler.core.batch import Batch
 
 LOOK_S = 0.5
@@ -23,9 +23,9 @@ class _Sent:
     at: float  # by the loop's clock
     at_s: float  # in seconds for which this process has run
 
-    def work(self) -> Work:
+    def work(self) -> IterationSize:
         columns = self.batch.columns
-        return Work.of(columns.start_positions, columns.n_tokens)
+        return IterationSize.of(columns.start_positions, columns.n_tokens)
 
 
 class Lateness:

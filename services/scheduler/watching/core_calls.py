@@ -87,16 +87,17 @@ def _result(
 _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.submit: lambda to, core, result, request: {"submission": to.submission(request)},
     Scheduler.adopt: lambda to, core, ends: {"adoption": watch_pb2.AdoptionDecision()},
-    Scheduler.suspend: lambda to, core, result, ids=(): _suspension(to, result[0], ids),
+    Scheduler.suspend: lambda to, core, result, culprits=(): _suspension(to, result[0], culprits),
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
-    Scheduler.give_up: lambda to, core, ends, request, why: {"surrender": to.number(request)},
+    Scheduler.give_up: lambda to, core, ends, request, message: {"surrender": to.number(request)},
     Scheduler.select: _selection,
-    Scheduler.apply: lambda to, core, updates, iteration, tokens, logprobs=None, *, cut=(): _result(
-        to, iteration, tokens, cut
+    Scheduler.apply: lambda to, core, updates, iteration, token_ids, logprobs=None, *, cut=(): (
+        _result(to, iteration, token_ids, cut)
     ),
     Scheduler.learn_overhead: lambda to, core, is_news, n_tokens: (
         {"overhead_tokens": n_tokens} if is_news else {}
     ),
 }
-"""How a call of each method is told, by the decisions, the core, the result and the arguments."""
+"""How a call of each method is told, by the decisions, the core, the result and the arguments. The
+arguments have the names that the method gives them, since callers may pass them by name."""

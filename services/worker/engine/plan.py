@@ -30,9 +30,8 @@ class Admission:
     n_prompt_tokens: int
     sampling: SamplingParams
     n_logprobs: int | None = None  # alternatives for each sampled token; None: nothing is wanted
-    n_prompt_logprobs: int | None = (
-        None  # alternatives for each token of the prompt but the first; None: nothing is wanted
-    )
+    # Alternatives for each token of the prompt but the first; None: nothing is wanted.
+    n_prompt_logprobs: int | None = None
     stored_token_ids: Sequence[int] = ()  # tokens before its first span, stored by others
 
 

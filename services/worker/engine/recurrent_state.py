@@ -1,7 +1,7 @@
 """The states that layers keep of each request beside its keys and values, by rows of its table.
 
 A layer of linear attention has one state for a request, however long that is, and the last inputs
-of its convolution (`kernels.delta_net`). States are in no block, so requests do not share them and
+of its convolution (`Ops.delta_net`). States are in no block, so requests do not share them and
 none can be taken back: a request begins at position 0, where a state is zeros, and every token that
 runs changes it. What a request leaves in its row is of no use to the next one, which begins at
 position 0 as well.

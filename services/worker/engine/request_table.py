@@ -86,7 +86,7 @@ class RequestTable:
         # [n_groups, n_rows, most blocks of any]
         self._block_ids = np.zeros((n_groups, 0, 16), dtype=np.int64)
         self._sampling = np.zeros(0, dtype=SAMPLING_COLUMNS)
-        self._stop_token_ids: dict[int, Ints] = {}  # `min_tokens` of the rows that have it
+        self._stop_token_ids: dict[int, Ints] = {}  # of rows that have `min_tokens`
         self._rules: dict[int, TokenRules] = {}  # of rows that have any
         self.constraints = Constraints(grammars)
         self.logprobs = LogprobRequests(vocab_size=vocab_size)

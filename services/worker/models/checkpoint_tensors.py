@@ -7,18 +7,18 @@ groups are no neighbouring inputs. All else is dequantised on the way, a block a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from kernels import Ops
 from kernels.forms.experts import ExpertForm
-from kernels.packing.experts import PackedExperts, pack_grouped_experts
+from kernels.packing.experts import pack_grouped_experts
 from kernels.packing.linear import can_group, pack_grouped, pack_grouped_gated
-from kernels.weights.experts import ExpertMLP
+from kernels.steps import Expert, ExpertMatrices, Gated
+from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.groups import LONGEST, GroupedMatrix, GroupForm, joined
-from kernels.weights.linear import Gate, GatedWeight, LinearWeight, Quantization, TableWeight
+from kernels.weights.linear import Gate, LinearWeight, Quantization, TableWeight
 from services.worker.models.quantised.find import find_stored
 from services.worker.models.stored_tensor import GroupedTensor, Spans, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles, enumerate_problems
@@ -66,37 +66,31 @@ class CheckpointTensors(TensorSource):
         matrix = matrix if order is None else matrix.rows(order)
         return pack_grouped(matrix, self._device, self._dtype)
 
-    def gated(
-        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
-    ) -> GatedWeight:
+    def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
         matrix = self._grouped(parts)
         if matrix is None:
-            return super().gated(parts, gate, op)
-        return pack_grouped_gated(matrix, self._device, self._dtype, gate, op)
+            return super().gated(parts, gate)
+        return pack_grouped_gated(matrix, self._device, self._dtype, gate)
 
-    def experts(
-        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
-    ) -> ExpertMLP:
+    def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
         matrices = (*gate_up, *([part] for part in down))
         # On a GPU one operation computes all experts, of plain matrices.
         if self._device.type != "cpu" or any(self.group_forms(each) is None for each in matrices):
-            return super().experts(gate_up, down, ops)
-        return PackedExperts(
-            [self.gated(parts, "silu", ops.silu_and_mul) for parts in gate_up],
-            [self.weight([part]) for part in down],
-        )
+            return super().experts(gate_up, down)
+        firsts = [Gated.of(self.gated(parts, "silu")) for parts in gate_up]
+        seconds = [self.weight([part]) for part in down]
+        return [Expert(*both, None) for both in zip(firsts, seconds, strict=True)]
 
     def stacked_experts(
-        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
-    ) -> ExpertMLP:
+        self, gate_up: Part, down: Part, order: Tensor, form: ExpertForm
+    ) -> ExpertMatrices:
         if self._device.type != "cpu" or self.group_forms([gate_up, down]) is None:
-            return super().stacked_experts(gate_up, down, order, ops, form)
+            return super().stacked_experts(gate_up, down, order, form)
         experts = range(gate_up.shape[0])
         return pack_grouped_experts(
             (self._expert(gate_up, i).rows(order) for i in experts),
             (self._expert(down, i) for i in experts),
             self._dtype,
-            ops,
             form,
         )
 

@@ -148,7 +148,7 @@ class RotaryStage(DecoderStage):
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         """Reads the MLP of layer `index`; here without biases."""
         size = self.config.intermediate_size
-        return GatedMLP.read(source, prefix, self.config, self.ops, size=size)
+        return GatedMLP.read(source, prefix, self.config, size=size)
 
     def read_head_norms(self, source: TensorSource, prefix: str) -> HeadNorms:
         """Reads the norms over single heads of queries and of keys, for families that have them."""

@@ -18,10 +18,11 @@ from typing import Literal, Protocol, Self
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, HeadNorms, Ops
+from kernels import AttentionForm, HeadNorms
 from kernels.program import Program
 from kernels.steps import Buffer, Heads
-from kernels.weights.linear import Gate, GatedWeight
+from kernels.weights.gated_in_two import GatedMatrix
+from kernels.weights.linear import Gate
 from services.worker.models.config import ModelConfig
 from services.worker.models.layers import (
     ColumnParallelLinear,
@@ -227,7 +228,7 @@ def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
 class GatedMLP:
     """This rank's share of `down(activation(gate(x)) * up(x))`."""
 
-    gate_up: GatedWeight
+    gate_up: GatedMatrix
     down: RowParallelLinear
 
     @classmethod
@@ -236,7 +237,6 @@ class GatedMLP:
         source: TensorSource,
         prefix: str,
         config: ModelConfig,
-        ops: Ops,
         *,
         size: int,
         gate: Gate = "silu",
@@ -254,7 +254,6 @@ class GatedMLP:
             n_in=config.hidden_size,
             size=size,
             gate=gate,
-            ops=ops,
             has_bias=has_bias,
         )
         down = RowParallelLinear.read(

@@ -10,11 +10,9 @@ from dataclasses import dataclass
 
 from kernels.forms.routing import RoutingForm
 from kernels.program import Program
-from kernels.steps import Buffer
-from kernels.weights.experts import ExpertMLP
+from kernels.steps import Buffer, ExpertMatrices
 from kernels.weights.linear import LinearWeight
 from services.worker.models.decoder_layers import GatedMLP
-from services.worker.models.mixture import describe_experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +32,13 @@ class GroupMixture:
     """The weighted sum of the experts that a router chooses, and an MLP beside them."""
 
     router: GroupRouter
-    experts: ExpertMLP  # this rank's share
+    experts: ExpertMatrices  # this rank's share
     shared: GatedMLP  # this rank's share
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
         """Implements `MLP.describe`."""
         experts, weights = self.router.describe(to, x)
-        out = describe_experts(to, self.experts, x, experts, weights)
+        out = to.run_experts(self.experts, x, experts, weights)
         out = to.add(out, self.shared.describe_share(to, x))
         to.all_reduce(out)
         return out if residual is None else to.add(residual, out)

@@ -17,11 +17,10 @@ from typing import Self
 
 from torch import Tensor
 
-from kernels import Ops
 from kernels.program import Program
 from kernels.steps import Buffer
-from kernels.weights.gated_in_two import GatedInTwo
-from kernels.weights.linear import Gate, GatedWeight, LinearWeight, PlainWeight, TableWeight
+from kernels.weights.gated_in_two import GatedInTwo, GatedMatrix
+from kernels.weights.linear import Gate, LinearWeight, PlainWeight, TableWeight
 from services.worker.models.tensor_parallel import even_share, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
@@ -78,16 +77,14 @@ def read_gated(
     n_in: int,
     size: int,
     gate: Gate,
-    ops: Ops,
     has_bias: bool,
-) -> GatedWeight:
+) -> GatedMatrix:
     """Reads the projections `names`, to gates and to the numbers that are gated, of `size` outputs
     each.
 
     A single name is the name of a matrix that holds both, one after the other. Returns this rank's
     share of both; projections with biases are multiplied and gated in two operations.
     """
-    op = ops.silu_and_mul if gate == "silu" else ops.gelu_and_mul
     firsts, n_stored = ((0, size), 2 * size) if len(names) == 1 else ((0, 0), size)
     names = [names[0], names[-1]]
     shares = []
@@ -98,12 +95,12 @@ def read_gated(
         both = ColumnParallelLinear.read(
             source, names, n_in=n_in, n_out=(n_stored,) * 2, has_bias=True, shares=shares
         )
-        return GatedInTwo(both.weight, gate, op, both.bias)
+        return GatedInTwo(both.weight, gate, both.bias)
     parts = [
         Part(f"{name}.weight", (n_stored, n_in), Shard(0, share))
         for name, share in zip(names, shares, strict=True)
     ]
-    return source.gated(parts, gate, op)
+    return source.gated(parts, gate)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,10 @@ from typing import Self
 
 from torch import Tensor
 
-from kernels import Ops
-from kernels.packing.experts import Biased, PackedExperts
 from kernels.packing.linear import pack
 from kernels.program import Program
-from kernels.steps import Buffer, Expert, Gated
-from kernels.weights.experts import ExpertMLP
-from kernels.weights.linear import GatedWeight, LinearWeight
+from kernels.steps import Buffer, ExpertMatrices
+from kernels.weights.linear import LinearWeight
 from services.worker.models.decoder_layers import GatedMLP
 from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Part, Shard, TensorSource
@@ -49,7 +46,7 @@ class ExpertMixture:
     """The weighted sum of the gated MLPs that a linear router scores highest for a token."""
 
     router: LinearWeight  # [n_experts, hidden]
-    experts: ExpertMLP  # this rank's share
+    experts: ExpertMatrices  # this rank's share
     n_chosen: int
     normalises: bool  # whether the weights of the chosen experts add up to one
     shared: SharedExpert | None = None  # beside those chosen
@@ -60,32 +57,11 @@ class ExpertMixture:
         # As in transformers: scores in the model's element type, everything after in float32.
         scores = to.multiply(self.router, x, self.router_bias)
         experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
-        out = describe_experts(to, self.experts, x, experts, weights)
+        out = to.run_experts(self.experts, x, experts, weights)
         if self.shared is not None:
             out = to.add(out, self.shared.describe(to, x))
         to.all_reduce(out)
         return out if residual is None else to.add(residual, out)
-
-
-def describe_experts(
-    to: Program, mlps: ExpertMLP, x: Buffer, experts: Buffer, weights: Buffer
-) -> Buffer:
-    """Returns the weighted sum of the experts that a router has chosen, [n_tokens, hidden]; experts
-    whose matrices are one tensor are called."""
-    if isinstance(mlps, PackedExperts):
-        both = zip(mlps.gate_up, mlps.down, strict=True)
-        each = [_expert(gate_up, down) for gate_up, down in both]
-        return to.run_experts(each, x, experts, weights)
-    out = to.buffer(x.width)
-    to.call("experts", mlps, (x, experts, weights), out)
-    return out
-
-
-def _expert(gate_up: GatedWeight, down: LinearWeight | Biased) -> Expert:
-    """Returns the description of one expert."""
-    if isinstance(down, Biased):
-        return Expert(Gated.of(gate_up), down.weight, down.bias)
-    return Expert(Gated.of(gate_up), down, None)
 
 
 def read_experts(
@@ -98,7 +74,6 @@ def read_experts(
     n_experts: int,
     n_chosen: int,
     normalises: bool,
-    ops: Ops,
     shared: SharedExpert | None = None,
 ) -> ExpertMixture:
     """Reads the router `gate` and the experts under `prefix`, each of inner size `size`."""
@@ -110,7 +85,6 @@ def read_experts(
         hidden_size=hidden_size,
         size=size,
         n_experts=n_experts,
-        ops=ops,
     )
     return ExpertMixture(pack(router), mlps, n_chosen, normalises, shared)
 
@@ -123,8 +97,7 @@ def read_expert_mlps(
     hidden_size: int,
     size: int,
     n_experts: int,
-    ops: Ops,
-) -> ExpertMLP:
+) -> ExpertMatrices:
     """Reads this rank's share of the experts 0, 1, ... under `prefix`, of inner size `size`."""
     share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
     gate, up, down = names
@@ -139,4 +112,4 @@ def read_expert_mlps(
     downs = [
         Part(f"{expert}.{down}.weight", (hidden_size, size), Shard(1, share)) for expert in experts
     ]
-    return source.experts(gate_up, downs, ops)
+    return source.experts(gate_up, downs)

@@ -23,14 +23,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kernels import Ops
 from kernels.forms.experts import ExpertForm
 from kernels.packing.experts import pack_experts
 from kernels.packing.linear import pack, pack_gated, pack_table
-from kernels.weights.experts import ExpertMLP
+from kernels.steps import ExpertMatrices
+from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.linear import (
     Gate,
-    GatedWeight,
     LinearWeight,
     PlainWeight,
     Quantization,
@@ -130,37 +129,33 @@ class TensorSource(ABC):
         """Returns the joined parts packed as a layer's matrix; the plain one is gone by then."""
         return pack(self.joined(parts, order), self.quantization)
 
-    def gated(
-        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
-    ) -> GatedWeight:
-        """Returns the joined parts packed as a gate's matrix and that of what it gates.
+    def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
+        """Returns the joined parts packed as one matrix: to gates, then to the numbers that are
+        gated."""
+        return pack_gated(self.joined(parts), gate, self.quantization)
 
-        `op` computes `gate` where that is an operation of its own.
+    def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
+        """Returns experts gated by SiLU, of plain matrices whatever `quantization` says.
+
+        `gate_up` has the parts of each expert's first matrix, the gate's first, and `down` the
+        second matrix of each expert.
         """
-        return pack_gated(self.joined(parts), gate, op, self.quantization)
-
-    def experts(
-        self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part], ops: Ops
-    ) -> ExpertMLP:
-        """Returns gated experts: of each the parts that are joined to its first matrix, the gate's
-        first, and its second matrix. They are not of `quantization`."""
         first = self.joined([part for parts in gate_up for part in parts])
         second = self.joined(down)
         return pack_experts(
             first.view(len(down), -1, first.shape[1]),
             second.view(len(down), -1, second.shape[1]),
-            ops,
         )
 
     def stacked_experts(
-        self, gate_up: Part, down: Part, order: Tensor, ops: Ops, form: ExpertForm
-    ) -> ExpertMLP:
+        self, gate_up: Part, down: Part, order: Tensor, form: ExpertForm
+    ) -> ExpertMatrices:
         """Returns experts whose matrices are stored as one tensor each, [n_experts, n_out, n_in].
 
-        `order` are the places of gates, and then of what they gate, among the outputs of the first.
-        They are not of `quantization`.
+        `order` has the places of gates, and then of the numbers that are gated, among the outputs
+        of `gate_up`. The matrices are plain, whatever `quantization` says.
         """
-        return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), ops, form)
+        return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), form)
 
     def head(self, part: Part) -> LinearWeight:
         """Returns the matrix of a head, packed."""

@@ -9,7 +9,7 @@ is over.
 import sys
 from dataclasses import dataclass
 
-from services.common.iteration_limit import IterationLimit, Work
+from services.common.iteration_limit import IterationLimit, IterationSize
 
 JOIN_LIMIT_S = 60.0
 """Time to join an epoch; more than `membership.JOIN_TIMEOUT_S` and what it takes to set memory for
@@ -26,7 +26,7 @@ class Step:
     name: str
     limit_s: float | None = None
     """Seconds it may take; None: as long as it takes, but for the next two."""
-    work: Work | None = None
+    work: IterationSize | None = None
     """The iteration that it computes, if it does, whose limit depends on how large it is."""
     epoch: int | None = None
     """The epoch for whose other ranks it waits, if it does; it must end when that is over."""
@@ -58,7 +58,7 @@ class Activity:
         """Begins to start, or to write, a profile."""
         self.step = Step("profiles", max(PROFILE_LIMIT_S, self.floor_s))
 
-    def compute(self, iteration: int, work: Work) -> None:
+    def compute(self, iteration: int, work: IterationSize) -> None:
         """Begins to compute an iteration, or goes on with it."""
         name = f"computes iteration {iteration}"
         if self.step.name != name:
@@ -74,7 +74,7 @@ class Activity:
         """Returns the seconds that a step may take while its epoch lasts; from any thread."""
         return step.limit_s if step.work is None else self._limit.of(step.work)
 
-    def computed(self, work: Work, elapsed_s: float) -> None:
+    def computed(self, work: IterationSize, elapsed_s: float) -> None:
         """Takes in how long an iteration took."""
         self._limit.learn(work, elapsed_s)
 

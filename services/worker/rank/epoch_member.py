@@ -12,51 +12,20 @@ come to its end. The host never waits for the device, and the device waits only 
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from orcinus.v1 import worker_pb2
 
-from kernels.forms.logits import Logits
-from services.common.iteration_limit import Work
-from services.worker.engine.last_tokens import Numbers
+from services.common.iteration_limit import IterationSize
 from services.worker.engine.logprobs import BatchLogprobs
-from services.worker.engine.plan import IterationPlan
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
 from services.worker.rank.reported_tokens import reported
-
-
-class Runner(Protocol):
-    """A model runner as far as a rank uses it."""
-
-    def prepare(self, plan: IterationPlan) -> Any:
-        """Takes in a plan and returns its batch."""
-
-    def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
-        """Returns room for the previous stage's hidden states of spans of `n_tokens`."""
-
-    def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Runs the stage's layers and returns hidden states."""
-
-    def logits(self, batch: Any, hidden: torch.Tensor | None) -> Logits:
-        """Runs the stage's layers and its head, on the last stage only."""
-
-    def sample(self, batch: Any, logits: Logits) -> Numbers:
-        """Samples tokens, on the last stage only."""
-
-    def cut(self, batch: Any) -> list[int]:
-        """Returns the places of sampled tokens that end an output before its grammar ends."""
-
-    def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
-        """Returns the log-probabilities that requests want, on the last stage only."""
-
-    def close(self) -> None:
-        """Lets go of the transport's groups."""
+from services.worker.rank.runner import Runner
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +87,7 @@ class EpochMember:
         if not self._is_first:
             hidden = self._runner.empty_hidden(message.n_tokens)
             receipt = self._peers.start_receive(hidden, message.iteration)
-        work = Work.of(message.start_position, message.n_tokens)
+        work = IterationSize.of(message.start_position, message.n_tokens)
         self._announced.append(_Announced(message, work, hidden, receipt))
 
     def show_activity(self) -> None:
@@ -236,7 +205,7 @@ class _Announced:
     def __init__(
         self,
         message: worker_pb2.RunIterationsRequest,
-        work: Work,
+        work: IterationSize,
         hidden: torch.Tensor | None,
         receipt: Receipt | None,
     ) -> None:
@@ -267,7 +236,7 @@ class _Started:
     """An iteration that the device has been given, and what will be known when it ends."""
 
     message: worker_pb2.RunIterationsRequest
-    work: Work
+    work: IterationSize
     sampled: _Sampled
     marks: tuple[Any, Any, Any]  # began, received, computed
     prepare_ns: int

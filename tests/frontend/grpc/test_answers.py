@@ -11,7 +11,7 @@ from orcinus.v1 import inference_pb2
 from services.common.sampling import SamplingParams
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.encoded_prompt import EncodedPrompt
-from services.frontend.generation.generation import Generation, Usage
+from services.frontend.generation.generation import Generation, TokenUsage
 from services.frontend.grpc.answers import AnswerMessages
 from services.frontend.request.conversation import Conversation, ToolChoice
 from services.frontend.request.finish_reason import FinishReason
@@ -68,7 +68,7 @@ class FakeGeneration:
     is_resumed: bool = False
     request_id: str = "r"
     model: str = "m"
-    usage: Usage = field(default_factory=lambda: Usage(1, 2))
+    usage: TokenUsage = field(default_factory=lambda: TokenUsage(1, 2))
 
     @property
     def n_answers(self) -> int:

@@ -12,8 +12,8 @@ from services.frontend.request.conversation import (
     MAX_TURNS,
     ChatMessage,
     Conversation,
+    EarlierCall,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from services.frontend.request.generation_request import MAX_ANSWERS
@@ -49,7 +49,7 @@ def test_turns_have_all_that_an_openai_client_sends() -> None:
         ),
         inference_pb2.ChatMessage(role="tool", content="seen", tool_call_id="call_1"),
     ]
-    made = ToolCall("call_1", "look", '{"at": 1}')
+    made = EarlierCall("call_1", "look", '{"at": 1}')
     assert read(messages=turns).messages == (
         ChatMessage("user", "hi", "Ann"),
         ChatMessage("assistant", None, tool_calls=(made, made), reasoning_content="hm"),

@@ -8,8 +8,8 @@ from services.common import errors
 from services.frontend.request.conversation import (
     ChatMessage,
     Conversation,
+    EarlierCall,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from services.frontend.text.chat_template import ChatTemplate
@@ -20,7 +20,7 @@ FIND = Tool(
     description="Finds it.",
     parameters='{"type": "object", "properties": {"what": {"type": "string"}}}',
 )
-CALL = ToolCall("call12345", "find", '{"what": "wh\\u00e4les", "n": [1]}')
+CALL = EarlierCall("call12345", "find", '{"what": "wh\\u00e4les", "n": [1]}')
 HISTORY = (
     ChatMessage("user", "Where?"),
     ChatMessage("assistant", None, tool_calls=(CALL,)),
@@ -58,13 +58,13 @@ def test_history_of_calls_replays(source: str, expected: str) -> None:
 
 
 def test_half_a_character_in_arguments_is_refused() -> None:
-    call = ToolCall("1", "find", '{"what": "\ud800"}')
+    call = EarlierCall("1", "find", '{"what": "\ud800"}')
     with pytest.raises(errors.InvalidRequest):
         render(chat_templates.HERMES, ChatMessage("assistant", "", tool_calls=(call,)))
 
 
 def test_arguments_that_are_no_object_replay_as_text() -> None:
-    call = ToolCall("1", "find", '{"what": "wh')
+    call = EarlierCall("1", "find", '{"what": "wh')
     written = render(chat_templates.HERMES, ChatMessage("assistant", "", tool_calls=(call,)))
     assert '"arguments": "{\\"what\\": \\"wh"}' in written
 

@@ -8,7 +8,7 @@ import pytest
 from orcinus.v1 import worker_pb2
 
 from services.common.errors import Unavailable
-from services.common.iteration_limit import Work
+from services.common.iteration_limit import IterationSize
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
@@ -169,7 +169,7 @@ async def test_an_iteration_that_takes_too_long_for_its_size_ends_the_epoch() ->
         stages[0].rank.answer(stages[0].rank.plans[0])
         [result] = await master.results()
         for _ in range(50):  # many more like it
-            master.engine._lateness._limit.learn(Work.of([0], [5]), 0.001)
+            master.engine._lateness._limit.learn(IterationSize.of([0], [5]), 0.001)
         scheduler.apply(result.iteration, result.token_ids)
         batch = scheduler.select()
         assert batch is not None

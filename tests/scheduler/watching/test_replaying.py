@@ -248,6 +248,22 @@ def test_a_replay_begins_as_many_prompts_as_were_begun_once_more_was_known() -> 
             replay([each for each in lines if each != line])
 
 
+def test_calls_with_named_arguments_are_told() -> None:
+    async def run() -> Watcher:
+        play = Play()
+        with play.watching.watch(has_decisions=True) as watcher:
+            play.open()
+            given_up, asked = play.submit("a"), play.submit("b")
+            play.scheduler.give_up(request=given_up, message="why")
+            batch = play.send()
+            play.scheduler.apply(iteration=batch.iteration, token_ids=[5], logprobs={})
+            play.scheduler.cancel(request=asked)
+            play.scheduler.suspend(culprits=[])
+        return watcher
+
+    assert replay(lines_of(asyncio.run(run()))).n_batches == 1
+
+
 def test_recordings_have_no_tokens(lines: list[bytes]) -> None:
     numbers: set[int] = set()
     for line in lines:

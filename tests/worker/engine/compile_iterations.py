@@ -2,7 +2,7 @@
 
     python -m tests.worker.engine.compile_iterations CHECKPOINT
 
-For a GPU that is not there, see `tests.kernels.compile_only`. Says in JSON which kernels were
+For an absent GPU, see `tests.kernels.triton.compile_only`. Says in JSON which kernels were
 compiled by the warm-up, and which later: there should be none.
 """
 
@@ -18,7 +18,7 @@ import torch
 from kernels import triton_ops
 from services.worker.engine.trial_iteration import SAMPLED_PENALIZED, TrialIteration
 from services.worker.engine.warm_up import compile_kernels
-from tests.kernels.compile_only import Compiler
+from tests.kernels.triton.compile_only import Compiler
 from tests.worker.engine.fixed_shapes import RepeatedCall, load_fixed
 from tests.worker.pipeline import GREEDY
 

@@ -268,7 +268,7 @@ class TestWhatNoFamilyHas:
     N_HEADS, N_KV_HEADS, HEAD_DIM, HIDDEN, N_TOKENS = 6, 2, 16, 48, 9
 
     def layers(self) -> list[PreNormLayer]:
-        generator, ops = torch.Generator().manual_seed(0), native()
+        generator = torch.Generator().manual_seed(0)
 
         def random(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator) / 4
@@ -288,7 +288,7 @@ class TestWhatNoFamilyHas:
                 sinks=4 * random(self.N_HEADS),
             )
             mlp = GatedMLP(
-                pack_gated(random(128, self.HIDDEN), "gelu_tanh", ops.gelu_and_mul),
+                pack_gated(random(128, self.HIDDEN), "gelu_tanh"),
                 RowParallelLinear(pack(random(self.HIDDEN, 64)), random(self.HIDDEN)),
             )
             before, between = (RMSNorm(random(self.HIDDEN), eps) for eps in (1e-5, 1e-3))

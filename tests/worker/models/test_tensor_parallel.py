@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GlmConfig, Olmo2Config, Phi3Config, PreTrainedConfig
 
-from kernels import TORCH
 from kernels.native.linear import NativeGatedWeight, NativeWeight
+from kernels.program import Program
 from kernels.pytorch.linear import OneDnnWeight
+from kernels.steps import Buffer
+from kernels.weights.gated_in_two import GatedMatrix
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.models import UnsupportedModel, safetensors_files, weights
@@ -213,10 +216,9 @@ class TestLayers:
                     n_in=5,
                     size=6,
                     gate="silu",
-                    ops=TORCH,
                     has_bias=has_bias,
                 )
-                torch.testing.assert_close(layer(x), expected[rank])
+                torch.testing.assert_close(computed(partial(_gated, layer), x), expected[rank])
 
     @pytest.mark.parametrize("tp_size", [1, 2, 3, 4])
     @pytest.mark.parametrize("vocab_size", [1, 5, 7, 8, 199])
@@ -242,6 +244,10 @@ class TestLayers:
         for rows, logits in RankGroup(tp_size).run(work):
             assert torch.equal(rows, table[token_ids])
             torch.testing.assert_close(logits, hidden @ table.t())
+
+
+def _gated(matrix: GatedMatrix, to: Program, x: Buffer) -> Buffer:
+    return to.gated(matrix, x)
 
 
 class TestShares:

@@ -6,7 +6,7 @@ which does not pack like this by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -65,9 +65,7 @@ class TritonTensors(CheckpointTensors):
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
         return TritonInt8Weight.of(self.joined(parts, order))
 
-    def gated(
-        self, parts: Sequence[Part], gate: Gate, op: Callable[[Tensor], Tensor]
-    ) -> GatedWeight:
+    def gated(self, parts: Sequence[Part], gate: Gate) -> GatedWeight:
         return TritonInt8GatedWeight.of(self.joined(parts), gate)
 
     def head(self, part: Part) -> LinearWeight:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from services.common.iteration_limit import IterationLimit, Work
+from services.common.iteration_limit import IterationLimit, IterationSize
 from services.worker.rank.activity import Activity, StepTimer
 
-WORK = Work(1, 1)
+WORK = IterationSize(1, 1)
 
 
 @pytest.fixture(name="activity")

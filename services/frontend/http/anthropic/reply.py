@@ -19,14 +19,7 @@ from services.frontend.http.anthropic.answer import (
     StopReason,
 )
 from services.frontend.http.anthropic.errors import error_event
-from services.frontend.http.protocol.message_items import (
-    Began,
-    Ended,
-    Grew,
-    Item,
-    ItemKind,
-    Step,
-)
+from services.frontend.http.protocol.message_items import Began, Ended, Grew, Item, ItemKind, Step
 from services.frontend.http.protocol.message_reply import MessageReply
 from services.frontend.http.protocol.reply import named_event
 from services.frontend.http.transport.event_stream import Event

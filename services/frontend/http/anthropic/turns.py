@@ -15,7 +15,7 @@ from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, 
 from services.frontend.http.protocol import gathered_turn
 from services.frontend.http.protocol.conversation_tools import ToolName, json_text
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
-from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
 
 
 class TextBlock(ExactModel):
@@ -181,7 +181,7 @@ def _assistant_message(turn: AssistantTurn) -> ChatMessage:
             case TextBlock():
                 gathered.texts.append(block.text)
             case ToolUseBlock():
-                gathered.calls.append(ToolCall(block.id, block.name, json_text(block.input)))
+                gathered.calls.append(EarlierCall(block.id, block.name, json_text(block.input)))
     return gathered.to_message()
 
 

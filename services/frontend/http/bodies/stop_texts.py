@@ -23,7 +23,6 @@ def _as_list(value: object) -> object:
 
 
 StopTextOrTexts = Annotated[
-    StopTexts | None,
-    BeforeValidator(_as_list, json_schema_input_type=StopText | StopTexts | None),
+    StopTexts | None, BeforeValidator(_as_list, json_schema_input_type=StopText | StopTexts | None)
 ]
 """A list of such texts, or one text."""

@@ -21,7 +21,7 @@ from services.common import errors
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.protocol.conversation_tools import json_text
-from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
 
 MAX_CALLS = 128
 """Calls of tools in a message at most."""
@@ -85,12 +85,12 @@ class AssistantCall(ExactModel):
     function: AssistantFunction
     """What was called."""
 
-    def to_call(self) -> ToolCall:
+    def to_call(self) -> EarlierCall:
         """Returns the call."""
         arguments = self.function.arguments
         if isinstance(arguments, dict):
             arguments = json_text(arguments)
-        return ToolCall(self.id or "", self.function.name, arguments or "{}")
+        return EarlierCall(self.id or "", self.function.name, arguments or "{}")
 
 
 AssistantCalls = TypeAliasType(

@@ -14,9 +14,8 @@ from services.frontend.http.openai.chat_answer import (
     FunctionDelta,
     ToolCallDelta,
 )
-from services.frontend.http.openai.event_id import StreamPosition
 from services.frontend.http.openai.logprobs import chat_logprobs
-from services.frontend.http.openai.reply import NO_OTHERS, GenerationReply, ShownFields
+from services.frontend.http.openai.reply import GenerationReply, ReplyOptions
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.text.message_reader import (
@@ -38,21 +37,15 @@ class ChatReply(GenerationReply):
     text_start = b'{"index":%d,"delta":{"content":'
     text_end = b'},"logprobs":null,"finish_reason":null}'
 
-    def __init__(
-        self,
-        generation: Generation,
-        position: StreamPosition | None = None,
-        *,
-        shown: ShownFields = NO_OTHERS,
-    ) -> None:
-        super().__init__(generation, position, shown=shown)
+    def __init__(self, generation: Generation, options: ReplyOptions) -> None:
+        super().__init__(generation, options)
         self._readers: dict[int, MessageReader] = {}
 
     def _after_usage(self, pieces: Sequence[Piece]) -> Mapping[str, object]:
         fields: dict[str, object] = {}
         if self._has_ids:
             fields["prompt_token_ids"] = self._prompt_token_ids(0)
-        if (n_top := self._shown.n_prompt_logprobs) is not None:
+        if (n_top := self._options.n_prompt_logprobs) is not None:
             fields["prompt_logprobs"] = self._prompt_logprobs(pieces[0], n_top)
         return fields
 

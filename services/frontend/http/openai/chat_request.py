@@ -95,4 +95,4 @@ class ChatBody(ToolFields, GenerationBody):
         return options
 
     def reply(self, generation: Generation) -> ChatReply:
-        return ChatReply(generation, self._position, shown=self._shown_fields)
+        return ChatReply(generation, self._reply_options)

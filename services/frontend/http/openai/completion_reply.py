@@ -5,16 +5,15 @@ from collections.abc import Iterator
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.openai.completion_answer import CompletionChoice, CompletionLogprobs
-from services.frontend.http.openai.event_id import StreamPosition
 from services.frontend.http.openai.logprobs import CompletionColumns
-from services.frontend.http.openai.reply import NO_OTHERS, GenerationReply, ShownFields
+from services.frontend.http.openai.reply import GenerationReply, ReplyOptions
 
 
 class CompletionReply(GenerationReply):
     """The reply of POST /v1/completions: a text per answer, which begins with its prompt if the
     client wants the prompt's echo."""
 
-    __slots__ = ("_echo", "_n_echoed")
+    __slots__ = ("_n_echoed",)
 
     id_prefix = "cmpl-"
     answer_object = "text_completion"
@@ -22,24 +21,16 @@ class CompletionReply(GenerationReply):
     text_start = b'{"index":%d,"text":'
     text_end = b',"logprobs":null,"finish_reason":null}'
 
-    def __init__(
-        self,
-        generation: Generation,
-        position: StreamPosition | None = None,
-        *,
-        shown: ShownFields = NO_OTHERS,
-        echo: bool = False,
-    ) -> None:
-        super().__init__(generation, position, shown=shown)
-        self._echo = echo
+    def __init__(self, generation: Generation, options: ReplyOptions) -> None:
+        super().__init__(generation, options)
         self._n_echoed: dict[int, int] = {}  # characters before the answer's own, by index
 
     def _whole_choice(self, piece: Piece) -> CompletionChoice:
-        echoed = self._generation.prompt_text(piece.index) if self._echo else ""
+        echoed = self._generation.prompt_text(piece.index) if self._options.echo else ""
         choice = self._choice(piece, echoed + piece.text, is_first=True)
         if self._has_ids:
             choice["prompt_token_ids"] = self._prompt_token_ids(piece.index)
-        if (n_top := self._shown.n_prompt_logprobs) is not None:
+        if (n_top := self._options.n_prompt_logprobs) is not None:
             choice["prompt_logprobs"] = self._prompt_logprobs(piece, n_top)
         return choice
 
@@ -67,7 +58,7 @@ class CompletionReply(GenerationReply):
         with the prompt; None if there are no tokens."""
         generation, index = self._generation, piece.index
         columns = CompletionColumns(generation.token_texts, generation.options.n_logprobs or 0)
-        if self._echo and is_first:
+        if self._options.echo and is_first:
             first, *others = generation.prompt_of(index).token_ids
             columns.add_unknown(first)
             if piece.prompt_logprobs is not None:
@@ -76,7 +67,7 @@ class CompletionReply(GenerationReply):
         elif not piece.token_ids:
             return None
         if piece.logprobs is not None:
-            if self._echo and index not in self._n_echoed:
+            if self._options.echo and index not in self._n_echoed:
                 self._n_echoed[index] = len(generation.prompt_text(index))
             columns.add(piece.token_ids, piece.logprobs)
             columns.add_offsets(piece.text_offsets, start=self._n_echoed.get(index, 0))

@@ -1,5 +1,6 @@
 """The body of POST /v1/completions."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import PlainValidator, model_validator
@@ -79,6 +80,5 @@ class CompletionBody(GenerationBody):
         }
 
     def reply(self, generation: Generation) -> CompletionReply:
-        return CompletionReply(
-            generation, self._position, shown=self._shown_fields, echo=bool(self.echo)
-        )
+        options = replace(self._reply_options, echo=bool(self.echo))
+        return CompletionReply(generation, options)

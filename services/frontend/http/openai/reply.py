@@ -31,9 +31,13 @@ Choice = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownFields:
-    """The fields that answers have only where the client asks for them."""
+class ReplyOptions:
+    """The wishes of a client for its reply that do not change what is generated."""
 
+    position: StreamPosition | None = None
+    """Position after which the reply goes on, if it resumes a stream that broke."""
+    echo: bool = False
+    """Whether each answer begins with its prompt."""
     includes_usage: bool = False
     """Whether a stream has the usage at its end."""
     counts_usage: bool = False
@@ -41,9 +45,6 @@ class ShownFields:
     n_prompt_logprobs: int | None = None
     """Alternatives in the field `prompt_logprobs` of an answer that is whole; None leaves the field
     out."""
-
-
-NO_OTHERS = ShownFields()
 
 
 class GenerationReply(Reply):
@@ -57,8 +58,8 @@ class GenerationReply(Reply):
         "_has_text_only",
         "_ids",
         "_lacks_usage",
+        "_options",
         "_seed",
-        "_shown",
         "_text_end",
         "_text_starts",
     )
@@ -71,16 +72,11 @@ class GenerationReply(Reply):
     text_end: bytes
     """The rest of that JSON, after the text."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        position: StreamPosition | None = None,
-        *,
-        shown: ShownFields = NO_OTHERS,
-    ) -> None:
+    def __init__(self, generation: Generation, options: ReplyOptions) -> None:
         self._generation = generation
-        self._shown = shown
-        self._lacks_usage = shown.includes_usage and not (position and position.has_usage)
+        self._options = options
+        position = options.position
+        self._lacks_usage = options.includes_usage and not (position and position.has_usage)
         nowhere = (AnswerPosition(),) * generation.n_answers
         self._ids = EventIds(
             generation.request_id, nowhere if position is None else position.answers
@@ -88,10 +84,10 @@ class GenerationReply(Reply):
         self._has_ids = generation.options.return_token_ids
         # Most of a chunk is the same in all chunks of a stream, so it is written once.
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
-        self._chunk_end = b',"usage":null}' if shown.includes_usage else b"}"
+        self._chunk_end = b',"usage":null}' if options.includes_usage else b"}"
         self._text_starts: dict[int, bytes] = {}  # of chunks that have nothing but text, by index
         self._text_end = self.text_end + b"]" + self._chunk_end + b"\n\n"
-        wants_more = generation.options.n_logprobs is not None or shown.counts_usage
+        wants_more = generation.options.n_logprobs is not None or options.counts_usage
         self._has_text_only = not wants_more and not self._has_ids
         self._seed = b',"seed":%d' % generation.options.sampling.seed if position is None else b""
 
@@ -131,7 +127,7 @@ class GenerationReply(Reply):
             self._ids.advance(
                 part.index, len(part.token_ids), is_finished=part.finish_reason is not None
             )
-            counts_usage = self._shown.counts_usage
+            counts_usage = self._options.counts_usage
             chunk = b"%b[%b]%b%b" % (
                 self._chunk_start,
                 to_json(choice),

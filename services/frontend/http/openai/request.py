@@ -41,7 +41,7 @@ from services.frontend.http.openai.effectless_fields import EffectlessFields
 from services.frontend.http.openai.errors import error_event
 from services.frontend.http.openai.event_id import StreamPosition
 from services.frontend.http.openai.output_format_fields import OutputFormatFields
-from services.frontend.http.openai.reply import ShownFields
+from services.frontend.http.openai.reply import ReplyOptions
 from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.transport.event_stream import LAST_EVENT_ID, Event
 from services.frontend.request.generation_request import (
@@ -206,10 +206,11 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
         """The texts, tokens or conversations to continue."""
 
     @property
-    def _shown_fields(self) -> ShownFields:
+    def _reply_options(self) -> ReplyOptions:
         options = self.stream_options or StreamOptions()
         includes_usage = bool(options.include_usage)
-        return ShownFields(
+        return ReplyOptions(
+            position=self._position,
             includes_usage=includes_usage,
             counts_usage=includes_usage and bool(options.continuous_usage_stats),
             n_prompt_logprobs=self.prompt_logprobs,

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+import pydantic_core
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from services.common import errors
-from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.transport.media_types import JSON
 
 CLIENT_CLOSED_REQUEST = 499
@@ -119,5 +119,5 @@ def answer(request: Request, error: Exception, dialect: Dialect) -> Response:
 def json_response(
     value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns an answer in JSON."""
-    return Response(to_json(value), status, headers, media_type=JSON)
+    """Returns an answer in JSON, in UTF-8."""
+    return Response(pydantic_core.to_json(value), status, headers, media_type=JSON)

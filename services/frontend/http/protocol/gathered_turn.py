@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from services.frontend.request.conversation import ChatMessage, ToolCall
+from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 
 class GatheredTurn:
@@ -11,7 +11,7 @@ class GatheredTurn:
     def __init__(self) -> None:
         self.reasoning: list[str] = []
         self.texts: list[str] = []
-        self.calls: list[ToolCall] = []
+        self.calls: list[EarlierCall] = []
 
     def to_message(self) -> ChatMessage:
         """Returns the turn as templates want it; parts of one kind become lines of one text."""

@@ -19,6 +19,7 @@ from services.frontend.http.protocol.api import Api
 from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.errors import Dialect, json_response
 from services.frontend.http.protocol.generating import stream_reply, whole_reply
+from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.transport.event_stream import LAST_EVENT_ID, while_connected
 from services.frontend.http.transport.media_types import JSON
 from services.frontend.http.transport.request_headers import headers_of
@@ -144,8 +145,8 @@ def post(
     async def handle(api: Api, request: Request) -> Response:
         account = api.admit_generation(request) if checks_room else api.admit(request)
         asked = await api.read(request, body, account)
-        working = handler(api, asked, account)
-        return json_response(await while_connected(request.receive, working))
+        answered = await while_connected(request.receive, handler(api, asked, account))
+        return Response(to_json(answered), media_type=JSON)
 
     return Route(method="POST", path=path, handler=handle, body=body, answer=answer, **fields)
 

@@ -14,7 +14,7 @@ from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, 
 from services.frontend.http.protocol.conversation_tools import ToolName
 from services.frontend.http.protocol.gathered_turn import GatheredTurn
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
-from services.frontend.request.conversation import MAX_TURNS, ChatMessage, ToolCall
+from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
 
 SYSTEM_ROLES = ("system", "developer")
 
@@ -155,7 +155,7 @@ def _turns(items: Sequence[InputItem], start: int) -> Iterator[ChatMessage]:
                 turn.texts.append(joined(item.content))
             case FunctionCallItem():
                 call_ids.add(item.call_id)
-                turn.calls.append(ToolCall(item.call_id, item.name, item.arguments))
+                turn.calls.append(EarlierCall(item.call_id, item.name, item.arguments))
             case FunctionCallOutputItem():
                 yield from turn.end()
                 if item.call_id not in call_ids:

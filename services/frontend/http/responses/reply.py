@@ -11,14 +11,7 @@ from typing import Literal
 
 from services.common import errors
 from services.frontend.generation.generation import Generation
-from services.frontend.http.protocol.message_items import (
-    Began,
-    Ended,
-    Grew,
-    Item,
-    ItemKind,
-    Step,
-)
+from services.frontend.http.protocol.message_items import Began, Ended, Grew, Item, ItemKind, Step
 from services.frontend.http.protocol.message_reply import MessageReply
 from services.frontend.http.protocol.reply import named_event
 from services.frontend.http.responses.answer import (
@@ -81,10 +74,7 @@ class ResponsesReply(MessageReply):
 
     def _step(self, step: Step) -> Iterator[Event]:
         item = step.item
-        place: dict[str, object] = {
-            "item_id": self._item_id(item),
-            "output_index": item.index,
-        }
+        place: dict[str, object] = {"item_id": self._item_id(item), "output_index": item.index}
         if item.kind is not ItemKind.CALL:
             place["content_index"] = 0
         match step:

@@ -21,10 +21,7 @@ class ChunkWriter:
     __slots__ = ("_time", "_write", "flow", "gone", "wrote_at")
 
     def __init__(
-        self,
-        transport: asyncio.WriteTransport,
-        flow: FlowControl,
-        loop: asyncio.AbstractEventLoop,
+        self, transport: asyncio.WriteTransport, flow: FlowControl, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.flow = flow
         """Flow control of the connection."""

@@ -88,6 +88,7 @@ class HttpConnection(asyncio.Protocol):
             on_answered=self._read_ahead,
         )
         self._parser = RequestParser(self._limits, self._requests)
+        self._incoming = self._parser.incoming
         self._unread = UnreadOutput(
             self._transport,
             self._loop,
@@ -199,13 +200,13 @@ class HttpConnection(asyncio.Protocol):
     @property
     def _is_answering(self) -> bool:
         """Whether a whole request has come and its answer is not complete."""
-        return not self._parser.is_in_body and self._requests.last is not None
+        return not self._incoming.is_in_body and self._requests.last is not None
 
     @property
     def _is_idle(self) -> bool:
         """Whether the last request is answered, and nothing of the next one has come."""
         is_answered = not self._requests.is_empty and self._requests.last is None
-        return is_answered and not (self._parser.has_begun or self._ahead)
+        return is_answered and not (self._incoming.has_begun or self._ahead)
 
     def _parse_ahead(self) -> None:
         until_s = time.perf_counter() + PARSE_S
@@ -258,14 +259,14 @@ class HttpConnection(asyncio.Protocol):
         a head, or of a body that has been answered already."""
         if self._is_over:
             return
-        if self._parser.is_in_body:
+        if self._incoming.is_in_body:
             if self._requests.last is None:
                 self._await(self._miss_body, self._limits.body_limit_s)
             else:
                 self._await(None)
         elif self._is_idle:
             self._await(self._transport.close, self._limits.idle_limit_s)
-        elif not self._is_answering and (self._parser.has_begun or self._requests.is_empty):
+        elif not self._is_answering and (self._incoming.has_begun or self._requests.is_empty):
             self._await(self._miss_head, self._limits.head_limit_s)
         else:
             self._await(None)
@@ -301,7 +302,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_over = True
         self._refusals[refused.reason] += 1
         cycle = self._requests.last
-        if self._parser.is_in_body:
+        if self._incoming.is_in_body:
             if cycle is None or self._requests.has_waiting or cycle.response_started:
                 self._transport.abort()
             else:

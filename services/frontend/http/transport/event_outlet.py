@@ -21,10 +21,7 @@ class EventOutlet:
     __slots__ = ("_chunks", "_flow", "_to_events", "_to_text_event")
 
     def __init__(
-        self,
-        chunks: ChunkWriter,
-        to_events: ToEvents,
-        to_text_event: ToTextEvent,
+        self, chunks: ChunkWriter, to_events: ToEvents, to_text_event: ToTextEvent
     ) -> None:
         self._chunks = chunks
         self._flow = chunks.flow

@@ -51,22 +51,13 @@ class RequestParser:
     """The parser of one connection."""
 
     def __init__(self, limits: ConnectionLimits, receiver: Receiver) -> None:
-        self._incoming = IncomingRequest(limits)
+        self.incoming = IncomingRequest(limits)
+        """How much has come of the request that is being parsed."""
         self._receiver = receiver
         self._url = b""
         self._headers: Headers = []
         self._expects_continue = False
         self._begin_parsing()
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a part of a request has come, and not all of it."""
-        return self._incoming.has_begun
-
-    @property
-    def is_in_body(self) -> bool:
-        """Whether the head of a request has come, and not all of its body."""
-        return self._incoming.is_in_body
 
     def feed(self, piece: bytes) -> None:
         """Parses the next bytes that came from the client.
@@ -89,7 +80,7 @@ class RequestParser:
 
     def _feed(self, piece: bytes) -> bytes:
         """Parses bytes, and returns the bytes to be parsed next: none, except after an upgrade."""
-        mark = self._incoming.mark()
+        mark = self.incoming.mark()
         try:
             self._parser.feed_data(piece)
         except httptools.HttpParserUpgrade as upgrade:
@@ -98,7 +89,7 @@ class RequestParser:
             if isinstance(error.__context__, Refused):
                 raise error.__context__ from None
             raise malformed("this is not HTTP/1.1") from None
-        self._incoming.add_piece(len(piece), since=mark)
+        self.incoming.add_piece(len(piece), since=mark)
         return b""
 
     def _without_upgrade(self) -> bytes:
@@ -118,24 +109,24 @@ class RequestParser:
 
     def on_message_begin(self) -> None:
         self._url, self._headers, self._expects_continue = b"", [], False
-        self._incoming.begin()
+        self.incoming.begin()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        self._incoming.add_url(len(url))
+        self.incoming.add_url(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._incoming.is_in_body:  # a trailer, which no endpoint reads
+        if self.incoming.is_in_body:  # a trailer, which no endpoint reads
             return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self._expects_continue = True
         self._headers.append((name, value))
-        self._incoming.add_header(name, value, n_headers=len(self._headers))
+        self.incoming.add_header(name, value, n_headers=len(self._headers))
 
     def on_headers_complete(self) -> None:
         version = self._parser.get_http_version()
-        self._incoming.check_head(version)
+        self.incoming.check_head(version)
         method = self._parser.get_method()
         if self._parser.should_upgrade():
             if method == b"CONNECT":
@@ -151,17 +142,17 @@ class RequestParser:
                 self._expects_continue,
             )
         )
-        self._incoming.begin_body()
+        self.incoming.begin_body()
 
     def on_body(self, data: bytes) -> None:
         self._receiver.add_body(data)
-        self._incoming.add_body(len(data))
+        self.incoming.add_body(len(data))
 
     def on_message_complete(self) -> None:
         if self._parser.should_upgrade():
             return
         self._receiver.end()
-        self._incoming.end()
+        self.incoming.end()
 
 
 def _is_kept(connection_token: bytes) -> bool:

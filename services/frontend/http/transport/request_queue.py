@@ -69,11 +69,7 @@ class RequestQueue:
     def begin(self, head: RequestHead) -> None:
         """Begins to answer a request, or has it wait for the answers to those before it."""
         cycle = new_cycle(
-            head,
-            self._ends,
-            transport=self._transport,
-            flow=self._flow,
-            on_response=self._go_on,
+            head, self._ends, transport=self._transport, flow=self._flow, on_response=self._go_on
         )
         before, self._last = self.last, cycle
         if before is None:

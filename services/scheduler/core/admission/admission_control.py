@@ -88,9 +88,8 @@ class AdmissionControl:
         """The work that waits; the pool keeps the backlog up to date."""
         self.forecast = Forecast(self.expected)
         """What is known of the pipeline."""
-        self._foretold: dict[
-            Request, tuple[float, float]
-        ] = {}  # when the forecast was made, and its seconds
+        # When the forecast of each request was made, and its seconds.
+        self._foretold: dict[Request, tuple[float, float]] = {}
         self._look_at = 0.0
 
     def open(self, machine: Machine) -> None:

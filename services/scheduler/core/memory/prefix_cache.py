@@ -57,9 +57,7 @@ class PrefixCache:
         self._max_blocks = max_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._n_users: dict[
-            int, int
-        ] = {}  # number of users of each block that is entered and in use
+        self._n_users: dict[int, int] = {}  # of each block that is entered and in use
         self._unused: dict[int, None] = {}  # the next one to evict first
         self._rests: dict[int, Rest] = {}  # by their blocks, which no request uses
         self.n_shared_blocks = 0

@@ -73,9 +73,8 @@ class Fair:
         self._called_to: int | None = None
         self._classes: dict[int, PriorityClass] = {}  # classes with requests
         self._preempted: dict[Request, None] = {}  # by their places
-        self._clients: dict[
-            str | None, ServedClient
-        ] = {}  # by the name of the account, None without
+        # By the names of their accounts; None without one.
+        self._clients: dict[str | None, ServedClient] = {}
         self._sweep_at = N_KEPT
         self._last_backlogged = ServedClient()
 

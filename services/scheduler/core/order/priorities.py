@@ -31,7 +31,7 @@ class ClientLine:
     def __init__(self, client: ServedClient) -> None:
         self.client = client
         self.requests: OrderedDict[Request, None] = OrderedDict()
-        self.entry: _Entry | None = None  # in the heap; None once the lane is empty
+        self.entry: _Entry | None = None  # in the heap; None once the line is empty
         self.preferred: Request | None = None  # the first request, if it did not come first
         self.n_passes = 0  # times that the request that came first was passed over
 
@@ -71,12 +71,12 @@ class ClientLine:
 
 
 _Entry = tuple[float, int, int, ClientLine]
-"""The counter and the last turn of a lane's client, the arrival of its first request, and the
-lane."""
+"""The counter and the last turn of a line's client, the arrival of its first request, and the
+line."""
 
 _Ahead = tuple[float, int, int, int, ClientLine, Iterator[Request], Request | None]
-"""An entry with its index in the heap before the lane; behind it the requests after the next one,
-and the next one, once the lane has been looked at."""
+"""An entry with its index in the heap before the line; behind it the requests after the next one,
+and the next one, once the line has been looked at."""
 
 
 _NONE: Iterator[Request] = iter(())
@@ -85,9 +85,9 @@ _NONE: Iterator[Request] = iter(())
 class PriorityClass:
     """The waiting requests of one priority; iterating yields them in any order.
 
-    Lanes are in a heap by the service that their clients had when the lanes were last looked at.
+    Lines are in a heap by the service that their clients had when the lines were last looked at.
     Service only grows, so an outdated entry is replaced when it comes to the top. Entries that are
-    no longer their lane's are dropped when they come to the top, or when there are too many.
+    no longer their line's are dropped when they come to the top, or when there are too many.
     """
 
     def __init__(self, priority: int, *, since: float) -> None:
@@ -95,54 +95,54 @@ class PriorityClass:
         self.since = since
         """Time of the last admission of the class, or from which on it has waited."""
         self._n_requests = 0
-        self._lanes: dict[ServedClient, ClientLine] = {}
+        self._lines: dict[ServedClient, ClientLine] = {}
         self._heap: list[_Entry] = []
 
     def __len__(self) -> int:
         return self._n_requests
 
     def __iter__(self) -> Iterator[Request]:
-        for lane in self._lanes.values():
-            yield from lane.requests
+        for line in self._lines.values():
+            yield from line.requests
 
     def add(self, request: Request, client: ServedClient) -> None:
         self._n_requests += 1
-        lane = self._lanes.get(client)
-        if lane is not None:
-            lane.requests[request] = None
+        line = self._lines.get(client)
+        if line is not None:
+            line.requests[request] = None
             return
-        lane = self._lanes[client] = ClientLine(client)
-        lane.requests[request] = None
-        lane.entry = lane.entry_now()
-        heappush(self._heap, lane.entry)
+        line = self._lines[client] = ClientLine(client)
+        line.requests[request] = None
+        line.entry = line.entry_now()
+        heappush(self._heap, line.entry)
 
     def remove(self, request: Request, client: ServedClient) -> None:
         self._n_requests -= 1
-        lane = self._lanes[client]
-        lane.remove(request)
-        if not lane.requests:
-            del self._lanes[client]
-            lane.entry = None
-        if len(self._heap) > 2 * len(self._lanes) + 16:
+        line = self._lines[client]
+        line.remove(request)
+        if not line.requests:
+            del self._lines[client]
+            line.entry = None
+        if len(self._heap) > 2 * len(self._lines) + 16:
             self._heap = [entry for entry in self._heap if entry[3].entry is entry]
             heapify(self._heap)
 
     def prefer(self, client: ServedClient, n_cached: Callable[[Request], int]) -> None:
-        self._lanes[client].prefer(n_cached)
+        self._lines[client].prefer(n_cached)
 
     def least_served(self) -> float:
         """Returns the least counter of the class's clients; there must be one."""
         heap = self._heap
         while True:
             entry = heap[0]
-            lane = entry[3]
-            if lane.entry is not entry:
+            line = entry[3]
+            if line.entry is not entry:
                 heappop(heap)
                 continue
-            now = lane.entry_now()
+            now = line.entry_now()
             if now == entry:
                 return now[0]
-            lane.entry = now
+            line.entry = now
             heapreplace(heap, now)
 
     def in_turn(self, counters: "Counters", may_begin: "MayBegin") -> Iterator[Request]:
@@ -154,33 +154,33 @@ class PriorityClass:
         """
         self.least_served()  # brings the top up to date
         heap = self._heap
-        served, turn, arrival, lane = heap[0]
-        ahead: list[_Ahead] = [(served, turn, arrival, 0, lane, _NONE, None)]
+        served, turn, arrival, line = heap[0]
+        ahead: list[_Ahead] = [(served, turn, arrival, 0, line, _NONE, None)]
         while ahead:
-            served, turn, arrival, index, lane, requests, request = heappop(ahead)
+            served, turn, arrival, index, line, requests, request = heappop(ahead)
             if request is None:
                 for child in range(2 * index + 1, min(2 * index + 3, len(heap))):
                     child_served, child_turn, child_arrival, below = heap[child]
                     entry = (child_served, child_turn, child_arrival, child, below, _NONE, None)
                     heappush(ahead, entry)
-                if lane.entry is not heap[index]:
+                if line.entry is not heap[index]:
                     continue
-                requests = iter(lane.requests)
+                requests = iter(line.requests)
                 request = next(requests)
-            client = lane.client
+            client = line.client
             if not may_begin(client):
                 continue
             now = counters.of(client)
-            came = lane.arrival_of(request)
+            came = line.arrival_of(request)
             if (*now, came) != (served, turn, arrival):
-                heappush(ahead, (*now, came, -1, lane, requests, request))
+                heappush(ahead, (*now, came, -1, line, requests, request))
                 continue
             yield request
             counters.charge(client, request)
             request = next(requests, None)
             if request is not None:
                 now = counters.of(client)
-                heappush(ahead, (*now, request.arrival, -1, lane, requests, request))
+                heappush(ahead, (*now, request.arrival, -1, line, requests, request))
 
 
 class Counters:

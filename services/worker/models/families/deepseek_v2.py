@@ -110,9 +110,8 @@ class DeepseekV2Stage(LatentStage):
                 hidden_size=config.hidden_size,
                 size=config.expert_size,
                 n_experts=config.n_experts,
-                ops=self.ops,
             ),
-            GatedMLP.read(source, f"{prefix}.shared_experts", config, self.ops, size=size),
+            GatedMLP.read(source, f"{prefix}.shared_experts", config, size=size),
         )
 
     def read_router(self, source: TensorSource, prefix: str) -> GroupRouter:

@@ -53,4 +53,4 @@ class Ernie4_5Stage(RotaryStage):
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         size, has_bias = self.config.intermediate_size, self.config.use_bias
-        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, has_bias=has_bias)
+        return GatedMLP.read(source, prefix, self.config, size=size, has_bias=has_bias)

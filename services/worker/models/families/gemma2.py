@@ -126,7 +126,7 @@ class GemmaStage(RotaryStage):
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         size = self.config.intermediate_size
-        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
+        return GatedMLP.read(source, prefix, self.config, size=size, gate="gelu_tanh")
 
     def form(self, index: int) -> AttentionForm:
         """Returns what the attention of layer `index` computes."""

@@ -230,7 +230,7 @@ class SharedKVStage(RotaryStage):
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         size = self.mlp_size(index)
-        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, gate="gelu_tanh")
+        return GatedMLP.read(source, prefix, self.config, size=size, gate="gelu_tanh")
 
     def mlp_size(self, index: int) -> int:
         """Returns the inner size of the MLP of layer `index`."""

@@ -17,8 +17,7 @@ from kernels.forms.experts import ExpertForm
 from kernels.packing.experts import pack_experts
 from kernels.packing.linear import pack
 from kernels.program import Program
-from kernels.steps import Buffer
-from kernels.weights.experts import ExpertMLP
+from kernels.steps import Buffer, ExpertMatrices
 from kernels.weights.linear import LinearWeight
 from services.worker.models.config import (
     Count,
@@ -32,7 +31,6 @@ from services.worker.models.config import (
 from services.worker.models.decoder_layers import MLP, Embedding, Head, Layer, NoNorm, Norm
 from services.worker.models.families.gemma3n import SharedKVConfig, SharedKVStage
 from services.worker.models.layer_forms import SandwichLayer
-from services.worker.models.mixture import describe_experts
 from services.worker.models.normed_attention import Projected
 from services.worker.models.per_layer_inputs import HeadWithoutInputs, PerLayerGate, PerLayerTable
 from services.worker.models.tensor_parallel import even_share
@@ -246,7 +244,7 @@ class DenseBesideExperts:
     dense_out_norm: Norm
     router: ScaledRouter
     experts_norm: Norm
-    experts: ExpertMLP  # this rank's share
+    experts: ExpertMatrices  # this rank's share
     experts_out_norm: Norm
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
@@ -255,7 +253,7 @@ class DenseBesideExperts:
         out = self.dense_out_norm.describe(to, dense)
         experts, weights = self.router.describe(to, x)
         inputs = self.experts_norm.describe(to, x)
-        mixed = to.all_reduce(describe_experts(to, self.experts, inputs, experts, weights))
+        mixed = to.all_reduce(to.run_experts(self.experts, inputs, experts, weights))
         out = to.add(out, self.experts_out_norm.describe(to, mixed))
         return out if residual is None else to.add(residual, out)
 
@@ -337,7 +335,7 @@ class Gemma4Stage(SharedKVStage):
             norm("post_feedforward_layernorm_2"),
         )
 
-    def _read_experts(self, source: TensorSource, prefix: str, experts: Experts) -> ExpertMLP:
+    def _read_experts(self, source: TensorSource, prefix: str, experts: Experts) -> ExpertMatrices:
         """Reads this rank's share of the experts, each a part of its inside."""
         n, size, hidden_size = experts.n, experts.size, self.config.hidden_size
         share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
@@ -349,9 +347,7 @@ class Gemma4Stage(SharedKVStage):
             for at in (share.start, size + share.start)
         )
         down = source.tensor(f"{prefix}.down_proj", n, hidden_size, size, shard=Shard(2, share))
-        return pack_experts(
-            torch.cat((gates, ups), 1), down, self.ops, ExpertForm(gate="gelu_tanh")
-        )
+        return pack_experts(torch.cat((gates, ups), 1), down, ExpertForm(gate="gelu_tanh"))
 
 
 class Gemma4UnifiedStage(Gemma4Stage):

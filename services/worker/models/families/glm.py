@@ -53,4 +53,4 @@ class GlmStage(RotaryStage):
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
         size, fused = self.config.intermediate_size, "gate_up_proj"
-        return GatedMLP.read(source, prefix, self.config, self.ops, size=size, fused_name=fused)
+        return GatedMLP.read(source, prefix, self.config, size=size, fused_name=fused)

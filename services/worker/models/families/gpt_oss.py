@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, Ops
+from kernels import AttentionForm
 from kernels.forms.experts import ExpertForm
 from kernels.packing.experts import pack_experts
 from kernels.packing.linear import pack
-from kernels.weights.experts import ExpertMLP
+from kernels.steps import ExpertMatrices
 from kernels.weights.linear import Clamp
 from services.worker.models.config import (
     Count,
@@ -191,7 +191,7 @@ class GptOssStage(RotaryStage):
         experts = _Experts(self.config, source, f"{prefix}.experts", index)
         return ExpertMixture(
             pack(router),
-            experts.packed(self.ops),
+            experts.packed(),
             self.config.n_chosen,
             normalises=True,
             router_bias=router_bias,
@@ -211,7 +211,7 @@ class _Experts:
         # Gates are at even places, and what they gate beside them.
         self._pairs = range(2 * self._share.start, 2 * self._share.stop)
 
-    def packed(self, ops: Ops) -> ExpertMLP:
+    def packed(self) -> ExpertMatrices:
         """Returns the experts as they are computed fastest."""
         n, hidden_size = self._config.n_experts, self._config.hidden_size
         size = self._config.intermediate_size
@@ -222,7 +222,6 @@ class _Experts:
                 Part(gate_up, (n, 2 * size, hidden_size), of_pairs, is_mxfp4=True),
                 Part(down, (n, hidden_size, size), of_share, is_mxfp4=True),
                 _gates_first(torch.arange(len(self._pairs))[None])[0],
-                ops,
                 self._form(),
             )
         # Stored with inputs first.
@@ -231,7 +230,6 @@ class _Experts:
         return pack_experts(
             _gates_first(first.transpose(1, 2)),
             second.transpose(1, 2).contiguous(),
-            ops,
             self._form(),
         )
 

@@ -50,7 +50,6 @@ class LlamaStage(RotaryStage):
             source,
             prefix,
             self.config,
-            self.ops,
             size=self.config.intermediate_size,
             has_bias=self.config.mlp_bias,
         )

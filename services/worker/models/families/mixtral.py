@@ -59,5 +59,4 @@ class MixtralStage(RotaryStage):
             n_experts=self.config.n_experts,
             n_chosen=self.config.n_chosen,
             normalises=True,
-            ops=self.ops,
         )

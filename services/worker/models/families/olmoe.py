@@ -60,5 +60,4 @@ class OlmoeStage(RotaryStage):
             n_experts=self.config.n_experts,
             n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
-            ops=self.ops,
         )

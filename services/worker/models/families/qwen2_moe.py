@@ -86,7 +86,7 @@ class Qwen2MoeStage(RotaryStage):
         if not self.config.is_sparse(index):
             return super().read_mlp(source, prefix, index)
         size = self.config.shared_expert_size
-        shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, self.ops, size=size)
+        shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, size=size)
         hidden_size = self.config.hidden_size
         return read_experts(
             source,
@@ -97,6 +97,5 @@ class Qwen2MoeStage(RotaryStage):
             n_experts=self.config.n_experts,
             n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
-            ops=self.ops,
             shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size),
         )

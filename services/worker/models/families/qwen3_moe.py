@@ -80,5 +80,4 @@ class Qwen3MoeStage(QwenHeadNormStage):
             n_experts=self.config.n_experts,
             n_chosen=self.config.n_chosen,
             normalises=self.config.normalises,
-            ops=self.ops,
         )

@@ -194,7 +194,7 @@ class HybridStage(RotaryStage):
     ) -> MLP:
         """Reads experts, and the shared one beside them."""
         hidden_size, size = self.config.hidden_size, config.shared_expert_size
-        shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, self.ops, size=size)
+        shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, size=size)
         return read_experts(
             source,
             prefix,
@@ -204,7 +204,6 @@ class HybridStage(RotaryStage):
             n_experts=config.n_experts,
             n_chosen=config.n_chosen,
             normalises=normalises,
-            ops=self.ops,
             shared=SharedExpert.read(source, prefix, shared, hidden_size=hidden_size),
         )
 

@@ -96,6 +96,9 @@ async def test_answers_and_errors_have_the_name_that_anthropics_client_shows(
             await client.messages.count_tokens(model="test-model", messages=[])
     assert caught.value.request_id == caught.value.response.headers["x-request-id"]
     assert "request-id" not in (await site.http.get("/v1/models")).headers
+    unknown = await site.http.get("/v1/messages/batches")
+    assert unknown.status_code == 404
+    assert unknown.headers["request-id"] == unknown.headers["x-request-id"]
 
 
 @pytest.mark.parametrize("user", ["ann", None])

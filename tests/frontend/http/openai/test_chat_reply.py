@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from services.frontend.generation.answer import Piece
-from services.frontend.generation.generation import Usage
+from services.frontend.generation.generation import TokenUsage
 from services.frontend.http.openai.chat_reply import ChatReply
+from services.frontend.http.openai.reply import ReplyOptions
 from services.frontend.http.protocol.json_text import to_json
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions
@@ -30,7 +31,7 @@ class FakeGeneration:
     request_id: str = field(default_factory=new_request_id)
     model: str = "m"
     n_answers: int = 1
-    usage: Usage = field(default_factory=lambda: Usage(1, 1))
+    usage: TokenUsage = field(default_factory=lambda: TokenUsage(1, 1))
     options: GenerationOptions = field(default_factory=lambda: GenerationOptions(n_logprobs=0))
     token_texts: Any = field(
         default_factory=lambda: SimpleNamespace(text=str, to_bytes=lambda _: b"x")
@@ -52,7 +53,7 @@ class FakeGeneration:
     ids=["plain", "call"],
 )
 def test_each_token_has_its_log_probability(reader: MessageReader, texts: list[str]) -> None:
-    reply = ChatReply(FakeGeneration(reader))  # type: ignore[arg-type]
+    reply = ChatReply(FakeGeneration(reader), ReplyOptions())  # type: ignore[arg-type]
     pieces = [
         Piece(
             0,

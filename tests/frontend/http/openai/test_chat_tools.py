@@ -14,7 +14,12 @@ from orcinus.v1 import scheduler_pb2
 from services.common import errors
 from services.frontend.http.bodies.reader import parse_body
 from services.frontend.http.openai.chat_request import ChatBody
-from services.frontend.request.conversation import ChatMessage, Conversation, ToolCall, ToolChoice
+from services.frontend.request.conversation import (
+    ChatMessage,
+    Conversation,
+    EarlierCall,
+    ToolChoice,
+)
 from tests.fake_scheduler import PIPELINE, FakeRequest, FakeScheduler, says
 from tests.frontend import chat_templates
 from tests.frontend.conftest import Site, running
@@ -326,7 +331,7 @@ def read(*messages: dict[str, Any]) -> tuple[ChatMessage, ...]:
 
 
 CALL_BODY = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": '{"n": 1}'}}
-CALL = ToolCall("c1", "find", '{"n": 1}')
+CALL = EarlierCall("c1", "find", '{"n": 1}')
 
 SENT_BACK = {
     "openai": {

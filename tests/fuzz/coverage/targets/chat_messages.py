@@ -1,7 +1,7 @@
 """Messages of clients, rendered by templates of the kinds that checkpoints have."""
 
 from services.common import errors
-from services.frontend.request.conversation import ChatMessage, Conversation, ToolCall
+from services.frontend.request.conversation import ChatMessage, Conversation, EarlierCall
 from services.frontend.text.chat_template import ChatTemplate
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
 
@@ -33,7 +33,7 @@ def run(data: bytes) -> None:
     while not choices.is_over and len(messages) < 64:
         role = choices.one_of(["user", "assistant", "system", "tool", None])
         name = choices.one_of([None, "bob", ""])
-        calls = choices.one_of([(), (), (ToolCall("1", "find", choices.text()),)])
+        calls = choices.one_of([(), (), (EarlierCall("1", "find", choices.text()),)])
         messages.append(ChatMessage(role or choices.text(), choices.text(), name, calls))
     try:
         text = template.render(Conversation(tuple(messages)), limit_s=0.5, max_characters=100_000)

@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for a GPU that is not there: `python -m tests.kernels.compile_only 90`.
+"""Compiles Triton kernels for an absent GPU: `python -m tests.kernels.triton.compile_only 90`.
 
 A stub takes the place of Triton's driver and names the device, here of compute capability 9.0.
 Launchers then run as they do in production, on tensors in the host's memory: `kernel[grid](...)`
@@ -32,7 +32,7 @@ from triton.backends.nvidia.compiler import get_ptxas, get_ptxas_version
 from triton.runtime.cache import get_cache_manager
 
 from kernels import triton_ops
-from tests.kernels.compiled_cases import case_files
+from tests.kernels.triton.compiled_cases import case_files
 
 Cases = Mapping[str, Callable[[], object]]
 
@@ -169,7 +169,7 @@ def main() -> None:
     arguments = parser.parse_args()
     compiler = Compiler(arguments.capability)
     for file in case_files():
-        cases: Cases = import_module(f"tests.kernels.{file.stem}").CASES
+        cases: Cases = import_module(f"tests.kernels.triton.{file.stem}").CASES
         for name, call in cases.items():
             if any(text in name for text in arguments.only or [""]):
                 faulthandler.dump_traceback_later(CASE_LIMIT_S, exit=True)

@@ -15,7 +15,7 @@ from kernels.reference import operations as reference
 from kernels.weights.groups import WHOLE, Bits, GroupedMatrix
 from kernels.weights.linear import Gate
 from tests.kernels.implementations import CPU, CUDA
-from tests.kernels.test_groups_linear import OTHER_VALUES, grouped, numbers
+from tests.kernels.native.test_groups_linear import OTHER_VALUES, grouped, numbers
 
 pytest.importorskip("triton")
 

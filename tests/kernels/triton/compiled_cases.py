@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("kernels/triton", "tests/kernels")
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("kernels/triton", "tests/kernels/triton")
 N_CHANGED = 5
 _IMPORT = re.compile(r"^from kernels\.triton\.(\w+) import", re.MULTILINE)
 
@@ -28,7 +28,10 @@ def case_files() -> Sequence[Path]:
 def cases_by_capability(capabilities: Sequence[int]) -> Mapping[int, Sequence[str]]:
     """Returns the names of the cases to compile for each compute capability: all, if the variable
     TRITON_CASES is `all`, else a sample."""
-    files = {path: list(import_module(f"tests.kernels.{path.stem}").CASES) for path in case_files()}
+    files = {
+        path: list(import_module(f"tests.kernels.triton.{path.stem}").CASES)
+        for path in case_files()
+    }
     if os.environ.get("TRITON_CASES") == "all":
         return {one: [name for names in files.values() for name in names] for one in capabilities}
     changed = changed_since(os.environ.get("CHANGED_SINCE") or "HEAD^")

@@ -14,7 +14,7 @@ from kernels.triton.gates import gelu_and_mul, silu_and_mul
 from kernels.triton.greedy import greedy
 from kernels.triton.norms import layer_norm, rms_norm
 from kernels.triton.rotary import rotary, rotary_write_kv, write_kv
-from tests.kernels.compile_only import Cases
+from tests.kernels.triton.compile_only import Cases
 
 # What compiles differently: the sizes and the element type, but not the number of tokens.
 N_TOKENS = 3

@@ -13,7 +13,7 @@ from kernels.triton.linear_groups import (
     TritonGroupsWeight,
 )
 from kernels.weights.groups import Bits, GroupForm
-from tests.kernels.compile_only import Cases
+from tests.kernels.triton.compile_only import Cases
 
 
 def matrix(n_out: int, n_in: int, bits: Bits, size: int) -> PackedGroups:

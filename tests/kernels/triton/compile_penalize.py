@@ -8,7 +8,7 @@ import torch
 
 from kernels.forms.sampling_columns import Penalties
 from kernels.triton.penalize import penalize
-from tests.kernels.compile_only import Cases
+from tests.kernels.triton.compile_only import Cases
 
 N_ROWS = 3
 

@@ -24,7 +24,10 @@ from kernels.packing.experts import pack_experts
 from kernels.packing.heads import pack_heads
 from kernels.packing.linear import pack, pack_gated
 from kernels.upload import uploads_for
-from kernels.weights.linear import Clamp, GatedWeight, LinearWeight, Quantization
+from kernels.weights.gated_in_two import GatedMatrix
+from kernels.weights.linear import Clamp, LinearWeight, Quantization
+from tests.kernels.gated import gated as gated_product
+from tests.kernels.gated import mixed
 from tests.kernels.implementations import BUILDS, CPU
 from tests.kernels.rows import N_THREADS, Draws, check_rows, threads
 
@@ -187,8 +190,8 @@ def _product(form: LinearWeight, x: Tensor, bias: Tensor, residual: Tensor, rows
     return form(x[rows], bias, residual[rows])
 
 
-def _gated(form: GatedWeight, x: Tensor, rows: Tensor) -> Tensor:
-    return form(x[rows])
+def _gated(build: Ops, matrix: GatedMatrix, x: Tensor, rows: Tensor) -> Tensor:
+    return gated_product(matrix, x[rows], build)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -200,8 +203,8 @@ def test_products_of_a_token(build: Ops, n_in: int, n_out: int, dtype: torch.dty
     for quantization in QUANTIZATIONS:
         form = pack(weight, quantization)
         check_rows(partial(_product, form, x, bias, residual), 200)
-        gated = pack_gated(weight[: n_out // 2 * 2], "gelu_tanh", build.gelu_and_mul, quantization)
-        check_rows(partial(_gated, gated, x), 200)
+        matrix = pack_gated(weight[: n_out // 2 * 2], "gelu_tanh", quantization)
+        check_rows(partial(_gated, build, matrix, x), 200)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -220,8 +223,8 @@ def test_a_token_among_the_tokens_of_its_experts(build: Ops, dtype: torch.dtype)
     x = torch.randn(90, 52).to(dtype)
     gate_up, down = torch.randn(6, 2 * 40, 52).to(dtype), torch.randn(6, 52, 40).to(dtype)
     weights, experts = torch.rand(90, 6).softmax(-1).topk(3)
-    mlps = pack_experts(gate_up, down, build)
-    check_rows(lambda rows: mlps(x[rows], experts[rows], weights[rows]), 90)
+    matrices = pack_experts(gate_up, down)
+    check_rows(lambda rows: mixed(matrices, x[rows], experts[rows], weights[rows], build), 90)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

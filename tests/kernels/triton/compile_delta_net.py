@@ -9,7 +9,7 @@ import torch
 from kernels import DeltaNetForm, StateSpans
 from kernels.triton.delta_net import delta_net
 from kernels.triton.gates import sigmoid_and_mul
-from tests.kernels.compile_only import Cases
+from tests.kernels.triton.compile_only import Cases
 
 
 def states(n_key_heads: int, n_value_heads: int, dim: int, *, dtype: torch.dtype) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.kernels.compile_only import CompiledKernel
-from tests.kernels.compiled_cases import cases_by_capability
+from tests.kernels.triton.compile_only import CompiledKernel
+from tests.kernels.triton.compiled_cases import cases_by_capability
 
 # Shared memory that a block can have, by compute capability; 8.6 and 8.9 have the least.
 SHARED_BYTES = {80: 99 << 10, 90: 227 << 10}
@@ -40,7 +40,7 @@ def compile_all() -> Mapping[int, Sequence[CompiledKernel]]:
 def compile_for(capability: int, cases: Sequence[str]) -> Sequence[CompiledKernel]:
     """Compiles cases in a process of its own, since this one may interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.compile_only", str(capability)]
+    command = [sys.executable, "-m", "tests.kernels.triton.compile_only", str(capability)]
     command += [f"--only={case}" for case in cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -326,7 +326,7 @@ def test_a_choice_that_the_library_would_misread_is_refused(
 
 @pytest.mark.parametrize("n_experts", [N_EXPERTS, N_EXPERTS - 1])
 def test_scores_of_experts_that_are_not_there_are_refused(library: Ops, n_experts: int) -> None:
-    gate_up = pack_gated(torch.zeros(128, HIDDEN), "silu", library.silu_and_mul)
+    gate_up = pack_gated(torch.zeros(128, HIDDEN), "silu")
     expert = Expert(Gated.of(gate_up), pack(torch.zeros(HIDDEN, 64)), None)
     program, step = routed()
     program.steps.append(step)

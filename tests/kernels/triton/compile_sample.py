@@ -8,7 +8,7 @@ import torch
 
 from kernels.forms.sampling_columns import SamplingColumns
 from kernels.triton.sample import sample
-from tests.kernels.compile_only import Cases
+from tests.kernels.triton.compile_only import Cases
 
 # What compiles differently: the element type and the vocabulary, but not the number of rows.
 N_ROWS = 3

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.triton.linear_int8 import Int8Matrix, TritonInt8GatedWeight, TritonInt8Weight
-from tests.kernels.compile_only import Cases
+from tests.kernels.triton.compile_only import Cases
 
 
 def matrix(n_out: int, n_in: int) -> Int8Matrix:

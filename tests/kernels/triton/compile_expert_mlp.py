@@ -9,7 +9,7 @@ import torch
 from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
 from kernels.triton.expert_mlp import expert_mlp
 from kernels.weights.linear import Clamp
-from tests.kernels.compile_only import Cases
+from tests.kernels.triton.compile_only import Cases
 
 
 def call(

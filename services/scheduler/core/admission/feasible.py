@@ -1,0 +1,45 @@
+"""Requests that could never run are refused on arrival: they would block all behind them."""
+
+from typing import Protocol
+
+from services.common.errors import InvalidRequest
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.request import Request
+
+
+class PoolLimits(Protocol):
+    """The limits of a request pool."""
+
+    max_tokens: int
+    """Tokens that all requests may come to."""
+
+    def fits_ever(self, request: Request) -> bool:
+        """Returns whether an empty pool could take the request in."""
+
+
+def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) -> None:
+    """Checks that a request could run alone.
+
+    Raises:
+        InvalidRequest: it could not; the error names the option.
+    """
+    if not request.prompt_token_ids:
+        raise InvalidRequest("prompt", "must have at least one token")
+    if request.max_new_tokens < 1:
+        raise InvalidRequest("max_tokens", "must be at least 1")
+    if len(request.generated_token_ids) >= request.max_new_tokens:
+        raise InvalidRequest("max_tokens", "leaves nothing to generate")
+    if not kv_manager.fits_ever(request.max_sequence_len):
+        raise InvalidRequest(
+            "max_tokens",
+            f"{request.n_prompt_tokens} prompt tokens and {request.max_new_tokens} new ones "
+            f"need more than the {kv_manager.max_sequence_len} K/V slots that one request "
+            "can have",
+        )
+    if not pool.fits_ever(request):
+        raise InvalidRequest(
+            "max_tokens",
+            f"{request.n_prompt_tokens} prompt tokens, {request.max_new_tokens} new ones and "
+            f"{len(request.sampling)} bytes of options exceed the {pool.max_tokens} that "
+            "all requests may have together",
+        )
