@@ -126,7 +126,7 @@ test-triton-all: setup  ## Interpret more cases of the kernels for GPUs, and com
 # The kernels of every build that this processor can run, and models that run by the best of them.
 test-sanitizers: setup $(VENV)/.sanitized  ## Run the native kernels' tests under AddressSanitizer and UBSan
 	$(SANITIZED) -m 'not gpu and not triton' -k 'not torch-cpu' tests/kernels $(ARGS)
-	$(SANITIZED) tests/worker/models/test_layer_stack.py tests/worker/models/test_quantization.py $(ARGS)
+	$(SANITIZED) tests/worker/models/test_stage_program.py tests/worker/models/test_quantization.py $(ARGS)
 
 test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, else PYTHON)
 	$(GPU_PYTHON) -m pytest -m 'gpu and not thorough' $(if $(wildcard $(BIN)/python),,$(WITHOUT_VENV)) $(ARGS)

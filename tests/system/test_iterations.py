@@ -12,6 +12,9 @@ from tests.system.stack import IterationRecords, Stack, serving
 
 Record = watch_pb2.IterationEvent
 
+N_LONG = 2000
+"""Tokens of a request that still runs when others have come and gone, also on a busy machine."""
+
 
 def ask(stack: Stack, n_prompt: int, max_tokens: int) -> dict[str, Any]:
     """An answer that takes an iteration for each token: with log-probabilities there are no
@@ -42,15 +45,15 @@ def test_late_ones_join_short_ones_leave_and_prefill_shares_iterations_with_deco
     one_stage: Stack,
 ) -> None:
     with one_stage.iterations() as watch, ThreadPoolExecutor(2) as threads:
-        long: Future[Any] = threads.submit(ask, one_stage, 6, 300)
+        long: Future[Any] = threads.submit(ask, one_stage, 6, N_LONG)
         watch.wait_for(lambda records: len(records) >= 5)
         short = threads.submit(ask, one_stage, 9, 4)
         assert len(short.result()["token_ids"]) == 4
-        assert len(long.result()["token_ids"]) == 300
+        assert len(long.result()["token_ids"]) == N_LONG
         watch.wait_for(lambda records: n_ended(records) == 2)
     by_request = rides(watch.records)
     (_, long_rides), (_, short_rides) = by_request.items()
-    assert len(long_rides) == 300
+    assert len(long_rides) == N_LONG
     assert len(short_rides) == 4
     first = short_rides[0]
     assert list(first.kinds) == [watch_pb2.SPAN_KIND_DECODE, watch_pb2.SPAN_KIND_PREFILL], (
@@ -96,7 +99,7 @@ def test_two_stages_have_two_batches_in_flight_and_first_come_is_first_served(
 
 def test_a_client_that_leaves_frees_its_memory_within_an_iteration(one_stage: Stack) -> None:
     with one_stage.iterations() as watch, ThreadPoolExecutor(1) as threads:
-        other = threads.submit(ask, one_stage, 4, 1200)
+        other = threads.submit(ask, one_stage, 4, N_LONG)
         watch.wait_for(lambda records: len(records) >= 3)
         alone = watch.records[-1].n_reserved_slots
         _stream_and_hang_up(one_stage, watch, alone)

@@ -13,12 +13,15 @@ from tests.system.stack import Stack, serving
 from tests.system.test_life import MAX_S, call_until_it_breaks, stream_until_it_breaks
 from tests.system.test_oracle import check_mixed_requests
 
+# What ranks of a stage compute is held by `tests/worker/models/test_tensor_parallel.py`.
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(
     scope="module",
     params=[
         pytest.param((1, 2), id="1 stage of 2"),
-        pytest.param((2, 2), id="2 stages of 2", marks=pytest.mark.thorough),
+        pytest.param((2, 2), id="2 stages of 2"),
     ],
 )
 def wide(model: Path, request: pytest.FixtureRequest) -> Iterator[Stack]:
@@ -39,7 +42,6 @@ def test_a_seed_gives_the_tokens_it_gives_on_one_rank(
         assert wide.complete(**options)["token_ids"] == item["expected"]
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("index", range(4))
 def test_whichever_rank_is_killed_the_requests_end_and_nothing_stays(
     model: Path, index: int

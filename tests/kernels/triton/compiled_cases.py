@@ -1,4 +1,4 @@
-"""The cases that `test_triton_compiles` compiles, and for which GPU.
+"""The cases that `test_compiles` compiles, and for which GPU.
 
 Compiling all cases for all GPUs takes ten minutes or more of processor time, and
 `make test-triton-all` does it. Otherwise a sample stands for them: the first case of every file of
