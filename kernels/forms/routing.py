@@ -17,7 +17,7 @@ class RoutingForm:
 
     n_chosen: int  # experts of a token
     is_softmax: bool  # scores are shares of one; else each is the sigmoid of its logit
-    normalises: bool  # the weights of those chosen add up to `factor`
+    normalises: bool  # the weights of the chosen experts add up to `factor`
     factor: float
     n_groups: int = 1
     n_chosen_groups: int = 1

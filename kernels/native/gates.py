@@ -19,8 +19,7 @@ from kernels.weights.linear import Clamp
 
 
 class NativeGates:
-    """Implements `Ops.gelu` and `Ops.gelu_tanh`, `Ops.silu_and_mul` and those like it,
-    and `Ops.sigmoid_and_mul`."""
+    """Implements `Ops.gelu`, `Ops.gelu_tanh`, `Ops.sigmoid_and_mul` and the gates of gated MLPs."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._silu = declare(library, "silu_and_mul", "element gate_up out n_tokens size")

@@ -59,7 +59,7 @@ def open_library(instruction_set: str) -> ctypes.CDLL:
 
     Raises:
         OSError: it cannot be loaded.
-        TypeError: its structures or numbers are not those of Python.
+        TypeError: it has other structures or numbers than Python.
     """
     opened = _opened(instruction_set)
     check_layout(opened, layout_of())

@@ -334,7 +334,12 @@ def _(step: ScaleByPosition, at: Frame) -> None:
     factors = step.factors  # [1], or
     if len(factors) > 1:
         factors = factors[at.positions // step.length][:, None]  # [n_tokens, 1]
-    at.rows[step.x.index][:, : step.size].mul_(factors)
+    rows = at.rows[step.x.index]
+    if rows.shape[1] == step.size:
+        # Dense: of queries that are not, PyTorch's attention may compute other last bits.
+        at.rows[step.x.index] = rows * factors
+    else:
+        rows[:, : step.size].mul_(factors)
 
 
 @run_step.register

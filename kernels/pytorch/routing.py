@@ -14,9 +14,10 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
     """Returns the weights and the experts of every token, [n_tokens, n_chosen] each (top-k routing;
     Shazeer et al., 2017).
 
-    Those of the highest `scores` [n_tokens, n_experts] are chosen, the highest first; of equal
-    scores, any. Weights are float32: the softmax of all scores, or of those chosen if it
-    `normalises`. Experts are int64, all different for a token, whatever the scores are.
+    The experts with the highest `scores` [n_tokens, n_experts] are chosen, the highest first; of
+    equal scores, any. Weights are float32: the softmax of all scores, divided by the sum of the
+    chosen experts' weights if it `normalises`. Experts are int64, all different for a token,
+    whatever the scores are.
     """
     weights, experts = scores.float().softmax(-1).topk(n_chosen)
     if normalises:
@@ -28,10 +29,10 @@ def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
     """Returns the weights and the experts of every token, [n_tokens, n_chosen] each, where groups
     of experts are chosen before experts (DeepSeek-AI, 2024).
 
-    `logits` are [n_tokens, n_experts] and all is float32. Those groups are chosen whose best
-    experts have the highest sums of scores, and of their experts those of the highest scores; of
-    equal ones, any. For this alone, scores have the bias added. Experts are int64, all different
-    for a token.
+    `logits` are [n_tokens, n_experts] and all is float32. The groups are chosen whose best experts
+    have the highest sums of scores, and in these groups the experts with the highest scores; of
+    equal scores, any. The bias is added to scores for this choice alone. Experts are int64, all
+    different for a token.
     """
     # PyTorch's own sigmoid may give the last elements of a tensor other bits than those before.
     sigmoid = torch.exp(-logits).add_(1).reciprocal_()

@@ -70,4 +70,4 @@ class Select:
     """Copies the rows of sampled tokens."""
 
     x: Buffer
-    out: Buffer  # of sampled tokens, as that of every later step
+    out: Buffer  # of sampled tokens, as the buffers of all later steps

@@ -8,9 +8,9 @@ left factor, which a matrix unit of Hopper takes from registers, and the few tok
 the side of the tile that may be short. Tokens that are not there are not read.
 
 Where there are fewer tiles than multiprocessors, inputs are divided among programs. Each writes its
-sums, and the last one, by a count of those that have written, adds them up, always in the order of
-the inputs: results are the same each time. It leaves the count at zero for the next call. So calls
-with the same weight must not run at the same time, on two streams.
+sums, and the last one, by a count of the programs that have written, adds them up, always in the
+order of the inputs: results are the same each time. It leaves the count at zero for the next call.
+So calls with the same weight must not run at the same time, on two streams.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ _N_PAIRS = 1024
 
 @cache
 def head_form(n_heads: int, half: int) -> tuple[int, int]:
-    """Returns the heads of a program, and the pairs that those of a head are padded to."""
+    """Returns how many heads a program turns, and to how many pairs each head is padded."""
     padded = triton.next_power_of_2(half)
     return min(triton.next_power_of_2(n_heads), max(1, _N_PAIRS // padded)), padded
 

@@ -1,9 +1,9 @@
 """Settings of a stage, and what it tells each of its ranks.
 
     SharedSettings   what controller and ranks are told alike
-    PipelinePlace       which stage a worker is, by its settings or by a leader's word
+    PipelinePlace    which stage a worker is, by its settings or by a leader's word
     RankSettings     SharedSettings, resolved for one rank
-    WorkerSettings   SharedSettings, those of every server, and those of the controller alone
+    WorkerSettings   SharedSettings, the settings of every server, and of the controller alone
 
 A setting for ranks is spelled once, in SharedSettings.
 """

@@ -274,8 +274,11 @@ def _read_head_matrices(
 
 
 def _turned_order(config: LatentConfig, *, n_before: int, n_heads: int) -> Tensor | None:
-    """Returns the stored places of `n_heads` heads, of `n_before` elements that stay where they are
-    and then those that turn, whose pairs are to be halves apart; None if they are."""
+    """Returns the stored place of each element of `n_heads` heads, so that the pairs that turn are
+    half of the turning elements apart; None if they are stored so.
+
+    The first `n_before` elements of a head do not turn and stay where they are.
+    """
     if not config.has_pairs:
         return None
     size = n_before + config.head_dim

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import AttentionForm, DeltaNetForm, Ops, StateSpans, native_ops
+from kernels import TORCH, AttentionForm, DeltaNetForm, Ops, StateSpans, native_ops
 from kernels.forms.routing import RoutingForm
 from kernels.native.checks import check
 from kernels.ops import LayerKV
@@ -130,6 +130,18 @@ def test_the_first_elements_are_scaled_by_position(
     positions[-1] = 15
     with pytest.raises(IndexError, match=r"1 tokens or positions|out of bounds|out of range"):
         computed(ops, describe, x, positions)
+
+
+def test_queries_that_are_scaled_whole_are_dense() -> None:
+    """Queries lie among keys and values before; attention may depend on that in its last bits."""
+    program = Program(torch.float32)
+    x = program.take_in(4)
+    program.scale_by_position(x, 4, torch.tensor([2.0, 3.0]), 2)
+    program.end_layers(x)
+    batch: Any = Batch(torch.arange(3), None)
+    scaled = TORCH.runner(program)(torch.ones(3, 7)[:, :4], batch, ())
+    assert scaled.is_contiguous()
+    assert torch.equal(scaled, torch.tensor([2.0, 2.0, 3.0])[:, None].expand(3, 4))
 
 
 @DTYPES

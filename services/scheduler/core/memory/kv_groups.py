@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class BlockGroups:
-    """The groups of a model, and how far the spans go that read them."""
+    """The K/V groups of a model, and the largest spans of tokens that read them."""
 
     windows: Sequence[int | None] = (None,)
-    """Tokens that a query sees in each group, its own among them; None where it sees all, which
-    groups do that come first."""
+    """Tokens that a query sees in each group, its own token included; None where it sees all
+    tokens. Groups that see all tokens come first."""
     max_span_tokens: int | None = None
     """Tokens in a span of a prompt at most; None where a prompt is one span."""
     max_drafts: int = 0
-    """Drafts behind the token of a decode at most."""
+    """Largest number of drafts behind the token of a decode."""
     n_whole: int = field(init=False)
-    """Groups that see everything."""
+    """Number of groups that see all tokens."""
     finite: tuple[int, ...] = field(init=False)
-    """The windows of the others, in order."""
+    """The windows of the other groups, in order."""
 
     def __post_init__(self) -> None:
         finite = tuple(window for window in self.windows if window is not None)
@@ -64,7 +64,7 @@ class BlockGroups:
 
 
 ONE_GROUP = BlockGroups()
-"""That of a model without windows."""
+"""The groups of a model without windows."""
 
 
 def first_seen(position: int, window: int) -> int:

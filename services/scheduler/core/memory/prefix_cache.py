@@ -178,9 +178,9 @@ class PrefixCache:
     def enter(
         self, request: Holder, block_ids: Sequence[int], *, first: int, group: int = 0
     ) -> list[int]:
-        """Enters blocks of a request in one of the groups, that of the column `first` and those
-        after it; the request uses them and has all their tokens. If another block has the same
-        content, the request's own one stays its own.
+        """Enters blocks of a request in one of the groups, from the column `first` on; the request
+        uses them and has all their tokens. A block is not entered if another block with the same
+        content is here.
 
         Returns blocks that were evicted, where there are as many as there may be.
         """

@@ -64,9 +64,9 @@ class Allowances:
         return n_running[client] < self._max_running * weight / all_weights
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
-        """Yields the candidates that have tokens, and of those that wait the called one, or as many
-        as make `max_running` requests run. The caller takes tokens for each before it asks for the
-        next one."""
+        """Yields the candidates that have tokens. Of the waiting ones, these are the called one, or
+        as many as make `max_running` requests run. The caller takes tokens for each candidate
+        before it asks for the next one."""
         self._max_running = max_running
         for request in candidates:
             if request.reservation is not None:
