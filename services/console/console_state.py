@@ -121,7 +121,7 @@ class ConsoleState:
         if take is None:
             return
         try:
-            if kind not in _ABOUT_THE_WAY:  # whose times are of another clock
+            if kind not in _OF_THE_STREAM:  # whose times are of another clock
                 self.now = max(self.now, float(event.get("t", self.now)))
                 self.away = ""
             take(self, event)
@@ -238,7 +238,7 @@ class ConsoleState:
         self._begin_anew()
 
 
-_ABOUT_THE_WAY = frozenset(("gap", "away", "here"))
+_OF_THE_STREAM = frozenset(("gap", "away", "here"))
 _ROW_FIELDS = frozenset(RequestRow.__dataclass_fields__) - {"number", "ended_at"}
 _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
     "epoch": ConsoleState._take_epoch,

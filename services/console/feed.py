@@ -21,7 +21,9 @@ MAX_WAITING = 10_000
 FIRST_BREAK_S = 0.5
 MAX_BREAK_S = 15.0
 MAX_LINE = 1 << 22
+"""Largest number of bytes in a line of a recording."""
 TURN_S = 0.2
+"""Seconds after which a thread that waits for room in the queue checks whether to end."""
 _MAY_PASS = frozenset((408, 429))
 """HTTP statuses of refusals that may pass."""
 

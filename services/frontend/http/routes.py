@@ -1,31 +1,22 @@
 """The table of routes: all that the HTTP API serves.
 
 The app, the OpenAPI document, the page of documentation and the reference in `docs/api.md` follow
-from these rows, and from the types that they name. A new endpoint is a module with its handler and
-the types of its body and its answer, a row here, and the reference that `python -m tests.api_page`
-writes; besides, it has a test.
+from these rows, and from the types that the handlers take and return. A new endpoint is a module
+with its handler and the types of its body and its answer, a row here, and the reference that
+`python -m tests.api_page` writes; besides, it has a test.
 """
 
 from services.frontend.http.anthropic import errors as anthropic_errors
 from services.frontend.http.anthropic.answer import AnthropicMessage
-from services.frontend.http.anthropic.count import TokenCount, count_tokens
-from services.frontend.http.anthropic.request import CountBody, MessagesBody
+from services.frontend.http.anthropic.count import count_tokens
+from services.frontend.http.anthropic.request import MessagesBody
 from services.frontend.http.docs import handlers
-from services.frontend.http.openai.chat_answer import ChatChunk, ChatCompletion
+from services.frontend.http.openai.answer import ChatChunk, ChatCompletion, Completion
 from services.frontend.http.openai.chat_request import ChatBody
-from services.frontend.http.openai.completion_answer import Completion
 from services.frontend.http.openai.completion_request import CompletionBody
-from services.frontend.http.openai.models import Model, ModelList, list_models, retrieve_model
-from services.frontend.http.openai.tokens import (
-    DetokenizeBody,
-    Text,
-    TokenizeBody,
-    Tokens,
-    detokenize,
-    tokenize,
-)
+from services.frontend.http.openai.models import list_models, retrieve_model
+from services.frontend.http.openai.tokens import detokenize, tokenize
 from services.frontend.http.operations import pipeline_page, probes
-from services.frontend.http.operations.probes import Status, Version
 from services.frontend.http.protocol.route import (
     RESUMING,
     Access,
@@ -48,11 +39,10 @@ _CHUNKS = (
 _NAMED_EVENTS = "With `stream`. Events have a name, which is their `type`, too; the last is {}."
 
 _OPENAI = (
-    get("/v1/models", list_models, ModelList, description="Lists the names of the one model."),
+    get("/v1/models", list_models, description="Lists the names of the one model."),
     get(
         "/v1/models/{model:path}",
         retrieve_model,
-        Model,
         description="Describes the model, by one of its names.",
         errors=(404,),
         parameters=(
@@ -79,14 +69,8 @@ _OPENAI = (
         chunk=ChatChunk,
         parameters=(RESUMING,),
     ),
-    post(
-        "/tokenize",
-        tokenize,
-        TokenizeBody,
-        Tokens,
-        description="Makes tokens of a text or a conversation.",
-    ),
-    post("/detokenize", detokenize, DetokenizeBody, Text, description="Makes a text of tokens."),
+    post("/tokenize", tokenize, description="Makes tokens of a text or a conversation."),
+    post("/detokenize", detokenize, description="Makes a text of tokens."),
 )
 
 _OTHER_PROTOCOLS = (
@@ -113,8 +97,6 @@ _OTHER_PROTOCOLS = (
     post(
         "/v1/messages/count_tokens",
         count_tokens,
-        CountBody,
-        TokenCount,
         checks_room=True,
         description="Counts the tokens that a conversation would start with.",
         dialect=anthropic_errors.DIALECT,
@@ -146,25 +128,18 @@ _WATCHING = (
 )
 
 _OF_SERVER = (
+    probe("/health", probes.health, description="Says that the process is up; needs no key."),
     probe(
-        "/health", probes.health, Status, description="Says that the process is up; needs no key."
-    ),
-    probe(
-        "/ready",
-        probes.ready,
-        Status,
-        description="Says whether requests would be taken; needs no key.",
+        "/ready", probes.ready, description="Says whether requests would be taken; needs no key."
     ),
     probe(
         "/serving",
         probes.serving,
-        Status,
         description="Says whether requests get tokens, or why not; needs no key.",
     ),
     get(
         "/version",
         probes.version,
-        Version,
         description="Tells the server's version; needs no key.",
         access=Access.ANY,
     ),

@@ -147,10 +147,10 @@ class ViewFeed:
         self._state: ViewState | None = None  # while a scheduler is watched
         self._ahead_s: float | None = None
         """Seconds by which the scheduler's clock is ahead of the loop's, once an event has come."""
-        self._away = ""  # why there is none, once that is known
+        self._away = ""  # why no scheduler is watched, once that is known
         self._is_stopping = False
-        self._has_decisions = False  # the subscription asks for them
-        self._is_stale = False  # it does not ask for what viewers want
+        self._has_decisions = False  # whether the subscription asks for decisions
+        self._is_stale = False  # whether viewers want another subscription
         self._changed = asyncio.Event()
 
     @property

@@ -138,6 +138,21 @@ def test_an_event_is_written_down_once_for_all_viewers() -> None:
     on_stage(play)
 
 
+def test_the_first_figures_are_of_the_time_since_the_first_event() -> None:
+    async def play(stage: Stage) -> None:
+        with stage.feed.viewer() as viewer:
+            await settle()
+            stage.feed.opened()
+            await asyncio.sleep(3)
+            stage.tell(epoch(1), iteration(1, 7))
+            await told(viewer)
+            await asyncio.sleep(2)
+            figures = [event for event in await told(viewer) if event["type"] == "figures"]
+            assert figures[0]["minute"]["tokens_per_s"] == 1
+
+    on_stage(play)
+
+
 def test_figures_are_told_once_a_second_until_the_pipeline_rests() -> None:
     async def play(stage: Stage) -> None:
         with stage.feed.viewer() as viewer:

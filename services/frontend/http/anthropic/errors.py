@@ -27,7 +27,7 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Types of errors by their statuses, where they are other than of most errors."""
+"""Types of errors by their statuses, where they differ from the type of most errors."""
 
 
 @answer_object

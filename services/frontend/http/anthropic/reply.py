@@ -126,7 +126,7 @@ class MessagesReply(MessageReply):
 
 
 _UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
-"""Fields of a block that begins, as far as they are other than of a complete one."""
+"""Fields in which a block that begins differs from a complete block, by its kind."""
 
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:

@@ -3,7 +3,7 @@
 from pydantic import BeforeValidator
 
 MAX_METADATA = 16
-"""Labels of a request at most, as in the OpenAI API."""
+"""Largest number of labels of a request, as in the OpenAI API."""
 
 
 def _check_number(value: object) -> object:

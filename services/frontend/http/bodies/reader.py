@@ -13,7 +13,7 @@ from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH, explain
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_UNKNOWN = 16
-"""Unknown fields of a body that are named at most."""
+"""Largest number of unknown fields of a body that are named."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
 """A function of the paths of a body's unknown fields, without positions in lists:
@@ -25,7 +25,7 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
     called with the first of them, and may raise.
 
     Raises:
-        InvalidRequest: it is not JSON in UTF-8, or a field is missing or of the wrong type.
+        InvalidRequest: the body is not JSON in UTF-8, or a field is missing or of the wrong type.
     """
     try:
         value = pydantic_core.from_json(data)

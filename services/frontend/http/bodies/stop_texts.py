@@ -13,7 +13,7 @@ StopText = Annotated[str, Within({"minLength": 1, "maxLength": MAX_STOP_LENGTH})
 StopTexts = TypeAliasType(
     "StopTexts", Annotated[list[StopText], FailFast(), Within({"maxItems": MAX_STOPS})]
 )
-"""A list of such texts."""
+"""A list of texts at which an answer stops."""
 
 
 def _as_list(value: object) -> object:
@@ -25,4 +25,4 @@ def _as_list(value: object) -> object:
 StopTextOrTexts = Annotated[
     StopTexts | None, BeforeValidator(_as_list, json_schema_input_type=StopText | StopTexts | None)
 ]
-"""A list of such texts, or one text."""
+"""A list of texts at which an answer stops, or one such text."""

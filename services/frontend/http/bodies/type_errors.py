@@ -8,7 +8,7 @@ from pydantic_core import ErrorDetails
 from services.common import errors
 
 MAX_NAME_LENGTH = 64
-"""Characters of a client's field name that are repeated."""
+"""Largest number of characters of a client's field name that an error repeats."""
 
 KINDS = {
     "string_type": "a text",
@@ -48,7 +48,7 @@ SENTENCES = {
 OTHER = "is of a wrong type"
 
 MISSING = ("missing", "value_error")
-"""Types of errors of fields that need not be in the body; a check of ours may want them there."""
+"""Types of errors whose field may be absent: it must be given, or a check of this server fails."""
 
 
 def explain(error: ValidationError, body: object) -> errors.InvalidRequest:

@@ -24,7 +24,7 @@ LOGGED_AGAIN_S = 3600.0
 """Seconds after which a set of names may have a line in the log again."""
 
 MAX_LOGGED = 64
-"""Lines in that time at most."""
+"""Largest number of lines in the log within `LOGGED_AGAIN_S`."""
 
 _SCOPE_KEY = "orcinus.ignored_fields"
 

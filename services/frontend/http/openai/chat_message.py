@@ -24,7 +24,7 @@ from services.frontend.http.protocol.conversation_tools import json_text
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
 
 MAX_CALLS = 128
-"""Calls of tools in a message at most."""
+"""Largest number of calls of tools in a message."""
 
 
 def _check_kind(kind: str) -> str:

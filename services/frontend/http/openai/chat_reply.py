@@ -5,7 +5,7 @@ from typing import Literal
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
-from services.frontend.http.openai.chat_answer import (
+from services.frontend.http.openai.answer import (
     AssistantMessage,
     ChatChoice,
     ChatChunkChoice,

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
-from services.frontend.http.openai.completion_answer import CompletionChoice, CompletionLogprobs
+from services.frontend.http.openai.answer import CompletionChoice, CompletionLogprobs
 from services.frontend.http.openai.logprobs import CompletionColumns
 from services.frontend.http.openai.reply import GenerationReply, ReplyOptions
 

@@ -6,9 +6,14 @@ more likely one counts: their object has a name for each text.
 
 from collections.abc import Sequence
 
-from services.frontend.http.openai.answer import PromptLogprob, PromptLogprobs
-from services.frontend.http.openai.chat_answer import ChatLogprobs, ChatTokenLogprob, TokenLogprob
-from services.frontend.http.openai.completion_answer import CompletionLogprobs
+from services.frontend.http.openai.answer import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprob,
+)
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.token_texts import TokenTexts
 

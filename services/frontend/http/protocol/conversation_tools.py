@@ -16,7 +16,7 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.request.conversation import Tool
 
 MAX_TOOL_NAME = 128
-"""Characters of a tool's name at most."""
+"""Largest number of characters in a tool's name."""
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME)]
 

@@ -6,7 +6,8 @@ from functools import lru_cache
 import pydantic_core
 
 SHORT_CHARACTERS, MAX_CACHED = 32, 2**13
-"""Characters of the texts whose JSON is kept, and their number: a megabyte of them."""
+"""Largest length of a text whose JSON is kept, in characters, and the largest number of such texts,
+which take a megabyte together."""
 
 
 def to_json(value: Mapping[str, object] | str) -> bytes:

@@ -1,13 +1,14 @@
 """A row of the table of routes: what is served at a path, and the description of it.
 
-The functions make rows, and mypy checks that a handler takes and returns the types that its row
-names. The app, the OpenAPI document, and the reference in `docs/api.md` follow from rows.
+The functions make rows. A row's types of body and answer are the types that its handler takes and
+returns, which mypy checks. The app, the OpenAPI document, and the reference in `docs/api.md` follow
+from rows.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Required, TypedDict, TypeVar, Unpack
+from typing import Any, Required, TypedDict, TypeVar, Unpack, get_args, get_type_hints
 
 from pydantic import BaseModel
 from starlette.requests import Request
@@ -96,7 +97,6 @@ class RouteFields(TypedDict, total=False):
 def get(
     path: str,
     handler: Callable[[Api, Request], Coroutine[Any, Any, Answer]],
-    answer: type[Answer],
     **fields: Unpack[RouteFields],
 ) -> Route:
     """Returns the route of a question without a body."""
@@ -108,14 +108,12 @@ def get(
             api.admit(request)
         return json_response(await handler(api, request))
 
+    answer = get_type_hints(handler)["return"]
     return Route(method="GET", path=path, handler=handle, answer=answer, **fields)
 
 
 def probe(
-    path: str,
-    handler: Callable[[Api], tuple[bool, Answer]],
-    answer: type[Answer],
-    **fields: Unpack[RouteFields],
+    path: str, handler: Callable[[Api], tuple[bool, Answer]], **fields: Unpack[RouteFields]
 ) -> Route:
     """Returns the route of a question whether all is well, which any caller may ask. The status of
     an answer is 200 or 503."""
@@ -126,14 +124,13 @@ def probe(
         is_well, said = handler(api)
         return json_response(said, 200 if is_well else 503)
 
+    _, answer = get_args(get_type_hints(handler)["return"])
     return Route(method="GET", path=path, handler=handle, answer=answer, answers_503=True, **fields)
 
 
 def post(
     path: str,
     handler: Callable[[Api, Body, Account], Coroutine[Any, Any, Answer]],
-    body: type[Body],
-    answer: type[Answer],
     *,
     checks_room: bool = False,
     **fields: Unpack[RouteFields],
@@ -141,6 +138,7 @@ def post(
     """Returns the route of a question with a body, which needs room among the requests that
     generate if it `checks_room`."""
     fields.setdefault("name", _name(handler))
+    _, body, _, answer = get_type_hints(handler).values()
 
     async def handle(api: Api, request: Request) -> Response:
         account = api.admit_generation(request) if checks_room else api.admit(request)

@@ -30,7 +30,7 @@ from services.frontend.request.request_id import created_at
 Fields = Mapping[str, object]
 
 KEPT_BYTES = 4
-"""Bytes of memory that a character takes at most while it is kept."""
+"""Largest number of bytes of memory that a character takes while it is kept."""
 
 _PREFIXES = {ItemKind.REASONING: "rs_", ItemKind.TEXT: "msg_", ItemKind.CALL: "fc_"}
 

@@ -60,7 +60,7 @@ class BodyLimits:
 def check_media(headers: Mapping[str, str]) -> None:
     """Raises Unsupported if the headers say that the body is compressed, or that it cannot be JSON.
 
-    A type that JSON is often sent as by mistake is taken: what curl says of any data, or a text's.
+    Types with which JSON is often sent by mistake are accepted, such as curl's default.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
@@ -76,11 +76,10 @@ async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes
     left to small bodies, so that these get in while slow uploads of large ones take the rest.
 
     Raises:
-        Unsupported: it says that it is compressed, or no JSON.
-        TooLarge: it is larger than a body may be, or says that it will be, or has too much
-        structure.
-        TimedOut: it did not come in time.
-        PoolFull: requests take all the memory that they may.
+        Unsupported: the headers say that the body is compressed, or that it is not JSON.
+        TooLarge: the body is too large, its announced length is, or it has too much structure.
+        TimedOut: the body did not come within `limits.limit_s`.
+        PoolFull: the memory budget has no room for the body.
     """
     headers = headers_of(request)
     check_media(headers)

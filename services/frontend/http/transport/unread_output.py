@@ -44,9 +44,8 @@ class UnreadOutput:
         try:
             self._share.grow(self._transport.get_write_buffer_size())
         except errors.PoolFull:  # the budget has no memory left for unread output
-            self._timer = self._loop.call_soon(
-                self._give_up
-            )  # not at once, since the transport is writing
+            # The transport is writing now, so it is aborted after that.
+            self._timer = self._loop.call_soon(self._give_up)
         else:
             self._wait(self._check)
 

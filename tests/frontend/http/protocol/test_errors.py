@@ -3,7 +3,7 @@
 import pytest
 
 from services.common import errors
-from services.frontend.http.protocol.errors import _STATUSES, failure
+from services.frontend.http.protocol.errors import _STATUSES, failure, json_response
 
 TREE = [
     (errors.InvalidRequest("n", "must be 1"), 400, None),
@@ -39,3 +39,7 @@ def test_headers_say_what_to_do() -> None:
     assert refused.headers["www-authenticate"] == "Bearer"
     full = failure(errors.PoolFull("full", retry_after_s=1.5))
     assert full.headers["retry-after"] == "2"
+
+
+def test_answers_are_in_utf_8() -> None:
+    assert json_response({"message": "naïve"}).body == '{"message":"naïve"}'.encode()
