@@ -22,7 +22,7 @@ from kernels.ops import LayerKV, Ops, ProgramBatch, Ranks
 from kernels.program import Program
 from kernels.pytorch.expert_mlp import mix_experts
 from kernels.pytorch.frame import NOTHING, Frame, in_heads
-from kernels.pytorch.row_parts import JoinParts, join_parts, joined, write_part
+from kernels.pytorch.row_parts import JoinParts, WritePart, join_parts, joined, write_part
 from kernels.steps import (
     ACTIVATIONS,
     GATES,
@@ -35,7 +35,6 @@ from kernels.steps import (
     Attend,
     Buffer,
     Call,
-    CopyPart,
     Embed,
     EmbedPacked,
     EmbedShare,
@@ -44,9 +43,7 @@ from kernels.steps import (
     LookUpAngles,
     Mul,
     Multiply,
-    MultiplyHeads,
     RMSNorm,
-    RMSNormPart,
     RotaryWriteKV,
     Route,
     RouteInGroups,
@@ -58,7 +55,6 @@ from kernels.steps import (
     Select,
     SigmoidAndMul,
     SoftCap,
-    TurnHeads,
     Widen,
     WriteKV,
     WriteLatents,
@@ -208,11 +204,8 @@ def _(step: Select, at: Frame) -> None:
     at.rows[step.out.index] = hidden if is_all else hidden.index_select(0, at.sampled)
 
 
-@run_step.register(CopyPart)
-@run_step.register(RMSNormPart)
-@run_step.register(TurnHeads)
-@run_step.register(MultiplyHeads)
-def _(step: CopyPart | RMSNormPart | TurnHeads | MultiplyHeads, at: Frame) -> None:
+@run_step.register
+def _(step: WritePart, at: Frame) -> None:
     write_part(step, at)
 
 

@@ -8,7 +8,7 @@ their parts first, and one copy then puts the parts side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -38,16 +38,32 @@ class RowPart:
 
 
 @dataclass(frozen=True, slots=True)
+class WritePart:
+    """A step that writes its part alone, and the function that computes the part."""
+
+    place: RowPart
+    buffers: tuple[Buffer, ...]  # of the step
+    step: PartStep
+    compute: Callable[[Any, Frame], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class JoinParts:
-    """Steps whose parts fill the rows of `out`, in the order of their places in a row."""
+    """Parts that fill the rows of `out`, in the order of their places in a row."""
 
     out: Buffer
-    buffers: tuple[Buffer, ...]  # of the steps
-    steps: tuple[PartStep, ...]
+    buffers: tuple[Buffer, ...]  # of the parts
+    parts: tuple[WritePart, ...]
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the rows are a copy: of several parts, or of a view of other rows."""
+        return len(self.parts) > 1 or isinstance(self.parts[0].step, CopyPart)
 
 
 def joined(steps: Sequence[object]) -> Iterator[object]:
-    """Returns steps that compute the same, with a `JoinParts` for neighbours that fill rows."""
+    """Returns steps that compute the same, with a `JoinParts` for neighbours that fill rows, and a
+    `WritePart` for each other step that writes a part."""
     neighbours: list[PartStep] = []
     for step in steps:
         if not isinstance(step, PartStep) or not _goes_with(neighbours, step):
@@ -60,10 +76,9 @@ def joined(steps: Sequence[object]) -> Iterator[object]:
     yield from _at_once(neighbours)
 
 
-def write_part(step: PartStep, at: Frame) -> None:
-    """Computes a step that writes a part of each row, in place."""
-    place = place_of(step)
-    computed = compute_part(step, at)
+def write_part(part: WritePart, at: Frame) -> None:
+    """Computes a part and writes it into its rows."""
+    computed, place = part.compute(part.step, at), part.place
     index = place.out.index
     if at.rows[index] is NOTHING:
         at.rows[index] = computed.new_empty(len(computed), place.out.width)
@@ -71,12 +86,11 @@ def write_part(step: PartStep, at: Frame) -> None:
     heads[..., place.first : place.end].copy_(computed)
 
 
-def join_parts(step: JoinParts, at: Frame) -> None:
-    """Computes steps that fill rows, which may be new or take the place of old ones."""
-    parts = [compute_part(each, at) for each in step.steps]
-    is_copied = len(parts) > 1 or isinstance(step.steps[0], CopyPart)
-    rows = torch.cat(parts, -1) if is_copied else parts[0]
-    at.rows[step.out.index] = rows.flatten(1)
+def join_parts(whole: JoinParts, at: Frame) -> None:
+    """Computes parts that fill rows, which may be new or take the place of old ones."""
+    computed = [part.compute(part.step, at) for part in whole.parts]
+    rows = torch.cat(computed, -1) if whole.is_copied else computed[0]
+    at.rows[whole.out.index] = rows.flatten(1)
 
 
 def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
@@ -90,15 +104,21 @@ def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
     ) and not (others and isinstance(step, CopyPart | MultiplyHeads) and step.x == step.out)
 
 
-def _at_once(neighbours: Sequence[PartStep]) -> Iterator[object]:
-    """Returns one step in place of neighbours that fill rows, and the neighbours otherwise."""
-    in_order = tuple(sorted(neighbours, key=lambda step: place_of(step).first))
-    places = [place_of(step) for step in in_order]
+def _at_once(neighbours: Sequence[PartStep]) -> Iterator[JoinParts | WritePart]:
+    """Returns one step in place of neighbours that fill rows, and each part by itself otherwise."""
+    parts = [_part(step) for step in neighbours]
+    in_order = tuple(sorted(parts, key=lambda part: part.place.first))
+    places = [part.place for part in in_order]
     if places and sum(each.end - each.first for each in places) == places[0].head_size:
-        buffers = tuple(buffer for step in in_order for buffer in buffers_of(step))
+        buffers = tuple(buffer for part in in_order for buffer in part.buffers)
         yield JoinParts(places[0].out, buffers, in_order)
     else:
-        yield from neighbours
+        yield from parts
+
+
+def _part(step: PartStep) -> WritePart:
+    compute = compute_part.dispatch(type(step))
+    return WritePart(place_of(step), tuple(buffers_of(step)), step, compute)
 
 
 @singledispatch
