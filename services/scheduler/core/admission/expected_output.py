@@ -28,7 +28,7 @@ class ExpectedOutput:
         return self._all.n >= N_NEEDED
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
-        """Learns from an ended request, which generated `n_generated` tokens of `max_new_tokens`."""
+        """Learns that an ended request has generated `n_generated` tokens of `max_new_tokens`."""
         bits = max_new_tokens.bit_length()
         if bits not in self._shares:
             self._shares[bits] = _Average()

@@ -34,7 +34,7 @@ class Suspects:
         self._waiting.pop(request, None)
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Forgets all suspects, then takes the suspects among the requests that wait after a loss."""
+        """Replaces the waiting suspects by those of the requests that wait after a loss."""
         self._waiting = {request: None for request in waiting if request.is_suspect}
 
     def are_in(self, admitted: Collection[Request]) -> bool:
