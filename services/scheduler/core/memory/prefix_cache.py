@@ -67,7 +67,7 @@ class PrefixCache:
         self.n_shared_blocks = 0
         """Number of blocks with several users."""
         self.n_queried_tokens = 0
-        """Total number of tokens of admitted requests."""
+        """Number of tokens of admitted requests for which the cache was searched."""
         self.n_cached_tokens = 0
         """Number of tokens of admitted requests that were found in the cache and so are not
         computed."""
