@@ -69,7 +69,7 @@ class Request:
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
     grammar_digest: bytes | None = None
-    """Digest of the grammar that the output follows; None where it follows none."""
+    """Digest of the grammar that the output follows; None where the output follows no grammar."""
     n_logprobs: int | None = None
     """Number of alternatives to report with the log-probability of each new token; None where no
     log-probabilities are wanted."""
@@ -98,8 +98,8 @@ class Request:
     """Number of consecutive epochs that were lost with the request in flight, since it was last
     cleared."""
     n_prefill_tokens: int = 0
-    """Number of tokens that the request had when it was last to be computed from the start, or when
-    it came into the pool."""
+    """Number of tokens that the request had when it came into the pool, or when its computation was
+    last restarted."""
     n_scheduled: int = 0
     """Number of tokens that have been sent to the ranks."""
     n_awaited: int = 0
@@ -153,8 +153,8 @@ class Request:
 
     @property
     def n_new_tokens(self) -> int:
-        """Number of tokens generated since the request came into the pool, or was last to be
-        computed from the start."""
+        """Number of tokens generated since the request came into the pool, or since its computation
+        was last restarted."""
         return self.n_tokens - self.n_prefill_tokens
 
     @property

@@ -36,7 +36,7 @@ OPTION_BYTES = 4
 RETRY_AFTER_S = 1.0
 """Seconds after which a client is told to try again when the pool was full."""
 
-# To look a member of an enum up takes as long as to call a method; here it is done for each token.
+# Looking up an enum member takes as long as a method call, and would be done for each token.
 _INITIATION = RequestState.INITIATION
 _RUNNING = RequestState.RUNNING
 _INCREMENT = RequestState.INCREMENT

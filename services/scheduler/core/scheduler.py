@@ -43,7 +43,7 @@ from services.scheduler.core.preemption.preemption import preemption_of
 from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool
 
-# To look a member of an enum up takes as long as to call a method; here it is done for each token.
+# Looking up an enum member takes as long as a method call, and would be done for each token.
 _FINISHED = RequestState.FINISHED
 
 
@@ -145,7 +145,7 @@ class Scheduler:
         for request in batch.sampled_requests(cut):
             request.is_cut = True
         drafted: list[Update] = []
-        if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # nearly always
+        if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # usual
             updates = list(map(self._apply_to, batch.columns.requests, token_ids))
         else:
             tokens = iter(token_ids)

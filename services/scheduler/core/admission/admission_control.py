@@ -26,13 +26,13 @@ from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request
 
 RETRY_AFTER_S = 0.001
-"""Least number of seconds after which a client may try again."""
+"""Smallest number of seconds that a refused client is told to wait before trying again."""
 
 ON_TIME = 0.99
 """Fraction of first tokens that should come no later than forecast plus allowance."""
 
 STEP = 1 / 32
-"""Largest step of the allowance with one first token, as a fraction of the goal."""
+"""Largest change of the allowance after one first token, as a fraction of the goal."""
 
 TELLING = 0.5
 """The allowance learns only from forecasts of at least this fraction of the longest forecast with
@@ -58,7 +58,8 @@ N_LOOKED_AT = 1024
 """Largest number of waiting requests that one check goes through, in their order."""
 
 SURELY = 0.5
-"""A waiting request is given up if it would be late even after this fraction of its forecast."""
+"""Fraction of a forecast, to allow for errors: a waiting request is given up only if waiting for
+this fraction of its forecast would already make it late."""
 
 
 class TooLate(PoolFull):
@@ -85,14 +86,14 @@ class AdmissionControl:
         clients."""
         self.goal_s = goal_s
         self.allowance_s = 0.0 if goal_s is None else FIRST_ALLOWANCE * goal_s
-        """Seconds that are added to forecasts."""
+        """The allowance: seconds that are added to each forecast."""
         self.expected = ExpectedOutput()
         """Learned lengths of the outputs of requests."""
         self.backlog = Backlog(self.expected, is_fair=is_fair)
         """The waiting work; the pool keeps the backlog up to date."""
         self.forecast = Forecast(self.expected)
         """Learned speed of the pipeline, and the forecast that follows from it."""
-        # When the forecast of each request was made, and its seconds.
+        # For each request, the time at which its forecast was made, and the forecast in seconds.
         self._foretold: dict[Request, tuple[float, float]] = {}
         self._look_at = 0.0
 

@@ -14,7 +14,7 @@ from services.scheduler.core.clients.client import OUTPUT_CHARGE, PROMPT_CHARGE
 from services.scheduler.core.request import Request
 
 FIRST_OF_ALL = -(2**31)
-"""The class of preempted requests."""
+"""Priority class of preempted requests: lower than any other, so that these requests come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class Backlog:
             del self._classes[priority]
 
     def work_of(self, request: Request) -> WaitingWork:
-        """Returns the expected work of a request from its beginning, or from the point at which the
-        request begins again."""
+        """Returns the work that a waiting request is expected to need: all its known tokens, and
+        the output tokens that are still to come."""
         n_generated = len(request.generated_token_ids)
         n_left = max(1.0, self._expected.n_tokens(request.max_new_tokens) - n_generated)
         return WaitingWork(1.0, request.n_tokens, min(n_left, request.max_new_tokens - n_generated))

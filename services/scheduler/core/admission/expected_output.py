@@ -19,7 +19,7 @@ class ExpectedOutput:
     """The fractions of `max_tokens` that recent requests have used."""
 
     def __init__(self) -> None:
-        self._shares: dict[int, _Average] = {}  # by the bits of `max_tokens`
+        self._shares: dict[int, _Average] = {}  # by the bit length of `max_tokens`
         self._all = _Average()  # of the lengths of outputs, in tokens
 
     @property

@@ -63,7 +63,7 @@ class Forecast:
         self._machine: Machine | None = None
         self._time = IterationTime()
         self.overhead = Overhead(self._time)
-        """Cost of an iteration besides prompt tokens."""
+        """The overhead of an iteration, which is its cost without prompt tokens."""
         self._n_sampled = 0.0  # sampled tokens of an iteration, on average
         self._cached_part = 0.0  # fraction of prompt tokens found in the prefix cache
         self._n_iterations = 0

@@ -19,7 +19,7 @@ class Suspects:
         self._on_probation: Request | None = None  # the suspect that was admitted last
 
     def add(self, request: Request) -> None:
-        """Notes that a request waits, if it is a suspect."""
+        """Notes a waiting request, if the request is a suspect."""
         if request.is_suspect:
             self._waiting[request] = None
 
@@ -34,7 +34,8 @@ class Suspects:
         self._waiting.pop(request, None)
 
     def reset(self, waiting: Iterable[Request]) -> None:
-        """Replaces the waiting suspects by those of the requests that wait after a loss."""
+        """Replaces the waiting suspects by the suspects in `waiting`, the requests that wait after
+        a loss."""
         self._waiting = {request: None for request in waiting if request.is_suspect}
 
     def are_in(self, admitted: Collection[Request]) -> bool:

@@ -19,9 +19,7 @@ class Waiting:
         self._order = order
         self._control = control
         self._n_of_kind = [0] * len(PRIORITY_KINDS)
-        self._deadlines: list[
-            tuple[float, int, Request]
-        ] = []  # a heap; may hold ended requests too
+        self._deadlines: list[tuple[float, int, Request]] = []  # a heap; some may have ended
 
     def n_of(self, kind: str) -> int:
         """Returns the number of waiting requests whose priority is of a kind."""

@@ -25,8 +25,8 @@ MAX_NAME_LENGTH = 64
 """Largest number of characters in the name of an account, as in the frontends' file of keys."""
 
 MAX_ACCOUNTS = 65_536
-"""Largest number of accounts that are in use, or were in use within the last minute. They take 20
-MB."""
+"""Largest number of accounts that are in use, or were in use within the last minute. These accounts
+take 20 MB of memory."""
 
 N_KEPT = 1024
 """Number of accounts up to which idle accounts are not searched for and forgotten."""
@@ -42,7 +42,7 @@ class KeyInFlight(PoolFull):
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """The weight of an account and its limits; a limit is None where there is none."""
+    """The weight of an account and its limits; a limit is None where the account is not limited."""
 
     tokens_per_minute: int | None = None
     max_in_flight_tokens: int | None = None

@@ -29,7 +29,7 @@ class NoDrafting:
         return 0
 
     def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
-        """Takes the sampled token of a span and returns the token; None if none is sampled."""
+        """Takes the sampled token of a span and returns it; None if the span is not sampled."""
         return next(token_ids) if span.is_sampled else None
 
     def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:

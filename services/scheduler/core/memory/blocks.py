@@ -42,8 +42,8 @@ class Blocks:
         return [free.pop() if free else self._evict() for _ in range(n_blocks)]
 
     def give_back(self, block_ids: Iterable[int]) -> int:
-        """Gives blocks back: one user of each block stops using it. Returns the number of blocks
-        that have no user now."""
+        """Gives blocks back: one user of each block stops using the block. Returns the number of
+        blocks that have no user now."""
         n_unused, cache, free = 0, self.cache, self._free
         for block_id in block_ids:
             if block_id in cache:

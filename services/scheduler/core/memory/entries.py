@@ -25,8 +25,8 @@ class Entries:
         self._has_rests = groups.n_whole == len(groups.windows) == 1
 
     def enter(self, request: Holder, reservation: Reservation) -> None:
-        """Enters the request's full blocks into the prefix cache, if all tokens of a block are
-        scheduled and known."""
+        """Enters into the prefix cache each block of the request that is full of scheduled and
+        known tokens, unless the block was entered before."""
         cache, n_stored = self._blocks.cache, min(request.n_scheduled, request.n_tokens)
         if n_stored < reservation.next_entry_at or not isinstance(cache, PrefixCache):
             return

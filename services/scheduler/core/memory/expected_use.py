@@ -34,7 +34,8 @@ class WholeLife:
 
 
 class ExpectedUse:
-    """The optimistic reservation, by the fraction of `max_tokens` that ended requests have used."""
+    """The optimistic reservation, which depends on the fraction of `max_tokens` that ended requests
+    have used."""
 
     may_be_exceeded = True
 
@@ -50,8 +51,9 @@ class ExpectedUse:
 
     def n_tokens(self, request: Holder) -> int:
         """Returns the number of tokens for which a request reserves memory when it is admitted.
-        After its first preemption, a request reserves the fraction that other requests use of its
-        remaining tokens. With each further preemption the fraction doubles."""
+        After its first preemption, a request reserves memory for all its known tokens and a part of
+        its remaining tokens: the fraction that other requests use. With each further preemption the
+        fraction doubles."""
         if request.n_preemptions:
             share = max(self.share, MIN_SHARE) * 2.0 ** (request.n_preemptions - 1)
         else:

@@ -189,8 +189,8 @@ class KVManager:
         return reservation.n_reserved_columns * self.block_size - n_tokens
 
     def grow(self, reservation: Reservation, n_tokens: int) -> bool:
-        """Enlarges a reservation to `n_tokens` tokens if there is enough memory. Returns whether
-        the reservation is large enough now; if not, it is unchanged."""
+        """Enlarges a reservation to `n_tokens` tokens if there is enough memory; otherwise the
+        reservation is unchanged. Returns whether the reservation is large enough now."""
         n_columns = self.columns_for(n_tokens)
         if n_columns <= reservation.n_reserved_columns:
             return True

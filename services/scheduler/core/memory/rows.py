@@ -25,5 +25,5 @@ class Rows:
         return self._n_rows - 1
 
     def give_back(self, row: int) -> None:
-        """Frees a row whose request gives it back."""
+        """Frees the row of a request that no longer needs the row."""
         self._free.append(row)

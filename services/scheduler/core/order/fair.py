@@ -206,7 +206,7 @@ class Fair:
     ) -> Iterator[Request]:
         """Yields the running requests, then the preempted ones, then the other waiting requests as
         their turns come. While a request is called, it is the only waiting request that is yielded.
-        `waiting`, if given, replaces all waiting requests."""
+        `waiting`, if given, lists the only waiting requests to yield."""
         if waiting is not None:
             return chain(ready, waiting)
         if self._called is not None:
@@ -227,10 +227,10 @@ class Fair:
         return self._allowances
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the rank of a request for preemption; the highest rank is preempted first. That
-        is the last admitted request of the least important class. Requests that were preempted
-        before rank lowest, so that a stream of more important requests cannot keep them from
-        ending."""
+        """Returns the rank of a request for preemption; the highest rank is preempted first. Among
+        requests that were never preempted, the last admitted request of the least important class
+        ranks highest. Requests that were preempted before rank lowest, so that a stream of more
+        important requests cannot keep them from ending."""
         if request.n_preemptions:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)

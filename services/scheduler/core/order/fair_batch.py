@@ -47,7 +47,8 @@ class Allowances:
     ) -> None:
         """`turns` lists, for each limited client, the requests that have one token each, in the
         order of their turns. `spare` is the number of tokens that each client has in addition.
-        `called` is the waiting request that takes the place of a running one, if there is one."""
+        `called` is the waiting request that takes the place of a running one; None if there is no
+        such request."""
         self._called = called
         self._n_running = n_running
         self._max_running = 0

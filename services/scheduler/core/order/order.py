@@ -34,9 +34,9 @@ class BatchLimits(Protocol):
     """The limits of an order for the candidates in one batch."""
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
-        """Yields the candidates that may be in the batch, in order. Starts waiting candidates only
-        as the limits and `max_running`, a limit on running requests, allow. The caller must take
-        tokens for each candidate before asking for the next one."""
+        """Yields the candidates that may be in the batch, in order. Waiting candidates are yielded
+        only as the limits allow; `max_running` limits the number of running requests. The caller
+        must take tokens for each candidate before asking for the next one."""
 
     def take(self, request: Request, n_tokens: int) -> int:
         """Takes at most `n_tokens` tokens for a request, within its limit; returns how many

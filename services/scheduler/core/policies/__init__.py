@@ -44,7 +44,7 @@ class PolicyOptions:
 
 
 class Policy(Protocol):
-    """The choice of the next batch."""
+    """Interface of a policy, which chooses the requests of each batch."""
 
     max_batch_size: int
     """Largest number of requests in a batch."""
@@ -70,6 +70,6 @@ class Policy(Protocol):
         ...
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether the batch has no room for another request, if the running requests
-        `ready` are all in it."""
+        """Returns whether the next batch has no room for another request, if all of the running
+        requests `ready` are in that batch."""
         ...

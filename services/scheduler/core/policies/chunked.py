@@ -86,7 +86,7 @@ class ChunkedPolicy:
         for request in limits.riders(candidates, max_running) if limits else candidates:
             if not n_places or not n_free:
                 break
-            # This is done for each token of all decodes: properties would take half the time.
+            # This runs for each token of all decodes; calling properties would take half the time.
             is_decode = request.n_scheduled >= request.n_prefill_tokens
             if is_decode:
                 if not n_decodes_free:

@@ -90,8 +90,9 @@ class ForMemory:
             self._held.remove(request)
 
     def note_end(self, request: Request) -> None:
-        """Learns which fraction of `max_tokens` an ended request has used. Notes if the memory of
-        the request is still in use, and so will be free soon."""
+        """Learns which fraction of `max_tokens` an ended request has used. Also notes whether
+        batches in flight still use the memory of the request, since that memory becomes free
+        soon."""
         self.note_preempted(request)
         if request.n_in_flight:
             self._leaving.add(request)
