@@ -74,12 +74,12 @@ class Batch:
     released_rows: tuple[int, ...]
     """Rows of the ranks' request tables that became free since the previous batch."""
     n_drafts: int = 0
-    """Number of drafts in all spans together."""
+    """Number of drafts of all spans."""
     columns: SpanColumns = field(init=False, repr=False, compare=False)
     """The spans in columns. Iterating over one field is several times faster here than over
     `spans`."""
     n_tokens: int = field(init=False)
-    """Number of tokens in all spans together."""
+    """Number of tokens of all spans."""
 
     def __post_init__(self) -> None:
         columns = SpanColumns(*zip(*self.spans, strict=True))

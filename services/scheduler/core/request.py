@@ -26,7 +26,7 @@ class RequestState(Enum):
     INITIATION = auto()
     """Waits to run for the first time, or to be computed again."""
     RUNNING = auto()
-    """Is in at least one batch that has been sent and has not returned."""
+    """In at least one batch that has been sent and has not returned."""
     INCREMENT = auto()
     """Has run and waits for its next iteration."""
     FINISHED = auto()
@@ -87,7 +87,7 @@ class Request:
     deadline: float | None = None
     """Time, by the scheduler's clock, at which the request is given up if it still waits."""
     client: ServedClient | None = None
-    """The client that is charged for the request; set by an order that counts service."""
+    """The client that is charged for the request, assigned by an order that counts service."""
     arrival: int = -1
     """The request's number in the order of arrival; set by the pool."""
     place: int = -1
@@ -159,7 +159,7 @@ class Request:
 
     @property
     def n_unscheduled(self) -> int:
-        """Number of tokens, including awaited ones, that have not been sent to the ranks."""
+        """Number of tokens, awaited ones included, that have not been sent to the ranks."""
         return self.n_tokens + self.n_awaited - self.n_scheduled
 
     @property
@@ -203,7 +203,7 @@ class Request:
         return [*head, *self.generated_token_ids[: n_tokens - len(head)]]
 
     def packed_span(self, start: int, n_tokens: int) -> bytes:
-        """Returns tokens `start` to `start + n_tokens` of the sequence, packed in 4 bytes each."""
+        """Returns tokens `start` to `start + n_tokens` of the sequence, 4 bytes each."""
         first = start - self.n_prompt_tokens
         if first >= 0:
             return self.generated_token_ids[first : first + n_tokens].tobytes()

@@ -118,7 +118,7 @@ class RequestPool:
         return self._suspects.are_in(self._admitted)
 
     def fits_ever(self, request: Request) -> bool:
-        """Returns whether an empty pool could accept the request."""
+        """Returns whether an empty pool could take the request in."""
         return _n_tokens(request) <= self.max_tokens
 
     def add(self, request: Request) -> None:

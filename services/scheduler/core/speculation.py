@@ -10,7 +10,7 @@ FIRST_ACCEPTANCE = 0.75
 """Initial acceptance of a request, and its acceptance after each pause."""
 
 WEIGHT = 0.25
-"""Weight of the last draft in the average of the acceptance."""
+"""Weight of the last draft in the acceptance."""
 
 FIRST_PAUSE = 8
 MAX_PAUSE = 256

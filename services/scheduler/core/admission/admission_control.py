@@ -43,7 +43,7 @@ STEADINESS = 1 / 8
 smaller by this fraction."""
 
 FIRST_ALLOWANCE = 1 / 8
-"""Initial allowance, as a fraction of the goal."""
+"""The allowance at first, as a fraction of the goal."""
 
 MAX_ALLOWANCE = 0.5
 """The largest allowance, as a fraction of the goal."""
@@ -90,7 +90,7 @@ class AdmissionControl:
         self.expected = ExpectedOutput()
         """Learned lengths of the outputs of requests."""
         self.backlog = Backlog(self.expected, is_fair=is_fair)
-        """The waiting work; the pool keeps the backlog up to date."""
+        """The work that waits; the pool keeps the backlog up to date."""
         self.forecast = Forecast(self.expected)
         """Learned speed of the pipeline, and the forecast that follows from it."""
         # For each request, the time at which its forecast was made, and the forecast in seconds.

@@ -27,7 +27,7 @@ class WaitingWork:
 
     @property
     def charge(self) -> float:
-        """The service that the fair order would charge to clients for the work."""
+        """The service that the fair order would charge for the work."""
         return PROMPT_CHARGE * self.n_prompt_tokens + OUTPUT_CHARGE * self.n_output_tokens
 
     def plus(self, other: "WaitingWork", part: float = 1.0) -> "WaitingWork":
@@ -43,7 +43,7 @@ NOTHING = WaitingWork()
 
 
 class Backlog:
-    """The waiting work of a pool, grouped by priority and by client."""
+    """The waiting work of a pool, by priority and by client."""
 
     def __init__(self, expected: ExpectedOutput, *, is_fair: bool) -> None:
         """`is_fair` says whether the order considers priorities and clients."""
@@ -74,7 +74,7 @@ class Backlog:
         self._classes[priority].add(self._client_of(request), work, self._weight_of(request))
 
     def remove(self, request: Request) -> None:
-        """Removes a request that no longer waits."""
+        """Notes that a request waits no longer."""
         priority, work = self._entries.pop(request)
         a_class = self._classes[priority]
         a_class.remove(self._client_of(request), work)

@@ -14,7 +14,7 @@ class PoolLimits(Protocol):
     """Largest number of tokens that the sequences of all requests may reach together."""
 
     def fits_ever(self, request: Request) -> bool:
-        """Returns whether an empty pool could accept the request."""
+        """Returns whether an empty pool could take the request in."""
 
 
 def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) -> None:

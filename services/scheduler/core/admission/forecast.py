@@ -45,7 +45,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The requests, the memory and the batches of the pipeline that serves requests."""
+    """The requests, the memory and the batches of the pipeline that serves."""
 
     pool: Pool
     kv_manager: KVManager

@@ -9,7 +9,7 @@ wait.
 from math import inf, sqrt
 
 WEIGHT = 1 / 128
-"""Weight of the last iteration in the averages."""
+"""The weight of the last iteration."""
 
 N_NEEDED = 32
 """Number of iterations after which the times count as known."""
@@ -32,7 +32,7 @@ class IterationTime:
 
     def __init__(self) -> None:
         self.base_s = 0.0
-        """Seconds of an iteration without prompt tokens."""
+        """Seconds of an iteration without tokens of prompts."""
         self.token_s = 0.0
         """Seconds that each prompt token adds."""
         self._n = 0

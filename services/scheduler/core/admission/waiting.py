@@ -39,7 +39,7 @@ class Waiting:
             heapify(self._deadlines)
 
     def remove(self, request: Request) -> None:
-        """Notes that a request no longer waits."""
+        """Notes that a request waits no longer."""
         self._control.note_not_waiting(request)
         self._n_of_kind[_kind_of(request)] -= 1
 

@@ -97,7 +97,7 @@ class AccountUse:
         return max(0.0, self._full_at - now - MINUTE_S)
 
     def charge(self, n_tokens: int, now: float) -> None:
-        """Takes `n_tokens` tokens from the bucket."""
+        """Takes tokens from the bucket."""
         per_minute = self.limits.tokens_per_minute
         if per_minute is not None:
             self._full_at = max(self._full_at, now) + n_tokens * MINUTE_S / per_minute

@@ -77,7 +77,7 @@ class Drafting:
 
     def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
         """Notes that the tokens of a batch are known; `in_flight` are the batches that have not
-        returned yet."""
+        returned."""
         self.awaits = self._token_hand_off and self._has_drafts_to_come(batch, in_flight)
 
     def _right_tokens(self, span: Span, token_ids: Iterator[int]) -> list[int]:

@@ -128,7 +128,7 @@ class KVManager:
         self, reservation: Reservation, n_tokens: int, *, start: int = 0, n_unscheduled: int = 0
     ) -> list[int]:
         """Allocates the columns that a reservation lacks for storing `n_tokens` tokens. Returns the
-        ids of the new blocks, ordered by group.
+        ids of the new blocks: the blocks of the first group, then of the second, and so on.
 
         The queries of the next span begin at position `start`, from which on `n_unscheduled` tokens
         of the prefill are not scheduled. Blocks that no query at `start` or later sees are given
@@ -152,8 +152,8 @@ class KVManager:
         return new
 
     def blocks_of(self, reservation: Reservation) -> list[int]:
-        """Returns the ids of the blocks of all columns, ordered by group; 0 where a block has been
-        given back."""
+        """Returns the ids of the blocks of all columns: the blocks of the first group, then of the
+        second, and so on. The id is 0 where a block has been given back."""
         block_ids = self.groups.by_group(reservation.block_ids)
         for window in reservation.window_blocks:
             block_ids += window.columns

@@ -155,9 +155,10 @@ class PrefixCache:
         return sum([self._n_users.get(block_id, 0) > 1 for block_id in block_ids])
 
     def take_found(self, request: Holder, found: Found, reservation: Reservation) -> None:
-        """Makes an admitted request a user of the blocks that `find` returned. A rest among these
-        blocks belongs to the request alone from then on, and the cache forgets the rest. The tokens
-        of all these blocks count as scheduled."""
+        """Makes an admitted request a user of the blocks that `find` returned. The reservation of
+        the request lists the full blocks already. A rest among the found blocks is added to the
+        reservation; it belongs to the request alone from then on, and the cache forgets the rest.
+        The tokens of all these blocks count as scheduled."""
         self.take(found.block_ids)
         for block_ids in found.window_block_ids:
             self.take(block_ids)
@@ -213,7 +214,7 @@ class PrefixCache:
         self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
         """Enters the rest of a request that ends: the block in column `column`, of which the first
-        `n_tokens` tokens are stored.
+        `n_tokens` tokens are stored. All earlier tokens of the request must be stored too.
 
         A rest that was entered in the same place before is replaced, since the newest rest is the
         most likely to be continued. Returns the replaced block; None if no rest was replaced.

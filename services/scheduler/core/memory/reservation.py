@@ -33,7 +33,7 @@ class Reservation:
     Without a prefix cache this number is never reached."""
 
     def clear(self) -> None:
-        """Forgets the blocks, which may belong to other requests from now on."""
+        """Forgets the blocks, which other requests may have from now on."""
         self.block_ids = []
         self.window_blocks = ()
         self.n_block_slots = self.n_reserved_blocks = self.n_reserved_columns = 0

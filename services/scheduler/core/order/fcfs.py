@@ -30,7 +30,7 @@ class FirstComeFirstServed:
         return iter(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Adds a request at the end."""
+        """Puts a request at the end."""
         request.place = request.arrival
         self._waiting[request] = None
 

@@ -47,11 +47,11 @@ class Order(Protocol):
     """The waiting requests, and the choice of the next one."""
 
     def __len__(self) -> int:
-        """Returns the number of waiting requests."""
+        """Returns the number of requests that wait."""
         ...
 
     def __iter__(self) -> Iterator[Request]:
-        """Yields the waiting requests, in no particular order."""
+        """Yields the requests that wait, in any order."""
         ...
 
     def add(self, request: Request) -> None:

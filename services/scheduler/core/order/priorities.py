@@ -13,7 +13,7 @@ N_PREFERABLE = 16
 """Number of a client's first requests among which one may be preferred."""
 
 MAX_PASSES = 8
-"""Largest number of times that the first request of a client is passed over."""
+"""Largest number of times that a client's first request is passed over."""
 
 MayBegin = Callable[[ServedClient], bool]
 """Function that tells whether a request of a client may begin."""

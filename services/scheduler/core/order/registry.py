@@ -42,4 +42,4 @@ if TYPE_CHECKING:
     OrderName = str
 else:
     OrderName = Literal[tuple(ORDERS)]
-"""Type of the setting `order`: the name of an order."""
+"""Type of the setting `order`: the name of an order. Settings refuse any other value."""

@@ -42,4 +42,4 @@ if TYPE_CHECKING:
     PolicyName = str
 else:
     PolicyName = Literal[tuple(POLICIES)]
-"""Type of the setting `policy`: the name of a policy."""
+"""Type of the setting `policy`: the name of a policy. Settings refuse any other value."""

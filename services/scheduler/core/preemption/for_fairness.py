@@ -12,8 +12,8 @@ called, and the last running request of the other client is preempted:
 - Where the batch is full, the called request takes the place of the other one. The preempted
   request keeps its memory, and is next in the batch when another request has ended.
 - Where K/V memory is full, the preempted request gives up its memory and is computed again later.
-  This costs the computation of its tokens. So its client must have been served more than the
-  other client by at least the charge for these tokens.
+  This costs the computation of its tokens. So the client of the preempted request must have been
+  served more than the client of the called request, by at least the charge for these tokens.
 
 This preemption lets no request wait for ever, and repeats no work without end. Only a request that
 has never run is called, and one iteration calls at most one request. So places are swapped at most
