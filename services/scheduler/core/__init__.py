@@ -3,16 +3,16 @@
 It is pure: no asyncio, no gRPC, no tensors, no text, no clock. Tests and benchmarks drive it with
 plain calls.
 
-    scheduler      selects a batch, and applies what it brought
-    preemption/    requests that run make room for others
-    drafting/      guesses at the next tokens of requests
-    policies/      which requests are in the next batch, and with how many tokens
+    scheduler      selects a batch, and later applies the tokens that the batch produced
+    preemption/    lets running requests make room for others
+    drafting/      guesses the next tokens of requests
+    policies/      choose the requests of the next batch, and the tokens of each request
     batch          a batch of spans, and its updates
     request_pool   all requests in the system
-    admission/     deadlines, refusals, turns: what else keeps a request waiting
-    order/         which request comes next
+    admission/     deadlines, refusals, turns: other reasons that keep a request waiting
+    order/         decides which request comes next
     request        a request, its tokens and its state
     memory/        the accounts of K/V memory
-    clients/       accounts of API keys, and service that clients have had
-    speculation    how far the drafts of a request were right
+    clients/       accounts of API keys, and the service that each client has received
+    speculation    records how many drafted tokens of a request were right
 """

@@ -1,4 +1,4 @@
-"""A set of requests that run one iteration together, and what it brings them."""
+"""A batch: a set of requests that run one iteration together, and the updates that result."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,45 +12,48 @@ from services.scheduler.core.request import FinishReason, Request
 class Span(NamedTuple):
     """One request's part in a batch: consecutive tokens of its sequence.
 
-    A prefill is a span of the prompt, whole or a chunk of it, a decode a span of one token; nothing
-    downstream needs to know which is which.
+    A prefill is a span of prompt tokens, either the whole prompt or a chunk. A decode is a span of
+    one token. No code that receives spans needs to distinguish the two.
     """
 
     request: Request
     start_position: int
     n_tokens: int
     token_ids: Sequence[int]
-    """The tokens; empty if the span's one token is still on the rank that sampled it."""
+    """Ids of the tokens; empty if the span has one token that only the rank which sampled it knows
+    yet."""
     is_admission: bool
-    """Whether the request is new to the ranks."""
+    """Whether the request is admitted with this span, so that the ranks do not know the request
+    yet."""
     is_sampled: bool
-    """Whether a token is sampled after the span, which reaches the end of the sequence then."""
+    """Whether a token is sampled after the span. If so, the span reaches the end of the sequence.
+    """
     new_block_ids: Sequence[int]
-    """Blocks that the ranks append to the request's blocks; with an admission, also the blocks of
-    the prefix cache, which hold the tokens before the span."""
+    """Ids of the blocks that the ranks append to the request's blocks. With an admission, these
+    also include the blocks of the prefix cache that hold the tokens before the span."""
     n_drafts: int = 0
     """Number of tokens at the end of the span that are drafts (`drafting/`)."""
 
 
 span_of = maker(Span)
-"""Makes a span of its fields."""
+"""Makes a span from a tuple of its fields."""
 
 
 class SpanLogprobs(NamedTuple):
-    """Log-probabilities that a span brought, serialised by a rank for frontends."""
+    """Log-probabilities that a span produced, serialised by a rank for frontends."""
 
     sampled: bytes = b""
-    """Log-probabilities of the sampled token, if they are wanted."""
+    """Log-probabilities of the sampled token; empty if the request does not want any."""
     prompt: tuple[tuple[int, bytes], ...] = ()
-    """Log-probabilities of prompt tokens, if they are wanted: pieces, each with the position of its
-    first token."""
+    """Log-probabilities of prompt tokens, in pieces; each piece has the position of its first
+    token. Empty if the request does not want any."""
 
 
 NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
 
 class SpanColumns(NamedTuple):
-    """The spans of a batch, each field as a column."""
+    """The spans of a batch in columns: one tuple for each field of `Span`."""
 
     requests: tuple[Request, ...] = ()
     start_positions: tuple[int, ...] = ()
@@ -69,11 +72,12 @@ class Batch:
     iteration: int
     spans: tuple[Span, ...]
     released_rows: tuple[int, ...]
-    """Rows of the ranks' request tables that were given up since the previous batch."""
+    """Rows of the ranks' request tables that became free since the previous batch."""
     n_drafts: int = 0
     """Number of drafts of all spans."""
     columns: SpanColumns = field(init=False, repr=False, compare=False)
-    """The spans in columns: to go through one of their fields takes a fraction of the time."""
+    """The spans in columns. Iterating over one field is several times faster here than over
+    `spans`."""
     n_tokens: int = field(init=False)
     """Number of tokens of all spans."""
 
@@ -88,8 +92,8 @@ class Batch:
         return sum(self.columns.is_sampled)
 
     def sampled_requests(self, places: Sequence[int]) -> Iterator[Request]:
-        """Yields the requests of some of the tokens that the batch brings, by the tokens' places
-        among all of them."""
+        """Yields the requests to which some of the batch's new tokens belong. `places` are the
+        places of these tokens among all new tokens of the batch."""
         if places:
             requests = [
                 span.request for span in self.spans for _ in range(span.is_sampled + span.n_drafts)
@@ -98,20 +102,23 @@ class Batch:
 
 
 class Update(NamedTuple):
-    """The effect of an iteration, or of a cancellation, on one request. An iteration with drafts of
-    a request may have several, one for each token."""
+    """The effect of an iteration, or of a cancellation, on one request.
+
+    An iteration that verifies drafts of a request may lead to several updates of the request, one
+    for each token.
+    """
 
     request: Request
     token_id: int | None
     finish_reason: FinishReason | None
     n_generated: int
-    """Tokens of the output, up to and including this one."""
+    """Number of output tokens, up to and including the token of this update."""
     message: str = ""
-    """Why the request failed, for people."""
+    """Reason why the request failed, for people to read."""
     logprobs: SpanLogprobs | None = None
-    """The log-probabilities that the request wants; there may be some of its prompt without a
-    token."""
+    """The log-probabilities that the request wants. An update without a token may still have
+    log-probabilities of prompt tokens."""
 
 
 update_of = maker(Update)
-"""Makes an update of its fields."""
+"""Makes an update from a tuple of its fields."""

@@ -1,4 +1,4 @@
-"""A request in tokens, and its state in Algorithm 1 (Orca, section 4.2)."""
+"""A request as a sequence of tokens, and its state in Algorithm 1 (Orca, section 4.2)."""
 
 from array import array
 from collections.abc import Sequence
@@ -16,20 +16,21 @@ from services.scheduler.core.speculation import Speculation
 RequestId = NewType("RequestId", str)
 
 TOKEN_ID = "I"
-"""Typecode of arrays of tokens: 4 bytes each, where a list of them takes 36."""
+"""Type code of arrays of tokens. A token takes 4 bytes in such an array, and 36 in a list."""
 
 
 class RequestState(Enum):
-    """The paper's states. FINISHED is where the paper removes a request from the pool."""
+    """The states of the paper, and FINISHED for a request that the paper would remove from the
+    pool."""
 
     INITIATION = auto()
-    """Never run."""
+    """Waits to run for the first time, or to be computed again."""
     RUNNING = auto()
     """In at least one batch that has been sent and has not returned."""
     INCREMENT = auto()
-    """Has run and wants to run again."""
+    """Has run and waits for its next iteration."""
     FINISHED = auto()
-    """Has ended; holds only the memory that batches in flight still use."""
+    """Has ended; holds memory only as long as batches in flight use that memory."""
 
 
 class FinishReason(Enum):
@@ -43,20 +44,23 @@ class FinishReason(Enum):
 
 
 MAX_LOSSES = 3
-"""Epochs in a row that may be lost with a request in flight: then it counts as the cause."""
+"""Number of consecutive epochs lost with a request in flight after which the request counts as the
+cause."""
 
 N_PROVING_TOKENS = 2
-"""New tokens with which a suspect is cleared: it has been run as a prefill and as a decode."""
+"""Number of new tokens after which a suspect is cleared: it has then run as a prefill and as a
+decode."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """A request, and all that the scheduler knows of it.
 
-    Its sequence is the prompt followed by the generated tokens, and by `n_awaited` tokens that are
-    being sampled. Of these, the first `n_scheduled` have been sent to the ranks, so that their keys
-    and values are stored or about to be. A request may come with tokens that it generated
-    elsewhere, and be preempted and begin anew: all tokens that it has then are its prefill.
+    The sequence of a request consists of the prompt, the generated tokens, and `n_awaited` tokens
+    that are being sampled. The first `n_scheduled` tokens of the sequence have been sent to the
+    ranks, so their keys and values are stored or about to be stored. A request may arrive with
+    tokens that it generated elsewhere, and may be preempted and computed again. All tokens that it
+    has at that time are its prefill.
     """
 
     request_id: RequestId
@@ -65,61 +69,67 @@ class Request:
     sampling: bytes = b""
     """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
     grammar_digest: bytes | None = None
-    """Digest of the grammar that the output follows; None where it follows none."""
+    """Digest of the grammar that the output follows; None where the output follows no grammar."""
     n_logprobs: int | None = None
-    """Number of alternatives that are wanted with the log-probability of each new token; None where
-    no log-probabilities are wanted."""
+    """Number of alternatives to report with the log-probability of each new token; None where no
+    log-probabilities are wanted."""
     n_prompt_logprobs: int | None = None
-    """Number of alternatives that are wanted with the log-probability of each prompt token but the
-    first, before the first new token; None where none are wanted."""
+    """Number of alternatives to report with the log-probability of each prompt token except the
+    first; None where no log-probabilities of the prompt are wanted. They are reported before the
+    first new token."""
     stop_token_ids: frozenset[int] = frozenset()
     speculation: Speculation | None = None
-    """How far drafts of its tokens have been right; None where drafts cannot be verified."""
+    """Success of the request's drafts so far; None where drafts cannot be verified."""
     account: AccountUse | None = None
-    """The account whose limits the request counts towards; None without an API key."""
+    """The account against whose limits the request counts; None without an API key."""
     priority: int = 0
-    """The request's class: lower numbers come earlier, where the order knows classes."""
+    """The request's priority class: lower numbers come earlier, where the order uses classes."""
     deadline: float | None = None
-    """When the request is given up if it still waits, by the scheduler's clock."""
+    """Time, by the scheduler's clock, at which the request is given up if it still waits."""
     client: ServedClient | None = None
     """The client that is charged for the request, assigned by an order that counts service."""
     arrival: int = -1
-    """The place in the order of arrival, assigned by the pool."""
+    """The request's number in the order of arrival; set by the pool."""
     place: int = -1
-    """The place among the requests that run, assigned by the pool's order."""
+    """The request's place among the running requests; set by the pool's order."""
     state: RequestState = RequestState.INITIATION
     generated_token_ids: "array[int]" = field(default_factory=partial(array, TOKEN_ID))
     n_losses: int = 0
-    """Epochs in a row that were lost with this request in flight, before it was cleared."""
+    """Number of consecutive epochs that were lost with the request in flight, since it was last
+    cleared."""
     n_prefill_tokens: int = 0
-    """Number of tokens when the request last began anew, or came into the pool."""
+    """Number of tokens that the request had when it came into the pool, or when its computation was
+    last restarted."""
     n_scheduled: int = 0
-    """Tokens that have been sent to the ranks."""
+    """Number of tokens that have been sent to the ranks."""
     n_awaited: int = 0
-    """Tokens that the batches in flight are sampling."""
+    """Number of tokens that the batches in flight are sampling for the request."""
     n_in_flight: int = 0
-    """Batches with this request that have not returned."""
+    """Number of batches with this request that have not returned."""
     drafts: Sequence[int] = ()
-    """Tokens that are guessed to follow, in the batch that has not returned; they do not count as
+    """Drafted tokens of the request in the batch that has not returned. They do not count as
     scheduled."""
     cache_scope: bytes | None = b""
-    """Requests with the same scope share what the prefix cache has; None shares nothing."""
+    """Scope of the prefix cache: requests with equal scopes share cached blocks; a request with
+    None shares none."""
     block_keys: BlockKeys | None = None
-    """The keys of its blocks in the prefix cache."""
+    """The keys of the request's blocks in the prefix cache."""
     n_cached_tokens: int = 0
-    """Tokens that the prefix cache had when the request was last admitted."""
+    """Number of tokens that the prefix cache had when the request was last admitted."""
     n_wanted_blocks: int = 0
-    """Blocks that it asked for when its reservation last could not grow."""
+    """Number of blocks that the request asked for when its reservation last could not grow."""
     n_preemptions: int = 0
-    """Times that it was preempted."""
+    """Number of times that the request was preempted."""
     reservation: Reservation | None = None
     is_cancelled: bool = False
     """Whether the request was cancelled while running; it ends when its next batch returns."""
     is_cut: bool = False
-    """Whether the output ends before its grammar does, since a rank cannot follow it further."""
+    """Whether the output ends before its grammar is complete, since a rank cannot follow the
+    grammar further."""
     n_prompt_tokens: int = field(init=False)
     n_tokens: int = field(init=False)
-    """Number of tokens of the sequence so far; kept, since it is read many times for each token."""
+    """Number of known tokens of the sequence. The number is stored, since it is read many times for
+    each token."""
 
     def __post_init__(self) -> None:
         self.n_prompt_tokens = len(self.prompt_token_ids)
@@ -127,8 +137,8 @@ class Request:
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of the prompt are wanted and are not all there: they come
-        before the first new token."""
+        """Whether log-probabilities of the prompt are wanted and not complete yet. They are
+        complete before the first new token."""
         return self.n_prompt_logprobs is not None and not self.generated_token_ids
 
     @property
@@ -138,12 +148,13 @@ class Request:
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the next span comes after all tokens that the request began with."""
+        """Whether the next span comes after the prefill."""
         return self.n_scheduled >= self.n_prefill_tokens
 
     @property
     def n_new_tokens(self) -> int:
-        """Number of tokens that were generated since the request began, or began anew."""
+        """Number of tokens generated since the request came into the pool, or since its computation
+        was last restarted."""
         return self.n_tokens - self.n_prefill_tokens
 
     @property
@@ -153,23 +164,27 @@ class Request:
 
     @property
     def max_sequence_len(self) -> int:
-        """The longest that the sequence may become, and so the K/V slots that it may need.
+        """The largest length that the sequence may reach, and so the number of K/V slots that the
+        request may need.
 
-        The paper calls it `max_tokens`, which to a client is the number of new tokens.
+        The paper calls this length `max_tokens`; for a client of the API, `max_tokens` is the
+        number of new tokens.
         """
         return self.n_prompt_tokens + self.max_new_tokens
 
     def can_run(self) -> bool:
-        """Returns whether the request could join the next iteration, whatever batches it is in.
+        """Returns whether the request could join the next iteration, even if it is in other
+        batches.
 
-        It could with a part of the prompt, which depends on nothing that these batches compute. It
-        could not while its last token, or the verdict on its drafts, is awaited.
+        A part of the prompt can run meanwhile, since it depends on nothing that these batches
+        compute. The request cannot run while its last token is awaited, or while its drafts are
+        being verified.
         """
         return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.drafts)
 
     def can_run_ahead(self) -> bool:
-        """Returns whether the request could join the next iteration where tokens are handed off:
-        then it also could with a token that a rank will have sampled by then."""
+        """Returns whether the request could join the next iteration with token hand-off. In that
+        case the request can also run with a token that a rank will have sampled by then."""
         if self.is_cancelled or self.drafts:
             return False
         if self.n_scheduled < self.n_tokens:
@@ -181,7 +196,7 @@ class Request:
         """Returns tokens `start` to `start + n_tokens` of the sequence."""
         first = start - self.n_prompt_tokens
         if first >= 0:
-            if n_tokens == 1:  # a decode: half the time of a slice
+            if n_tokens == 1:  # a decode; this takes half the time of a slice
                 return [self.generated_token_ids[first]]
             return self.generated_token_ids[first : first + n_tokens].tolist()
         head = self.prompt_token_ids[start : start + n_tokens]
@@ -196,8 +211,8 @@ class Request:
         return (packed + self.generated_token_ids[: n_tokens - len(packed)]).tobytes()
 
     def begin_anew(self) -> None:
-        """Takes the request back to its beginning, with the tokens that it has. What it held on the
-        ranks must be released."""
+        """Resets the request, so that it is computed again from the start with all tokens that it
+        has. The caller must have released the memory of the request on the ranks."""
         self.state = RequestState.INITIATION
         self.reservation = None
         self.n_scheduled = self.n_awaited = self.n_in_flight = 0
@@ -206,7 +221,8 @@ class Request:
         self.n_prefill_tokens = self.n_tokens
 
     def accept(self, token_id: int) -> FinishReason | None:
-        """Appends a sampled token; returns why the request ends with it, or None."""
+        """Appends a sampled token; returns the reason if the request ends with this token,
+        otherwise None."""
         self.generated_token_ids.append(token_id)
         self.n_tokens = n_tokens = self.n_tokens + 1
         client = self.client

@@ -1,14 +1,15 @@
-"""All requests that are in the system; the pool outlives the epochs.
+"""The request pool: all requests in the system. The pool outlives epochs.
 
-It is limited in requests and in the tokens, of prompts and outputs, that they may come to, and so
-in memory. Which request comes first is said by its `Order`.
+The pool limits the number of requests and the number of tokens, of prompts and outputs, that their
+sequences may reach; so it also limits memory. Its `Order` decides which request comes first.
 
-Requests that can ride the next iteration are kept apart from those that cannot, so that a selection
-walks only over requests it can take: its cost does not depend on how many others there are.
+Requests that can be in the next iteration are kept apart from the others, so that a selection
+visits only requests that it can take. So the cost of a selection does not depend on the number of
+other requests.
 
-What else may keep a request waiting is decided by other objects, which are told of what comes,
-is admitted and leaves: deadlines and admission control (`waiting.py`), the caution after a loss
-(`suspects.py`), grammars that are compiled (`grammar_turns.py`).
+Other reasons that keep a request waiting are decided by other objects, which the pool notifies when
+a request arrives, is admitted or leaves: deadlines and admission control (`waiting.py`), caution
+after a loss (`suspects.py`), and grammars that must be compiled (`grammar_turns.py`).
 """
 
 import sys
@@ -26,16 +27,16 @@ from services.scheduler.core.order.order import BatchLimits, Order
 from services.scheduler.core.request import Request, RequestState
 
 SMALL_OPTIONS_BYTES = 4096
-"""Bytes of a request's options that count for nothing: the memory of each request has room for
-them."""
+"""Number of bytes of a request's options that do not count as tokens: the memory of each request
+includes room for these bytes."""
 
 OPTION_BYTES = 4
-"""Bytes of options that count as a token."""
+"""Number of bytes of options that count as one token."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a request may be sent again to a pool that was full."""
+"""Seconds after which a client is told to try again when the pool was full."""
 
-# To look a member of an enum up takes as long as to call a method; here it is done for each token.
+# Looking up an enum member takes as long as a method call, and would be done for each token.
 _INITIATION = RequestState.INITIATION
 _RUNNING = RequestState.RUNNING
 _INCREMENT = RequestState.INCREMENT
@@ -52,16 +53,16 @@ class RequestPool:
         order: Order | None = None,
         control: AdmissionControl | NoControl = NO_CONTROL,
     ) -> None:
-        """`order` is the paper's unless it is given: first come, first served. `control` is told of
-        the requests that wait."""
+        """`order` is first come, first served, as in the paper, unless given. `control` is notified
+        of each request that begins or ceases to wait."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.n_tokens = 0
-        """Tokens that the requests may come to."""
+        """Number of tokens that the requests in the pool count for together."""
         self.order = FirstComeFirstServed() if order is None else order
-        """The requests in INITIATION, and which of them comes next."""
+        """The requests in the state INITIATION, and the choice of the next one."""
         self.waiting = Waiting(self.order, control)
-        """The deadlines and the number of these."""
+        """Deadlines and counts of the requests in the state INITIATION."""
         self._suspects = Suspects()
         self._grammar_turns = GrammarTurns()
         self._n_arrived = 0
@@ -77,42 +78,43 @@ class RequestPool:
 
     @property
     def n_waiting(self) -> int:
-        """Number of requests that are to run for the first time, or anew."""
+        """Number of requests that wait to run for the first time, or again."""
         return len(self.order)
 
     @property
     def n_free(self) -> int:
-        """Number of requests that there are places for."""
+        """Number of further requests for which the pool has places."""
         return max(0, self.max_requests - len(self))
 
     @property
     def n_running(self) -> int:
-        """Number of requests that have run, or are running, and have not ended."""
+        """Number of admitted requests: these have run, or are running, and have not ended."""
         return len(self._admitted)
 
     @property
     def running(self) -> Collection[Request]:
-        """The requests that have run, or are running, and have not ended."""
+        """The admitted requests: these have run, or are running, and have not ended."""
         return self._admitted.keys()
 
     @property
     def ready(self) -> Sequence[Request]:
-        """The requests that have run and can ride the next iteration, as they are now; by rank."""
+        """The admitted requests that can be in the next iteration, by rank: a snapshot."""
         return tuple(sorted(self._ready, key=self.order.rank))
 
     @property
     def ready_by_place(self) -> Sequence[Request]:
-        """The requests that have run and can ride the next iteration, as they are now; by place."""
+        """The admitted requests that can be in the next iteration, by place: a snapshot."""
         return tuple(self._ready)
 
     @property
     def last(self) -> Request:
-        """The request that is preempted first of the admitted ones; there must be one."""
+        """The admitted request that would be preempted first; at least one request must be
+        admitted."""
         return max(self._admitted, key=self.order.rank)
 
     @property
     def has_suspects(self) -> bool:
-        """Whether requests wait or run that may have ended a pipeline."""
+        """Whether the pool has requests, waiting or running, that may have ended a pipeline."""
         return self._suspects.are_in(self._admitted)
 
     def fits_ever(self, request: Request) -> bool:
@@ -120,10 +122,10 @@ class RequestPool:
         return _n_tokens(request) <= self.max_tokens
 
     def add(self, request: Request) -> None:
-        """Takes a request in.
+        """Adds a request to the pool.
 
         Raises:
-            PoolFull: there are `max_requests` already, or with it more than `max_tokens`.
+            PoolFull: the pool has `max_requests` requests, or would exceed `max_tokens`.
         """
         n_tokens = _n_tokens(request)
         if len(self) >= self.max_requests:
@@ -147,23 +149,25 @@ class RequestPool:
         self._suspects.add(request)
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests that have waited too long; they are still to be removed."""
+        """Returns the requests that have waited too long; the caller must remove them from the
+        pool."""
         return self.waiting.expired(now)
 
     def candidates(self) -> Iterator[Request]:
-        """Yields the requests that can ride the next iteration, in order; the pool must not change
+        """Yields the requests that can be in the next iteration, in order. The pool must not change
         meanwhile."""
         return self._grammar_turns.turns(self.selectable())
 
     def selectable(self) -> Iterator[Request]:
-        """Yields the candidates, and requests that wait for the grammars of others."""
+        """Yields the same requests as `candidates`, and also requests that wait while grammars of
+        other requests are compiled."""
         if not len(self.order):
             return iter(self._ready)
         return self.order.line_up(self._ready, self._suspects.may_be_admitted(self._admitted))
 
     def batch_limits(self) -> BatchLimits | None:
-        """Returns what the order allows of the candidates in the next batch; None where it limits
-        none."""
+        """Returns the limits of the order for the next batch; None where the order limits no
+        request."""
         if self.has_suspects:
             return None
         return self.order.batch_limits(self._admitted, self._ready)
@@ -171,7 +175,7 @@ class RequestPool:
     def mark_running(
         self, requests: Sequence[Request], *, can_run: Callable[[Request], bool]
     ) -> None:
-        """Moves all requests of a batch from INITIATION or INCREMENT to RUNNING. Those for which
+        """Moves all requests of a batch from INITIATION or INCREMENT to RUNNING. Requests for which
         `can_run` is true stay candidates for the next iteration."""
         for request in requests:
             if request.state is _INITIATION:
@@ -205,17 +209,18 @@ class RequestPool:
         self._count(request, -1)
 
     def hold_back(self, request: Request) -> None:
-        """Keeps a request that has run from being selected again."""
+        """Keeps an admitted request from being selected, until `let_run` or `mark_returned` is
+        called."""
         index = self._place(request)
         if index is not None:
             del self._ready[index]
 
     def let_run(self, request: Request) -> None:
-        """Lets a request be selected again that was held back."""
+        """Lets a request that was held back be selected again."""
         self._make_ready(request)
 
     def move(self, request: Request, place: int) -> None:
-        """Gives a request that has run another place, which no request has."""
+        """Gives an admitted request another place, which must be free."""
         is_ready = self._place(request) is not None
         self.hold_back(request)
         request.place = place
@@ -223,14 +228,14 @@ class RequestPool:
             self._make_ready(request)
 
     def preempt(self, request: Request) -> None:
-        """Lets a request that has run and is in no batch wait again at its place."""
+        """Lets an admitted request, which must be in no batch, wait again at its place."""
         self.hold_back(request)
         del self._admitted[request]
         self._restore([request])
 
     def preempt_all(self) -> list[Request]:
-        """Lets all requests that have run wait again at their places, since the epoch is over;
-        returns them."""
+        """Lets all admitted requests wait again at their places, since the epoch is over; returns
+        these requests."""
         begun = list(self._admitted)
         self._admitted.clear()
         self._ready.clear()
@@ -269,7 +274,8 @@ def _place_of(request: Request) -> int:
 
 
 def _n_tokens(request: Request) -> int:
-    """Returns the tokens that a request counts for in the pool: the tokens of its sequence, and as
-    many as take the memory of its options, where these are a grammar of many characters."""
+    """Returns the number of tokens that a request counts for in the pool: the largest length of its
+    sequence, plus tokens for the memory of its options where these are long, such as a large
+    grammar."""
     n_bytes = max(0, len(request.sampling) - SMALL_OPTIONS_BYTES)
     return request.max_sequence_len + n_bytes // OPTION_BYTES

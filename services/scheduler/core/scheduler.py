@@ -1,20 +1,24 @@
-"""Iteration-level scheduling (Orca, Algorithm 1): select a batch, and later apply what it produced.
+"""Iteration-level scheduling (Orca, Algorithm 1): selects a batch, and later applies the tokens
+that the batch produced.
 
-Lines of the paper's algorithm: `select` is 4 and 6 to 8, the limit in it is 9, `apply` is 11 to
-15. When each is called is the serving loop's business, which requests are chosen is the policy's.
+In the paper's algorithm, `select` is lines 4 and 6 to 8, the limit of batches in `select` is line
+9, and `apply` is lines 11 to 15. The serving loop decides when each method is called; the policy
+decides which requests are chosen.
 
-Where the paper is silent: an empty batch is no batch; a request that can never fit is refused on
-arrival; a request cancelled while it runs ends when a batch of it returns. The paper's engine does
-not fail: here a scheduler lives as long as its epoch, and the pool goes on to the next one's.
+Some cases are not described in the paper. If no request can run, there is no batch. A request that
+can never fit is refused on arrival. A request that is cancelled while it runs ends when a batch
+with the request returns. The paper's engine does not fail: here a scheduler lives as long as its
+epoch, and the pool is passed on to the scheduler of the next epoch.
 
-Where it goes further: with `token_hand_off`, a request rides the next iteration before the last one
-has returned. Its token is left out of the plan then, since the rank that sampled it still has it.
-If that token turns out to end the request, what later batches bring is thrown away, and its memory
-is free when the last of them has returned. Without it, and with whole prompts, a request is in at
-most one batch, as in the paper.
+One feature goes beyond the paper: with `token_hand_off`, a request joins the next iteration before
+the last one has returned. The plan of that iteration then omits the request's last token, which the
+rank that sampled the token still has. If that token ends the request, the tokens that later batches
+produce for the request are discarded, and its memory is freed when the last of these batches has
+returned. Without `token_hand_off`, and with prompts that run as a whole, a request is in at most
+one batch, as in the paper.
 
-What is optional hangs on it from outside: drafts of tokens (`drafting/`) and preemption
-(`preemption/`). Where they are off, objects that do nothing stand in for them.
+Optional features are separate objects: drafts of tokens (`drafting/`) and preemption
+(`preemption/`). Where a feature is off, an object that does nothing takes its place.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,15 +43,15 @@ from services.scheduler.core.preemption.preemption import preemption_of
 from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool
 
-# To look a member of an enum up takes as long as to call a method; here it is done for each token.
+# Looking up an enum member takes as long as a method call, and would be done for each token.
 _FINISHED = RequestState.FINISHED
 
 
 class Scheduler:
     """The scheduler of Algorithm 1; it keeps at most `pipeline_depth` batches in flight.
 
-    `token_hand_off` says that the ranks which embed tokens are the ranks that sample them, and know
-    the last token of every request.
+    `token_hand_off` says that the ranks which embed tokens are also the ranks which sample tokens,
+    so that these ranks know the last token of every request.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class Scheduler:
         """Puts a request into the pool.
 
         Raises:
-            InvalidRequest: the request could not even run alone.
+            InvalidRequest: the request could never run, not even alone.
             PoolFull: the pool has no room for it now.
         """
         check_feasible(request, self.kv_manager, self.pool)
@@ -129,18 +133,19 @@ class Scheduler:
         *,
         cut: Sequence[int] = (),
     ) -> list[Update]:
-        """Takes the tokens that a batch produced, one per sampled span and draft, in order, and
-        returns the updates. `logprobs` are by the place of their span in the batch; they are passed
-        on. `cut` has the places of tokens that end an output before its grammar ends.
+        """Applies the tokens that a batch produced: one for each sampled span and each draft, in
+        order. Returns the updates. `logprobs` maps the place of a span in the batch to its
+        log-probabilities, which are passed on with the updates. `cut` lists the places, among the
+        tokens, of tokens that end an output before its grammar is complete.
 
         Raises:
-            ValueError: the iteration is not the oldest in flight, or the tokens do not match it.
+            ValueError: the iteration is not the oldest in flight, or the number of tokens is wrong.
         """
         batch = self._return(iteration, len(token_ids))
         for request in batch.sampled_requests(cut):
             request.is_cut = True
         drafted: list[Update] = []
-        if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # nearly always
+        if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # usual
             updates = list(map(self._apply_to, batch.columns.requests, token_ids))
         else:
             tokens = iter(token_ids)
@@ -154,8 +159,9 @@ class Scheduler:
         return [*drafted, *[update for update in updates if update is not None]]
 
     def cancel(self, request: Request) -> list[Update]:
-        """Ends a request, at once unless it is running. Returns its end; nothing if that is still
-        to come or is past."""
+        """Cancels a request. A running request ends when its next batch returns; any other request
+        ends at once. Returns the update that ends the request; an empty list if the request has
+        ended already or will end later."""
         if request.state is RequestState.FINISHED:
             return []
         if request.state is RequestState.RUNNING:
@@ -165,17 +171,18 @@ class Scheduler:
         return [self._finish(request, FinishReason.CANCELLED)]
 
     def expire(self, now: float) -> list[Update]:
-        """Ends the requests whose deadlines have come before they were admitted."""
+        """Ends the waiting requests whose deadlines have passed, or will pass before the requests
+        can begin. Returns the updates that end these requests."""
         return [self._finish(request, FinishReason.TIMED_OUT) for request in self.pool.expired(now)]
 
     def give_up(self, request: Request, message: str) -> list[Update]:
-        """Ends a request that has not begun in this epoch, which could not serve it; returns its
-        end."""
+        """Fails a request that has not begun in this epoch because the epoch cannot serve the
+        request. Returns the update that ends the request."""
         return [self._finish(request, FinishReason.FAILED, message=message)]
 
     def adopt(self) -> list[Update]:
-        """Takes over what the pool has from the epoch before; returns the ends of requests that
-        this memory is too small for."""
+        """Takes over the requests that the pool has from the previous epoch. Requests that do not
+        fit into the memory of this epoch fail; returns the updates that end these requests."""
         return [
             self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
             for request in list(self.pool)
@@ -183,11 +190,12 @@ class Scheduler:
         ]
 
     def suspend(self, culprits: Collection[RequestId] = ()) -> tuple[list[Request], list[Update]]:
-        """Lets all requests wait again, since the epoch is over and their keys and values with it.
+        """Lets all requests wait again, since the epoch is over and its keys and values are lost.
 
-        `culprits` are the requests that are known to have ended it. If none are, the requests in
-        flight are suspects from now on (`suspects.py`). Returns the requests that had begun, and
-        the ends of those that were cancelled, are culprits or were in flight at too many losses.
+        `culprits` are the requests that are known to have ended the epoch. If there are none, the
+        requests in flight are suspects from now on (`suspects.py`). Returns two lists. The first
+        lists the requests that had begun. The second has the updates that end requests: requests
+        that were cancelled, are culprits, or were in flight at too many losses.
         """
         suspects.suspect([one for one in self.pool.running if one.n_in_flight], culprits)
         self._in_flight.clear()
@@ -201,8 +209,8 @@ class Scheduler:
         return begun, ends
 
     def learn_overhead(self, n_tokens: int) -> bool:
-        """Takes in that an iteration costs as much as so many tokens of prompts besides its own;
-        returns whether that is news to the policy."""
+        """Tells the policy that the overhead of an iteration is `n_tokens` prompt tokens; returns
+        whether the value is new to the policy."""
         return self.policy.prompt_groups.learn_overhead(n_tokens)
 
     def take_preempted(self) -> list[Request]:
@@ -213,7 +221,7 @@ class Scheduler:
     def _schedule(self, request: Request, n_tokens: int, reservation: Reservation) -> Span:
         start, n_known, drafts = request.n_scheduled, request.n_tokens, request.drafts
         end = start + n_tokens
-        n_drafts = len(drafts) if drafts else 0  # nearly always: a call less for each token
+        n_drafts = len(drafts) if drafts else 0  # usually empty; this saves a call for each token
         is_sampled = end == n_known + request.n_awaited
         is_admission = request.reservation is None
         request.n_scheduled = end
@@ -233,7 +241,7 @@ class Scheduler:
             new_block_ids = self.kv_manager.blocks_of(reservation)
         if end >= reservation.next_entry_at:
             self.kv_manager.enter(request, reservation)
-        # A token that has not come back is the last of the sequence, so it is a span by itself.
+        # An awaited token is the last of the sequence, so its span has no other token.
         token_ids: Sequence[int] = request.span(start, n_tokens) if start < n_known else ()
         return span_of(
             (
@@ -263,7 +271,8 @@ class Scheduler:
         return batch
 
     def _apply_to(self, request: Request, token_id: int | None) -> Update | None:
-        """Takes the last token that a span of a request brought; None if it was to bring none."""
+        """Applies the last token that a span of a request produced; `token_id` is None if no token
+        was sampled after the span. Returns the update; None if nothing is to be reported."""
         request.n_in_flight -= 1
         request.n_awaited -= token_id is not None
         if request.state is _FINISHED:
@@ -285,8 +294,8 @@ class Scheduler:
         return update_of((request, token_id, None, n_generated, "", None))
 
     def _preempt(self, request: Request) -> None:
-        """Lets a request wait again that has run and is in no batch, so that others have its
-        memory."""
+        """Preempts a request that is in no batch: the request waits again, and its memory is free
+        for other requests."""
         self._release_if_unused(request)
         self.pool.preempt(request)
         request.n_preemptions += 1
@@ -317,7 +326,8 @@ class Scheduler:
 def _with_logprobs(
     request: Request, update: Update | None, logprobs: SpanLogprobs
 ) -> Update | None:
-    """Returns the update of a request with the log-probabilities that its span has brought."""
+    """Returns the update of a request with the log-probabilities that its span produced. If there
+    is no update and the request has not ended, a new update without a token is made."""
     if update is None and request.state is not RequestState.FINISHED:
         update = Update(request, None, None, len(request.generated_token_ids))
     if update is None or update.finish_reason is FinishReason.CANCELLED:

@@ -1,36 +1,38 @@
-"""How far the drafts of a request have been right, and when it is drafted for again."""
+"""The success of a request's drafts so far, and the point from which the request gets drafts
+again."""
 
 from dataclasses import dataclass
 
 FIRST_LENGTH = 4
-"""Tokens of a request's first draft."""
+"""Number of tokens in a request's first draft."""
 
 FIRST_ACCEPTANCE = 0.75
-"""The acceptance that a request begins with, and begins anew with after a pause."""
+"""Initial acceptance of a request, and its acceptance after each pause."""
 
 WEIGHT = 0.25
 """Weight of the last draft in the acceptance."""
 
 FIRST_PAUSE = 8
 MAX_PAUSE = 256
-"""Tokens without drafts, the first time and at most; each pause is twice the last one."""
+"""Number of tokens without drafts in the first pause, and in the longest one; each pause is twice
+as long as the last one."""
 
 
 @dataclass(slots=True)
 class Speculation:
-    """How far the drafts of one request have been right lately."""
+    """Record of how successful the drafts of one request have been lately."""
 
     acceptance: float = FIRST_ACCEPTANCE
-    """The fraction of drafted tokens that was right, recent ones counting more."""
+    """Fraction of drafted tokens that were right; recent drafts count more."""
     length: int = FIRST_LENGTH
-    """Tokens of the next draft at most."""
+    """Largest number of tokens in the next draft."""
     pause: int = FIRST_PAUSE
-    """Tokens for which it stops the next time that drafts do not pay."""
+    """Number of tokens for which drafting will stop the next time that drafts do not pay."""
     resumes_at: int = 0
-    """Tokens of the sequence from which on it is drafted again."""
+    """Length of the sequence, in tokens, from which on the request gets drafts again."""
 
     def learn(self, n_drafted: int, n_right: int) -> None:
-        """Takes in how many tokens of a draft were right."""
+        """Learns that `n_right` of the `n_drafted` tokens in a draft were right."""
         self.acceptance += WEIGHT * (n_right / n_drafted - self.acceptance)
         if n_right == n_drafted:
             self.length = max(self.length, 2 * n_drafted)
@@ -39,7 +41,7 @@ class Speculation:
             self.length = n_right + 1
 
     def stop(self, n_tokens: int) -> None:
-        """Stops drafts for a while, at `n_tokens` tokens of the sequence."""
+        """Stops drafting for a while, when the sequence has `n_tokens` tokens."""
         self.resumes_at = n_tokens + self.pause
         self.pause = min(2 * self.pause, MAX_PAUSE)
         self.acceptance, self.length = FIRST_ACCEPTANCE, FIRST_LENGTH

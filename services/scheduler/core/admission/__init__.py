@@ -1,1 +1,1 @@
-"""Admission: which requests may wait, for how long, and which begin with a batch."""
+"""Admission: decides which requests may wait, how long, and which begin with a batch."""

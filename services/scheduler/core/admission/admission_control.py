@@ -1,17 +1,19 @@
 """Admission control: a request whose first token would come too late is refused at once.
 
-Too late is after the goal that all requests have, where there is one, or after the request's own
-deadline. The client of a refused request may ask elsewhere, or again when the forecast says.
-Without admission control all requests would wait, at ten times the capacity nearly all of them in
-vain. No request is refused while none waits before it, nor before enough is known; a request that
-was taken is not refused later.
+The first token is too late if it comes after the goal that all requests share, where there is one,
+or after the request's own deadline. The client of a refused request may ask another server, or ask
+again after the time that the error names. Without admission control all requests would wait, and at
+ten times the capacity nearly all of them would wait in vain. A request is never refused while no
+other request waits before it, nor before enough is known for a forecast. A request that was
+accepted is not refused later.
 
-A forecast may be off, mostly in the same direction for a while. So the goal is compared with the
-forecast plus an allowance, by which 99 of 100 first tokens have come no later. The allowance moves
-a little with each first token, and is never more than half of the goal, so that it cannot by itself
-make all requests late. A tenth of the goal is left for the ways from the client and back, of which
-nothing is known here: under overload a request is taken that waits for nearly as long as it may,
-and it would be late by the time that these ways take. It costs nothing while requests wait.
+A forecast may be wrong, mostly in the same direction for a while. So the goal is compared with the
+forecast plus an allowance. The allowance is learned such that 99 of 100 first tokens come no later
+than forecast plus allowance. It moves a little with each first token, and is never more than half
+of the goal, so that the allowance alone cannot make all requests late. A tenth of the goal is left
+for the network and the frontend, whose delays are not known here: under overload an accepted
+request waits nearly as long as the goal allows, and these delays would make it late. This reserve
+costs nothing while requests wait.
 
 Points in time are given by the caller, in seconds.
 """
@@ -24,20 +26,21 @@ from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request
 
 RETRY_AFTER_S = 0.001
-"""Least number of seconds after which a client may try again."""
+"""Smallest number of seconds that a refused client is told to wait before trying again."""
 
 ON_TIME = 0.99
-"""Fraction of first tokens that come no later than forecast plus allowance."""
+"""Fraction of first tokens that should come no later than forecast plus allowance."""
 
 STEP = 1 / 32
-"""Largest step of the allowance with one first token, as a fraction of the goal."""
+"""Largest change of the allowance after one first token, as a fraction of the goal."""
 
 TELLING = 0.5
-"""The allowance learns from forecasts of at least this fraction of the longest wait that is
-accepted."""
+"""The allowance learns only from forecasts of at least this fraction of the longest forecast with
+which a request is accepted."""
 
 STEADINESS = 1 / 8
-"""Each first token that is forecast and has not come makes steps smaller by this fraction."""
+"""Each request whose first token is forecast and has not come makes the steps of the allowance
+smaller by this fraction."""
 
 FIRST_ALLOWANCE = 1 / 8
 """The allowance at first, as a fraction of the goal."""
@@ -46,24 +49,25 @@ MAX_ALLOWANCE = 0.5
 """The largest allowance, as a fraction of the goal."""
 
 WAYS = 0.1
-"""Fraction of the goal that is left for the frontend and the network, before and after."""
+"""Fraction of the goal that is left for the frontend and the network, in both directions."""
 
 LOOK_S = 0.25
-"""Seconds between two looks at waiting requests with a deadline."""
+"""Seconds between two checks of the waiting requests that have a deadline."""
 
 N_LOOKED_AT = 1024
-"""Largest number of requests that are looked at, in order."""
+"""Largest number of waiting requests that one check goes through, in their order."""
 
 SURELY = 0.5
-"""A waiting request is given up if it would be late even after this fraction of its forecast."""
+"""Fraction of a forecast, to allow for errors: a waiting request is given up only if waiting for
+this fraction of its forecast would already make it late."""
 
 
 class TooLate(PoolFull):
-    """The request would have its first token too late."""
+    """Error: the first token of the request would come too late."""
 
     def __init__(self, message: str, *, retry_after_s: float, account_s: float = 0.0) -> None:
-        """For `account_s` seconds all requests of the same account and of this priority or a lower
-        one would be too late, however short they are."""
+        """`account_s` is the time in seconds for which every request of the same account, and of
+        this priority or a lower one, would be too late, however short the request is."""
         super().__init__(message, retry_after_s=retry_after_s)
         self.account_s = account_s
 
@@ -78,29 +82,31 @@ class AdmissionControl:
         is_fair: bool,
     ) -> None:
         """`goal_s` is the time in which requests should have their first tokens; None where only
-        their own deadlines count. `is_fair` says whether the order heeds priorities and clients."""
+        the requests' own deadlines count. `is_fair` says whether the order considers priorities and
+        clients."""
         self.goal_s = goal_s
         self.allowance_s = 0.0 if goal_s is None else FIRST_ALLOWANCE * goal_s
-        """Seconds that are added to forecasts."""
+        """The allowance: seconds that are added to each forecast."""
         self.expected = ExpectedOutput()
-        """What is known of the outputs of requests."""
+        """Learned lengths of the outputs of requests."""
         self.backlog = Backlog(self.expected, is_fair=is_fair)
         """The work that waits; the pool keeps the backlog up to date."""
         self.forecast = Forecast(self.expected)
-        """What is known of the pipeline."""
-        # When the forecast of each request was made, and its seconds.
+        """Learned speed of the pipeline, and the forecast that follows from it."""
+        # For each request, the time at which its forecast was made, and the forecast in seconds.
         self._foretold: dict[Request, tuple[float, float]] = {}
         self._look_at = 0.0
 
     def open(self, machine: Machine) -> None:
-        """Begins anew with a pipeline whose speed is not known yet; forecasts for the last pipeline
-        are dropped."""
+        """Starts with a new pipeline whose speed is not known yet; drops the forecasts that were
+        made for the last pipeline."""
         self.forecast.open(machine)
         self._foretold.clear()
 
     def check(self, request: Request, now: float) -> float:
-        """Checks that a request would begin in time; returns the forecast of the seconds until its
-        first token, 0 if there is no forecast or the request may wait for ever.
+        """Checks that a request would begin in time. Returns the forecast of the seconds until its
+        first token. Returns 0 if there is no forecast, or if the request has neither a goal nor a
+        deadline.
 
         Raises:
             TooLate: the request would begin too late; the error says when to try again.
@@ -129,15 +135,16 @@ class AdmissionControl:
         return wait_s
 
     def note_waiting(self, request: Request, *, has_begun: bool) -> None:
-        """Notes that a request waits; one that has begun comes before all others."""
+        """Notes that a request waits; a request that has begun before comes before all others."""
         self.backlog.add(request, has_begun=has_begun)
 
     def note_not_waiting(self, request: Request) -> None:
-        """Notes that a request waits no longer: it is admitted, or has ended."""
+        """Notes that a request no longer waits: the request is admitted, or has ended."""
         self.backlog.remove(request)
 
     def note_submitted(self, request: Request, wait_s: float, now: float) -> None:
-        """Notes that a request is in the pool, for which `check` has returned `wait_s`."""
+        """Notes that a request is in the pool; `wait_s` is the forecast that `check` returned for
+        the request."""
         if self.goal_s is None:
             return
         if wait_s > TELLING * self._longest_wait_s(self.goal_s):
@@ -161,12 +168,13 @@ class AdmissionControl:
         return (1 - WAYS) * goal_s - self.allowance_s
 
     def note_end(self, request: Request) -> None:
-        """Drops the forecast of a request that has ended, or begins anew with another pipeline."""
+        """Drops the forecast of a request that has ended or will be computed again by another
+        pipeline."""
         self._foretold.pop(request, None)
 
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
-        """Returns the waiting requests that can no longer begin before their deadlines, of which
-        the first is `earliest_deadline`."""
+        """Returns the waiting requests that can no longer begin before their deadlines.
+        `earliest_deadline` is the first of the deadlines."""
         if now < self._look_at or not self.forecast.is_known:
             return []
         self._look_at = now + LOOK_S

@@ -1,9 +1,11 @@
-"""The work that waits, counted so that the work before a new request is known at once.
+"""The waiting work, counted so that the work before a new request is known at once.
 
-In the order of arrival that is all work. In the fair order it is the work of more important
-classes, and in the request's own class no more than the shares of other clients by their weights
-while the request's client is served what it has waiting. Which request comes when is decided by the
-order and not here; ageing and the counters of clients are left out."""
+In the order of arrival, all waiting work comes before a new request. In the fair order, first comes
+all work of more important priority classes. In the request's own class comes the waiting work of
+its client, and beside it at most the work that other clients receive meanwhile by their weights.
+The order decides which request comes when, not this module; ageing and the counters of clients are
+not considered.
+"""
 
 from dataclasses import dataclass
 
@@ -12,12 +14,12 @@ from services.scheduler.core.clients.client import OUTPUT_CHARGE, PROMPT_CHARGE
 from services.scheduler.core.request import Request
 
 FIRST_OF_ALL = -(2**31)
-"""The class of preempted requests."""
+"""Priority class of preempted requests: lower than any other, so that these requests come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingWork:
-    """A number of requests, and the tokens that they are expected to come to."""
+    """A number of requests, with the prompt and output tokens that they are expected to have."""
 
     n_requests: float = 0.0
     n_prompt_tokens: float = 0.0
@@ -29,7 +31,7 @@ class WaitingWork:
         return PROMPT_CHARGE * self.n_prompt_tokens + OUTPUT_CHARGE * self.n_output_tokens
 
     def plus(self, other: "WaitingWork", part: float = 1.0) -> "WaitingWork":
-        """Returns the sum of this work and a part of another."""
+        """Returns the sum of this work and `part` times another."""
         return WaitingWork(
             self.n_requests + part * other.n_requests,
             self.n_prompt_tokens + part * other.n_prompt_tokens,
@@ -44,7 +46,7 @@ class Backlog:
     """The waiting work of a pool, by priority and by client."""
 
     def __init__(self, expected: ExpectedOutput, *, is_fair: bool) -> None:
-        """`is_fair` says whether the order heeds priorities and clients."""
+        """`is_fair` says whether the order considers priorities and clients."""
         self._expected = expected
         self._is_fair = is_fair
         self._entries: dict[Request, tuple[int, WaitingWork]] = {}
@@ -63,7 +65,7 @@ class Backlog:
         return result
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:
-        """Notes that a request waits; a request that `has_begun` comes before all others."""
+        """Adds a waiting request; a request that `has_begun` comes before all others."""
         priority = FIRST_OF_ALL if has_begun else self._priority_of(request)
         work = self.work_of(request)
         self._entries[request] = priority, work
@@ -80,13 +82,14 @@ class Backlog:
             del self._classes[priority]
 
     def work_of(self, request: Request) -> WaitingWork:
-        """Returns the work of a request that begins, or begins anew."""
+        """Returns the work that a waiting request is expected to need: all its known tokens, and
+        the output tokens that are still to come."""
         n_generated = len(request.generated_token_ids)
         n_left = max(1.0, self._expected.n_tokens(request.max_new_tokens) - n_generated)
         return WaitingWork(1.0, request.n_tokens, min(n_left, request.max_new_tokens - n_generated))
 
     def before(self, request: Request) -> WaitingWork:
-        """Returns the work that would come before a request that is new."""
+        """Returns the waiting work that would come before a new request."""
         priority = self._priority_of(request)
         result = NOTHING
         for other, a_class in self._classes.items():
@@ -98,9 +101,10 @@ class Backlog:
         return result.plus(own.work, self._part_before(request, own))
 
     def _part_before(self, request: Request, own: "_Class") -> float:
-        """Returns the fraction of its class that comes before a request: the work of its client,
-        and what other clients get meanwhile. Half of the request itself is counted too, since
-        requests whose turn is as near may get as much before it."""
+        """Returns the fraction of the work of class `own` that comes before a request: the work of
+        the request's client, and the work that other clients receive meanwhile. Half of the request
+        itself is counted too, since other requests whose turn is equally near may receive that much
+        before the request."""
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))
         weights = own.weight if line is not None else own.weight + weight
@@ -120,7 +124,7 @@ class Backlog:
 
 @dataclass(slots=True)
 class _Line:
-    """The work of one client in one class."""
+    """The waiting work of one client in one priority class."""
 
     weight: float
     n_requests: int = 0
@@ -128,7 +132,7 @@ class _Line:
 
 
 class _Class:
-    """The work of one class."""
+    """The waiting work of one priority class."""
 
     def __init__(self) -> None:
         self.work = NOTHING

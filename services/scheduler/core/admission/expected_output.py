@@ -1,33 +1,34 @@
-"""The tokens that requests will generate, as learned from requests that have ended.
+"""The number of tokens that requests will generate, as learned from requests that have ended.
 
-Clients name `max_tokens` and mostly use less. The share that is used depends on `max_tokens`, so
-one is kept for each power of two of it. The variation of shares is learned too: where all outputs
-are equally long, it is known when one ends; where they vary, a request that has run for long ends
-no sooner than one that has just begun."""
+Clients set `max_tokens` and mostly use less. The fraction that is used depends on `max_tokens`, so
+one fraction is kept for each power of two of `max_tokens`. The variation of these fractions is
+learned too. Where all outputs are equally long, the end of an output can be predicted. Where
+lengths vary, a request that has run for long ends no sooner than a request that has just begun.
+"""
 
 from services.scheduler.core.request import Request
 
 WEIGHT = 1 / 64
-"""The weight of the last request."""
+"""Weight of the last request in an average."""
 
 N_NEEDED = 8
-"""Number of ended requests from which on a share is known."""
+"""Number of ended requests from which on an average is used."""
 
 
 class ExpectedOutput:
-    """The shares of `max_tokens` that requests have used lately."""
+    """The fractions of `max_tokens` that recent requests have used."""
 
     def __init__(self) -> None:
-        self._shares: dict[int, _Average] = {}  # by the bits of `max_tokens`
+        self._shares: dict[int, _Average] = {}  # by the bit length of `max_tokens`
         self._all = _Average()  # of the lengths of outputs, in tokens
 
     @property
     def is_known(self) -> bool:
-        """Whether enough requests have ended."""
+        """Whether enough requests have ended to predict lengths."""
         return self._all.n >= N_NEEDED
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
-        """Takes in how many of its `max_new_tokens` a request has generated."""
+        """Learns that an ended request has generated `n_generated` tokens of `max_new_tokens`."""
         bits = max_new_tokens.bit_length()
         if bits not in self._shares:
             self._shares[bits] = _Average()
@@ -35,14 +36,14 @@ class ExpectedOutput:
         self._all.learn(float(n_generated))
 
     def n_tokens(self, max_new_tokens: int) -> float:
-        """Returns the mean length of the output of a request that has not begun."""
+        """Returns the expected length of the output of a request that has not begun."""
         share = self._shares.get(max_new_tokens.bit_length())
         if share is None or share.n < N_NEEDED:
             return min(self._all.mean, max_new_tokens)
         return share.mean * max_new_tokens
 
     def n_left(self, request: Request) -> float:
-        """Returns the mean number of tokens that a running request has yet to generate."""
+        """Returns the expected number of tokens that a running request has yet to generate."""
         n_generated = len(request.generated_token_ids)
         n_tokens = self.n_tokens(request.max_new_tokens)
         chance = self.variation(request.max_new_tokens) ** 2
@@ -50,8 +51,8 @@ class ExpectedOutput:
         return min(max(1.0, n_left), request.max_new_tokens - n_generated)
 
     def variation(self, max_new_tokens: int) -> float:
-        """Returns the relative deviation of lengths: from 0, where all are equal, to 1, where the
-        time for which a request has run says nothing of how long it will run."""
+        """Returns the relative deviation of lengths. It is 0 where all lengths are equal, and 1
+        where the tokens that a request has generated say nothing about how many will follow."""
         share = self._shares.get(max_new_tokens.bit_length())
         if share is None or share.n < N_NEEDED:
             return self._all.variation
@@ -59,7 +60,7 @@ class ExpectedOutput:
 
 
 class _Average:
-    """A mean and a deviation, in which older values count less."""
+    """A running mean and deviation, in which older values count less."""
 
     __slots__ = ("_variance", "mean", "n")
 

@@ -1,4 +1,4 @@
-"""Requests that could never run are refused on arrival: they would block all behind them."""
+"""Refuses on arrival a request that could never run: it would block all requests behind it."""
 
 from typing import Protocol
 
@@ -11,17 +11,17 @@ class PoolLimits(Protocol):
     """The limits of a request pool."""
 
     max_tokens: int
-    """Tokens that all requests may come to."""
+    """Largest number of tokens that the sequences of all requests may reach together."""
 
     def fits_ever(self, request: Request) -> bool:
         """Returns whether an empty pool could take the request in."""
 
 
 def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) -> None:
-    """Checks that a request could run alone.
+    """Checks that a request could run on an empty machine.
 
     Raises:
-        InvalidRequest: it could not; the error names the option.
+        InvalidRequest: the request could never run; the error names the option at fault.
     """
     if not request.prompt_token_ids:
         raise InvalidRequest("prompt", "must have at least one token")

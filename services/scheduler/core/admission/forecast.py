@@ -1,13 +1,13 @@
-"""The time until a request would have its first token, given the work that comes before it.
+"""The expected time until the first token of a request, given the work that comes before it.
 
-A request begins when the requests before it have begun and there is a place: one that is free, or
-one that a running request leaves. So with n requests before it, it begins when n + 1 places have
-become free. Running requests leave their places after the tokens that they are expected to
-generate; the requests that take over leave the places once more, an average output later. Where
-outputs are long, places are scarce; where prompts are long, the batches in which prompts begin are.
-The forecast is the longer time of both.
+A request begins when all requests before it have begun and a place is free. A place is free from
+the start, or becomes free when a running request ends. So a request with n requests before it
+begins when n + 1 places have become free. Running requests free their places after the tokens that
+they are expected to generate. The requests that take these places free them again one average
+output later. Where outputs are long, the wait for a place is the limit; where prompts are long, the
+limit is the number of batches in which prompts begin. The forecast is the longer of the two times.
 
-Makes no choice and knows no clock; times are given by the caller, in seconds.
+The forecast makes no choice and has no clock; times are given by the caller, in seconds.
 """
 
 import math
@@ -24,13 +24,14 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.request import Request
 
 FRESH_S = 0.05
-"""Seconds for which the times at which places become free are kept."""
+"""Seconds for which computed times, at which places become free, are reused."""
 
 WEIGHT = 1 / 64
-"""The weight of the last iteration, and of the last admission."""
+"""Weight of the last iteration, and of the last admission, in averages."""
 
 GOLDEN = 0.618033988749895
-"""The fractional parts of its multiples are spread evenly, however many there are."""
+"""The golden ratio less 1. The fractional parts of its multiples are spread evenly between 0 and 1,
+however many multiples are taken."""
 
 
 class Pool(Protocol):
@@ -49,25 +50,25 @@ class Machine:
     pool: Pool
     kv_manager: KVManager
     max_running: int
-    """Requests that may run at the same time."""
+    """Largest number of requests that may run at the same time."""
     prompt_groups: PromptGroups | NoPromptGroups
     """The groups in which prompts begin."""
 
 
 class Forecast:
-    """Learns how fast requests are served, and says when others would begin."""
+    """Learns how fast requests are served, and forecasts when others would begin."""
 
     def __init__(self, expected: ExpectedOutput) -> None:
         self._expected = expected
         self._machine: Machine | None = None
         self._time = IterationTime()
         self.overhead = Overhead(self._time)
-        """What an iteration costs besides the tokens of prompts."""
-        self._n_sampled = 0.0  # tokens of an iteration, on average
-        self._cached_part = 0.0  # fraction of prompts that the prefix cache had
+        """The overhead of an iteration, which is its cost without prompt tokens."""
+        self._n_sampled = 0.0  # sampled tokens of an iteration, on average
+        self._cached_part = 0.0  # fraction of prompt tokens found in the prefix cache
         self._n_iterations = 0
         self._n_admitted = 0
-        self._places: list[float] = []  # iterations until they are free
+        self._places: list[float] = []  # iterations until each place is free, ascending
         self._n_prefill_tokens = 0
         self._least_mean = 0.0
         self._looked_at = -math.inf
@@ -80,29 +81,29 @@ class Forecast:
         return self._machine is not None and self._time.is_known
 
     def open(self, machine: Machine) -> None:
-        """Begins with another pipeline; forgets how fast the last one was."""
+        """Starts with another pipeline; forgets how fast the last pipeline was."""
         self._machine = machine
         self._time = IterationTime()
         self.overhead = Overhead(self._time)
         self._looked_at = -math.inf
 
     def learn_iteration(self, *, n_spans: int, n_tokens: int, n_new: int, time_s: float) -> None:
-        """Takes in an iteration: its spans, their tokens, the tokens that it brought, and how long
-        it held the pipeline."""
+        """Learns from an iteration: the number of its spans, of their tokens and of the new tokens
+        that the iteration produced, and the time for which it occupied the pipeline."""
         self._n_iterations += 1
         self._n_sampled += WEIGHT * (n_new - self._n_sampled)
         self._time.learn(n_tokens - n_spans, time_s)
         self.overhead.note(n_tokens - n_spans)
 
     def learn_admission(self, request: Request) -> None:
-        """Takes in a request that is admitted, with what the prefix cache had of it."""
+        """Learns from an admitted request which part of its tokens the prefix cache had."""
         self._n_admitted += 1
         part = request.n_cached_tokens / request.n_prefill_tokens
         self._cached_part += WEIGHT * (part - self._cached_part)
 
     def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
-        """Returns the seconds from now until a request has its first token, if so much work comes
-        before it; 0 as long as nothing is known."""
+        """Returns the seconds from now until a request with the work `own` has its first token, if
+        the work `before` comes first. Returns 0 as long as too little is known."""
         machine = self._machine
         if machine is None or not self.is_known:
             return 0.0
@@ -118,7 +119,8 @@ class Forecast:
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
     def _n_until_place(self, machine: Machine, before: WaitingWork) -> float:
-        """Returns the iterations until all requests before have a place, and one more is free."""
+        """Returns the number of iterations until all requests before this one have a place and one
+        more place is free."""
         if not self._places:
             return 0.0
         n_begun = self._n_admitted - self._n_admitted_then
@@ -131,13 +133,13 @@ class Forecast:
         return max(0.0, self._places[index] + n_more - n_passed)
 
     def _n_per_token(self, machine: Machine) -> float:
-        """Returns the iterations in which each running request gets a token: more than one where
-        several batches take turns."""
+        """Returns the number of iterations in which each running request gets one token. The number
+        is more than one where several batches take turns."""
         return max(1.0, len(machine.pool.running) / max(1.0, self._n_sampled))
 
     def _look(self, machine: Machine, now: float) -> None:
-        """Looks up when places become free. As long as too few requests have ended, outputs are
-        taken to be as long as the outputs of running requests are already: a lower bound."""
+        """Computes when places become free. As long as too few requests have ended, every output is
+        assumed to be as long as the running requests' outputs are already: a lower bound."""
         self._looked_at = now
         self._n_iterations_then, self._n_admitted_then = self._n_iterations, self._n_admitted
         n_per_token = self._n_per_token(machine)

@@ -1,12 +1,14 @@
-"""Turns of requests whose output follows a grammar: one new grammar an iteration.
+"""Turns of requests whose output follows a grammar: each iteration admits at most one grammar that
+is not yet compiled.
 
-The ranks of the last stage compile the grammar of each request that is admitted, one after the
-other, and an iteration waits for the grammars of its requests. Frontends refuse a grammar that
-takes long to compile, but a batch may bring many. So a request whose grammar is to be compiled
-waits while another grammar is compiled in the same iteration, and the requests behind it go first.
-Its turn comes, since the first in line always has it.
+The ranks of the last stage compile the grammars of admitted requests one after another, and an
+iteration waits for the grammars of its requests. Frontends refuse a grammar that takes long to
+compile, but a batch may contain many grammars. So a request whose grammar must be compiled waits
+while another grammar is compiled in the same iteration, and the requests behind it are admitted
+first. No request waits for ever, since the first request in the order is never held back.
 
-Ranks keep the grammars that were used last. Which these are follows from the admissions.
+Ranks keep the most recently used grammars. The scheduler can tell which grammars these are from the
+admissions alone.
 """
 
 from collections import OrderedDict
@@ -17,10 +19,11 @@ from services.scheduler.core.request import Request
 
 
 class GrammarTurns:
-    """The grammars that all ranks have compiled in this epoch, and the turns of others."""
+    """The grammars that all ranks have compiled in this epoch, and the turns of requests with other
+    grammars."""
 
     def __init__(self) -> None:
-        self._n_requests = 0  # in the pool, with a grammar
+        self._n_requests = 0  # number of requests in the pool that have a grammar
         self._compiled: OrderedDict[bytes, None] = OrderedDict()
 
     def add(self, request: Request) -> None:
@@ -32,11 +35,11 @@ class GrammarTurns:
         self._n_requests -= request.grammar_digest is not None
 
     def turns(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """Returns the requests, in order, without those that must wait for their turn."""
+        """Yields the requests, in order, without the requests that must wait for their turn."""
         return self._turns(requests) if self._n_requests else requests
 
     def admit(self, request: Request) -> None:
-        """Notes that the ranks get to know a request, and its grammar."""
+        """Notes that a request is admitted, so that the ranks compile its grammar."""
         grammar = request.grammar_digest
         if grammar is None:
             return

@@ -1,8 +1,10 @@
 """The time that iterations take, as learned from iterations that have returned.
 
-It is a time for each iteration plus one for each prompt token in it, by least squares over about
-the last hundred iterations. The rest of an iteration, one token of each decoding request, is much
-the same in each while requests wait, and only then is a forecast asked for."""
+The model is a constant time per iteration plus a time per prompt token, fitted by least squares
+over about the last hundred iterations. The rest of an iteration is one token of each decoding
+request. That part hardly changes while requests wait, and forecasts are needed only while requests
+wait.
+"""
 
 from math import inf, sqrt
 
@@ -10,22 +12,23 @@ WEIGHT = 1 / 128
 """The weight of the last iteration."""
 
 N_NEEDED = 32
-"""Number of iterations from which on times are known."""
+"""Number of iterations after which the times count as known."""
 
 MAX_SURPRISE = 4.0
-"""An iteration counts as at most this multiple of its expected time: the machine may have done
-something else, and if it has become slow, the next iterations show it."""
+"""Largest multiple of the expected time with which an iteration counts. A longer time may have
+another cause on the machine; if the machine has really become slow, the next iterations show this.
+"""
 
 DOUBT = 16.0**2
-"""Added to the variance of prompt tokens: where that is small, differences in time have other
-causes."""
+"""Added to the variance of the number of prompt tokens. Where that variance is small, differences
+in time have other causes."""
 
 N_ERRORS = 2.0
-"""Width of the interval for the seconds of a token, in standard errors."""
+"""Half width of the confidence interval for the time of a token, in standard errors."""
 
 
 class IterationTime:
-    """Seconds for each iteration, and for each token of prompts in it."""
+    """The seconds of an iteration, and the seconds that each prompt token adds."""
 
     def __init__(self) -> None:
         self.base_s = 0.0
@@ -45,7 +48,7 @@ class IterationTime:
         return self._n >= N_NEEDED
 
     def learn(self, n_prompt_tokens: int, time_s: float) -> None:
-        """Takes in the time of an iteration with so many prompt tokens."""
+        """Learns from an iteration that had `n_prompt_tokens` prompt tokens and took `time_s`."""
         if self.is_known:
             expected_s = self.base_s + self.token_s * n_prompt_tokens
             time_s = min(time_s, MAX_SURPRISE * expected_s)
@@ -63,8 +66,9 @@ class IterationTime:
         self.base_s = max(0.0, self._mean_s - self.token_s * self._mean_n_tokens)
 
     def overhead_tokens(self) -> tuple[float, float, float]:
-        """Returns how many tokens of prompts take as long as an iteration without them: at least,
-        most likely, and at most. Where sizes or times hardly differ, that is from 0 to infinity."""
+        """Returns the number of prompt tokens that take as long as an iteration without prompt
+        tokens: a lower bound, the most likely number, and an upper bound. Where sizes or times
+        hardly differ, the bounds are 0 and infinity."""
         if not self._variance:
             return 0.0, 0.0, inf
         slope = self._covariance / self._variance
@@ -73,5 +77,6 @@ class IterationTime:
         return self._base(slope + error), self._base(slope), self._base(slope - error)
 
     def _base(self, token_s: float) -> float:
-        """Returns the time of an iteration without prompts, in tokens that take so long."""
+        """Returns the time of an iteration without prompts, as a number of prompt tokens that take
+        `token_s` seconds each."""
         return max(0.0, self._mean_s / token_s - self._mean_n_tokens) if token_s > 0 else inf

@@ -1,27 +1,27 @@
-"""Admission control where it is off: every request may wait."""
+"""Replacement for admission control where that is off: every request may wait."""
 
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request
 
 
 class NoControl:
-    """Refuses no request, and learns nothing."""
+    """Admission control that refuses no request and learns nothing."""
 
     def check(self, request: Request, now: float) -> float:
-        """Returns 0: nothing is known of the time that a request would wait."""
+        """Returns 0, which stands for no forecast."""
         return 0.0
 
     def note_submitted(self, request: Request, wait_s: float, now: float) -> None:
-        """Needs not know which requests are in the pool."""
+        """Does nothing: forecasts are not needed."""
 
     def note_waiting(self, request: Request, *, has_begun: bool) -> None:
-        """Needs not know which requests wait."""
+        """Does nothing: waiting work is not counted."""
 
     def note_not_waiting(self, request: Request) -> None:
-        """Needs not know which requests wait no longer."""
+        """Does nothing: waiting work is not counted."""
 
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
-        """Returns no request: each may wait until its deadline."""
+        """Returns no request: each request may wait until its deadline."""
         return []
 
 

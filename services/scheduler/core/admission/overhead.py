@@ -1,7 +1,9 @@
-"""The overhead of an iteration, in prompt tokens that take as long, as learned from iterations.
+"""The overhead of an iteration, learned from iterations and expressed in prompt tokens.
 
-It is a power of two and stays what it is until measurements contradict it. Neither chance changes
-it, nor iterations that are all alike, nor an overhead between two powers.
+The overhead is the number of prompt tokens that take as long as an iteration without prompt tokens.
+The number is a power of two and is kept until measurements clearly contradict it. So it does not
+change through random variation, through iterations that are all alike, or when the true overhead
+lies between two powers of two.
 """
 
 from math import isinf, log2
@@ -12,11 +14,12 @@ from services.scheduler.core.admission.prompt_groups import FIRST_OVERHEAD_TOKEN
 MIN_OVERHEAD_TOKENS, MAX_OVERHEAD_TOKENS = 8, 512
 
 MARGIN = 2.0**0.75
-"""The overhead changes if it is certainly larger, or smaller, by this factor: more than the way to
-the nearest power of two, so that it does not alternate between two."""
+"""The overhead changes if it is certainly larger, or smaller, by this factor. The factor is larger
+than the distance to the nearest power of two, so that the overhead does not alternate between two
+powers."""
 
 LOOK_N = 32
-"""Number of iterations with prompt tokens between two looks."""
+"""Number of iterations with prompt tokens between two checks of the overhead."""
 
 
 class Overhead:
@@ -24,13 +27,14 @@ class Overhead:
 
     def __init__(self, time: IterationTime) -> None:
         self.n_tokens = FIRST_OVERHEAD_TOKENS
-        """Prompt tokens that take as long as an iteration without any."""
+        """Number of prompt tokens that take as long as an iteration without prompt tokens."""
         self._time = time
         self._n_with_prompts = 0
 
     def note(self, n_prompt_tokens: int) -> None:
-        """Looks at the learned times from time to time; called for each iteration, after it was
-        learned, with its prompt tokens."""
+        """Notes an iteration, and checks the learned times every `LOOK_N` iterations with prompt
+        tokens. Must be called for each iteration, with its number of prompt tokens, after
+        `IterationTime` has learned from the iteration."""
         self._n_with_prompts += n_prompt_tokens > 0
         if self._n_with_prompts < LOOK_N or not self._time.is_known:
             return
@@ -41,7 +45,7 @@ class Overhead:
 
 
 def _power(n_tokens: float) -> int:
-    """Returns the nearest power of two within the limits."""
+    """Returns the power of two that is nearest to `n_tokens`, within the limits of the overhead."""
     if isinf(n_tokens):
         return MAX_OVERHEAD_TOKENS
     nearest: int = 2 ** round(log2(max(1.0, n_tokens)))

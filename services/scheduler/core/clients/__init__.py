@@ -1,1 +1,1 @@
-"""Clients: the limits of API keys, and what each client has been served."""
+"""Clients: the limits of API keys, and the service that each client has received."""

@@ -1,11 +1,12 @@
-"""Accounts: what each client with an API key uses of this scheduler, over all frontends.
+"""Accounts: the use that each client with an API key makes of this scheduler, over all frontends.
 
-An account has two limits. `max_in_flight_tokens` bounds the tokens that its requests in the pool
-may come to; the pool counts them. `tokens_per_minute` is a bucket that holds one minute's tokens
-and fills evenly. A prompt is taken from the bucket when its request comes in, an output token when
-it is generated. No answer is stopped in the middle, so the bucket may be overdrawn; the next
-request then waits until it no longer is. In any time T an account therefore gets at most
-`tokens_per_minute` for each minute of T and one more, and what its requests in the pool come to.
+An account has two limits. `max_in_flight_tokens` limits the total number of tokens that the
+sequences of the account's requests in the pool may reach; the pool counts these tokens.
+`tokens_per_minute` is a token bucket that holds the tokens of one minute and fills evenly. Prompt
+tokens are taken from the bucket when their request arrives, and an output token when it is
+generated. No answer is stopped in the middle, so the bucket may be overdrawn; the next request then
+waits until the bucket is no longer overdrawn. So in T minutes an account gets at most (T + 1)
+`tokens_per_minute`, plus the tokens that its requests in the pool may reach.
 
 Points in time are given by the caller, in seconds.
 """
@@ -17,55 +18,57 @@ from services.common.errors import InvalidRequest, PoolFull
 MINUTE_S = 60.0
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which to try again where it is not known when a request ends: about a few short
-answers."""
+"""Seconds after which a client is told to try again, where the end of a request cannot be
+predicted: about the time of a few short answers."""
 
 MAX_NAME_LENGTH = 64
-"""Characters in the name of an account, as the frontends' file of keys allows."""
+"""Largest number of characters in the name of an account, as in the frontends' file of keys."""
 
 MAX_ACCOUNTS = 65_536
-"""Accounts at most that are in use, or were within the minute: 20 MB."""
+"""Largest number of accounts that are in use, or were in use within the last minute. These accounts
+take 20 MB of memory."""
 
 N_KEPT = 1024
-"""Accounts up to which none is looked for that can be forgotten."""
+"""Number of accounts up to which idle accounts are not searched for and forgotten."""
 
 
 class KeyRate(PoolFull):
-    """The account has used up its tokens of the minute."""
+    """Error: the account has used up its tokens of the minute."""
 
 
 class KeyInFlight(PoolFull):
-    """The account's requests come to as many tokens as they may together."""
+    """Error: with another request, the account would exceed its `max_in_flight_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """The weight of an account and its limits; a limit is None where there is none."""
+    """The weight of an account and its limits; a limit is None where the account is not limited."""
 
     tokens_per_minute: int | None = None
     max_in_flight_tokens: int | None = None
     weight: float = 1.0
-    """The account's share of the pipeline beside other waiting accounts, where the order is fair.
-    """
+    """The account's share of the pipeline relative to other waiting accounts, in the fair order."""
 
 
 class AccountUse:
-    """The account of an API key, and what it has in use."""
+    """The account of an API key: its limits, and the tokens that it uses at present."""
 
     def __init__(self, limits: AccountLimits, *, name: str = "") -> None:
         self.limits = limits
         self.name = name
         self.n_tokens = 0
-        """Tokens that the account's requests in the pool may come to; the pool counts them."""
+        """Number of tokens that the account's requests in the pool may reach together. The pool
+        updates the number."""
         self._full_at = 0.0  # when the bucket is full again if nothing more is taken from it
 
     def check(self, n_tokens: int, now: float) -> None:
-        """Checks that a request of so many tokens, prompt and output, may come in.
+        """Checks that a request of `n_tokens` tokens, prompt and output together, may enter the
+        pool.
 
         Raises:
-            InvalidRequest: it is more than may ever be in flight.
-            KeyInFlight: it is more than there is room for now.
-            KeyRate: the bucket is empty; says when it is not.
+            InvalidRequest: the request exceeds the limit of tokens in flight even alone.
+            KeyInFlight: the request exceeds the limit together with the account's other requests.
+            KeyRate: the bucket is overdrawn; the error says for how long.
         """
         limit = self.limits.max_in_flight_tokens
         if limit is not None and n_tokens > limit:
@@ -87,7 +90,8 @@ class AccountUse:
             )
 
     def overdrawn_s(self, now: float) -> float:
-        """Returns the seconds until the bucket has tokens; 0 if it has."""
+        """Returns the seconds until the bucket is no longer overdrawn; 0 if it is not overdrawn
+        now."""
         if self.limits.tokens_per_minute is None:
             return 0.0
         return max(0.0, self._full_at - now - MINUTE_S)
@@ -99,12 +103,13 @@ class AccountUse:
             self._full_at = max(self._full_at, now) + n_tokens * MINUTE_S / per_minute
 
     def is_idle(self, now: float) -> bool:
-        """Returns whether the account has nothing in use, so that a new account would be equal."""
+        """Returns whether the account uses nothing and has a full bucket, so that a new account
+        would be equal."""
         return self.n_tokens == 0 and self._full_at <= now
 
 
 class Accounts:
-    """All accounts in use, by name; accounts that are not used any more are forgotten."""
+    """All accounts in use, by name; idle accounts are forgotten."""
 
     def __init__(self) -> None:
         self._accounts: dict[str, AccountUse] = {}
@@ -114,10 +119,11 @@ class Accounts:
         return len(self._accounts)
 
     def find(self, name: str, limits: AccountLimits, now: float) -> AccountUse:
-        """Returns the account of that name, with these limits from now on.
+        """Returns the account with the name `name`, creating it if needed; from now on `limits`
+        apply to the account.
 
         Raises:
-            InvalidRequest: no account can have that name.
+            InvalidRequest: the name is empty or too long.
             PoolFull: there are too many accounts in use.
         """
         account = self._accounts.get(name)
@@ -136,7 +142,7 @@ class Accounts:
         self._accounts = {
             name: account for name, account in self._accounts.items() if not account.is_idle(now)
         }
-        # Twice as many before the next sweep: its cost for each account stays the same.
+        # The next sweep comes at twice the number of accounts, so its cost per account is constant.
         self._sweep_at = min(MAX_ACCOUNTS, max(N_KEPT, 2 * len(self._accounts)))
         if len(self._accounts) >= MAX_ACCOUNTS:
             raise PoolFull("too many API keys are in use", retry_after_s=RETRY_AFTER_S)

@@ -1,15 +1,15 @@
-"""A client as the fair order sees it: its weight, and how much it has been served.
+"""A client in the fair order: its weight, and the service that the client has received.
 
-Requests with one API key belong to one client. Requests without a key belong to one client, too:
-nothing else that a caller shows is certain to be the caller's, and a share for each address or name
-would favour callers that have many of them.
+All requests with one API key belong to one client. All requests without a key together belong to
+one further client: no other property of a request proves who sent it, and a share for each address
+or name would favour callers that have many addresses or names.
 """
 
 from dataclasses import dataclass
 
 PROMPT_CHARGE, OUTPUT_CHARGE = 1.0, 2.0
-"""Service in a token of a prompt, and in one of an output, which takes an iteration of its own: the
-paper's w_p and w_q."""
+"""Service that is charged for a prompt token, and for an output token, which takes an iteration of
+its own. These are w_p and w_q of the paper (see `ServedClient`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -18,34 +18,38 @@ class ServedClient:
     Models", OSDI'24)."""
 
     served: float = 0.0
-    """Service that the client has had, divided by its weight; never falls."""
+    """Service that the client has received, divided by the client's weight; never falls."""
     turn: int = -1
-    """Number of the client's last admission; of clients that were served alike, the one with the
+    """Number of the client's last admission. Among clients with equal service, the client with the
     lowest number comes first."""
     weight: float = 1.0
     """The client's share relative to other clients."""
     n_requests: int = 0
     """Number of the client's requests in the pool."""
     n_waiting: int = 0
-    """Number of these that have never run."""
+    """Number of the client's requests in the pool that have never run."""
     n_running: int = 0
-    """Number of these that are admitted."""
+    """Number of the client's requests in the pool that are admitted."""
     output_charge: float = OUTPUT_CHARGE
-    """Added to `served` for each token of its outputs."""
+    """Amount that is added to `served` for each output token of the client's requests."""
 
     def set_weight(self, weight: float) -> None:
-        """Sets the weight from now on; the service so far stays as it was counted."""
+        """Sets the weight that is used from now on; service counted before is not changed."""
         self.weight = weight
         self.output_charge = OUTPUT_CHARGE / weight
 
     def may_have_more(self, other: "ServedClient", n_mine: int, n_others: int) -> bool:
-        """Returns whether this client has been served no more than another one, and would have no
-        more places by weight if it got one of the other's `n_others` places beside its own
-        `n_mine`."""
+        """Returns whether this client may take a place in batches from another client.
+
+        This client has `n_mine` places and the other has `n_others`. Two conditions must hold. This
+        client has been served no more than the other one. And with one place moved from the other
+        client to this one, this client would still have no more places, relative to its weight,
+        than the other.
+        """
         if self is other or self.served > other.served:
             return False
         return (n_mine + 1) * other.weight <= (n_others - 1) * self.weight
 
     def prompt_charge(self, n_tokens: int) -> float:
-        """Returns what is added to `served` for a prompt of so many tokens."""
+        """Returns the amount that is added to `served` for a prompt of `n_tokens` tokens."""
         return PROMPT_CHARGE * n_tokens / self.weight

@@ -1,1 +1,1 @@
-"""Drafts of tokens, which one iteration verifies together."""
+"""Drafting: guesses of next tokens, several of which one iteration verifies together."""

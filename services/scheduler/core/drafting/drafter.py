@@ -1,19 +1,20 @@
-"""Drafts: guesses at a request's next tokens, which one iteration verifies together.
+"""Drafts: guesses of a request's next tokens, which one iteration verifies together.
 
-Texts repeat themselves: a summary names what its prompt has named, edited code is mostly the old
-code. So the last tokens of a sequence are looked for further up in it, and what followed there is
-the draft (Saxena, "Prompt lookup decoding", 2023). No second model is needed. The draft rides at
-the end of the request's span, the rank samples after each of its tokens, and the scheduler takes
-the sampled tokens as far as the draft was right, and the token after that. These are, to the bit,
-the tokens that would have come one by one, since each depends only on the tokens before it.
+Texts repeat themselves: a summary repeats names of its prompt, and edited code is mostly the old
+code. So the last tokens of a sequence are searched for earlier in the sequence, and the tokens that
+followed there are the draft (Saxena, "Prompt lookup decoding", 2023). No second model is needed.
+The draft is appended to the request's span, and the rank samples a token after each token of the
+span. The scheduler accepts the sampled tokens as long as the draft was right, and one token more.
+The accepted tokens are, to the bit, the tokens that decoding one by one would give, since each
+token depends only on the tokens before it.
 
-A batch that reads all weights for a few tokens has room for drafts at little cost; in a full batch
-a draft costs as much as a token of another request. So the more requests there are, the more often
-a draft must be right: of `n` requests in a batch of at most `max_batch_tokens` tokens, more than `n
-/ max_batch_tokens` of the drafted tokens, by the recent drafts of the request. Where fewer are
-right, the request stops drafting for some tokens, longer each time.
+A batch with few tokens reads all weights anyway, so drafts add little cost; in a full batch a draft
+costs as much as a token of another request. So the more requests there are, the more often a draft
+must be right. With `n` requests in a batch of at most `max_batch_tokens` tokens, more than `n /
+max_batch_tokens` of the drafted tokens must be right, measured by the recent drafts of the request.
+Where fewer are right, the request stops drafting for a number of tokens, which is longer each time.
 
-Knows tokens and counts, neither requests nor batches.
+This module knows tokens and counts, but neither requests nor batches.
 """
 
 from array import array
@@ -23,19 +24,22 @@ from dataclasses import dataclass
 from services.scheduler.core.speculation import FIRST_ACCEPTANCE, Speculation
 
 NGRAMS = (4, 3, 2)
-"""Tokens at the end of a sequence that are looked for further up: if not so many, fewer."""
+"""Numbers of tokens at the end of a sequence that are searched for earlier in the sequence. The
+largest number with a match wins."""
 
 SEARCHED_TOKENS = 2**14
-"""Tokens of a sequence, the last ones, that are looked through at most: a millisecond."""
+"""Largest number of tokens, at the end of a sequence, that are searched. The search takes a
+millisecond."""
 
 MAX_SEARCHES = 8
-"""Places that are looked at for whole tokens: bytes may match between two of them."""
+"""Largest number of byte matches that a search tries. A match of bytes may begin in the middle of a
+token; such a match does not count."""
 
 _TOKEN_BYTES = 4
 
 
 def n_leading_equal(draft: Sequence[int], sampled: Sequence[int]) -> int:
-    """Returns how many tokens of a draft were sampled before the first that was not."""
+    """Returns how many tokens of a draft equal the sampled tokens before the first difference."""
     for place, (token_id, right) in enumerate(zip(draft, sampled, strict=False)):
         if token_id != right:
             return place
@@ -43,11 +47,12 @@ def n_leading_equal(draft: Sequence[int], sampled: Sequence[int]) -> int:
 
 
 def look_up(packed: bytes, length: int) -> list[int]:
-    """Returns the `length` tokens that followed where the last tokens of a sequence occurred
-    before, or none. The sequence is `packed` in 4 bytes each.
+    """Returns `length` tokens that followed an earlier occurrence of the last tokens of a sequence;
+    an empty list if there is no such occurrence. The sequence is `packed` in 4 bytes per token.
 
-    As many tokens as can be must be the same, see `NGRAMS`; of several places it is the last. If
-    the end of the sequence comes first, the sequence repeats itself, and goes on so in the draft.
+    The longest match counts (see `NGRAMS`), and of several equally long matches the last one. If
+    fewer than `length` tokens follow the match, the sequence is repeating itself; the draft then
+    repeats these tokens.
     """
     place = _last_place(packed, NGRAMS[-1])
     if place < 0:
@@ -60,8 +65,8 @@ def look_up(packed: bytes, length: int) -> list[int]:
 
 
 def _last_place(packed: bytes, n_tokens: int) -> int:
-    """Returns the byte after the last place where the last tokens occurred before; -1 if they did
-    not."""
+    """Returns the index of the byte after the last earlier occurrence of the last `n_tokens`
+    tokens; -1 if there is none."""
     suffix = packed[-n_tokens * _TOKEN_BYTES :]
     end = len(packed) - _TOKEN_BYTES
     for _ in range(MAX_SEARCHES):
@@ -79,27 +84,29 @@ def _repeated(packed: bytes, length: int) -> list[int]:
 
 
 Propose = Callable[[bytes, int], list[int]]
-"""A function that drafts at most so many tokens of a sequence, which is packed in 4 bytes each."""
+"""Function that drafts tokens. Its parameters are a sequence, packed in 4 bytes per token, and the
+largest number of tokens to draft."""
 
 
 @dataclass(slots=True)
 class Drafter:
-    """Decides which requests get drafts, and how long these are."""
+    """Decides which requests get drafts, and how long the drafts are."""
 
     max_drafts: int
-    """Drafts of one request at most."""
+    """Largest number of drafted tokens for one request in one batch."""
     max_batch_tokens: int
-    """Tokens of a batch with drafts at most."""
+    """Largest number of tokens in a batch that has drafts."""
     propose: Propose = look_up
-    """Finds the draft of a sequence."""
+    """Function that finds the draft of a sequence."""
     n_drafted: int = 0
-    """Drafted tokens that were verified."""
+    """Number of drafted tokens that were verified."""
     n_accepted: int = 0
-    """Drafted tokens that were right."""
+    """Number of drafted tokens that were right."""
 
     def pays(self, speculation: Speculation, n_tokens: int, n_batch_tokens: int) -> bool:
-        """Returns whether to draft for a request with `n_tokens` tokens in a batch of so many
-        tokens; stops it for a while if its drafts are wrong too often."""
+        """Returns whether drafting pays for a request with `n_tokens` tokens, in a batch of
+        `n_batch_tokens` tokens. If the request's drafts are wrong too often, drafting for the
+        request stops for a while."""
         if n_tokens < speculation.resumes_at:
             return False
         if speculation.acceptance * self.max_batch_tokens > n_batch_tokens:
@@ -109,7 +116,7 @@ class Drafter:
         return False
 
     def learn(self, speculation: Speculation, n_drafted: int, n_right: int) -> None:
-        """Takes in how many tokens of a request's draft were right."""
+        """Learns that `n_right` of the `n_drafted` tokens in a request's draft were right."""
         self.n_drafted += n_drafted
         self.n_accepted += n_right
         speculation.learn(n_drafted, n_right)

@@ -1,11 +1,13 @@
-"""Drafting: which requests of a batch have drafts (`drafter.py`), and which batches wait for that.
+"""Drafting: decides which requests of a batch get drafts (`drafter.py`), and when the next batch
+must wait for drafts.
 
-A request is drafted for only when its last token is known. So where tokens are handed off, a batch
-whose requests have drafts to come is waited for, and so is one with drafts. Drafts take what room
-there is in the batch and in the memory that a request has reserved; they ask for none.
+A request gets a draft only when its last token is known. So with token hand-off, the next batch
+waits for a batch in flight in two cases: a batch in flight has drafts, or a request of the batch
+that just returned will get a draft once its next token is known. Drafts use free room in the batch
+and in the memory that a request has already reserved; they never reserve more.
 
-A request that goes on after a loss, or after it was preempted, has its first token without drafts:
-that token tells when it runs again, and with the second one a suspect has proved itself.
+A request that continues after a loss or a preemption gets its first token without drafts. That
+token shows that the request runs again, and with the second token a suspect is cleared.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -18,43 +20,46 @@ from services.scheduler.core.request import Request, RequestState
 
 
 class NoDrafting:
-    """No request has drafts."""
+    """Replacement for `Drafting` where no request has drafts."""
 
     awaits = False
 
     def draft(self, selections: Sequence[Selection]) -> int:
-        """Returns the number of drafts in the batch that is selected."""
+        """Returns 0, the number of drafts in the selected batch."""
         return 0
 
     def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
-        """Takes the token of a span, and returns it; None if the span is not sampled."""
+        """Takes the sampled token of a span and returns it; None if the span is not sampled."""
         return next(token_ids) if span.is_sampled else None
 
     def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
-        """Needs not know which batches have returned."""
+        """Does nothing: no batch has drafts."""
 
 
 class Drafting:
-    """The drafts of one batch after the other."""
+    """Gives drafts to the requests of each batch, and takes the tokens that verify the drafts."""
 
     def __init__(self, drafter: Drafter, kv_manager: KVManager, *, token_hand_off: bool) -> None:
         self.awaits = False
-        """Whether the next batch waits for those in flight."""
+        """Whether the next batch is selected only when all batches in flight have returned."""
         self._drafter = drafter
         self._kv_manager = kv_manager
         self._token_hand_off = token_hand_off
 
     def draft(self, selections: Sequence[Selection]) -> int:
-        """Gives the requests of the batch that is selected drafts, as long as it has room for them;
-        returns the number of drafts."""
+        """Gives drafts to the requests of the selected batch, as long as the batch has room;
+        returns the number of drafted tokens."""
         n_drafts = self._draft(selections)
         self.awaits = self._token_hand_off and n_drafts > 0
         return n_drafts
 
     def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
-        """Takes the tokens of a span, and returns the last one that counts; None if the span is not
-        sampled. Its request takes the tokens before, which are as many as drafts were right; their
-        updates are added to `updates`."""
+        """Takes the sampled tokens of a span, and returns the last one that counts; None if no
+        token is sampled after the span.
+
+        The tokens before the last one confirm drafts. They are appended to the request, and an
+        update for each is added to `updates`.
+        """
         if not span.n_drafts:
             return next(token_ids) if span.is_sampled else None
         *right, last = self._right_tokens(span, token_ids)
@@ -76,9 +81,9 @@ class Drafting:
         self.awaits = self._token_hand_off and self._has_drafts_to_come(batch, in_flight)
 
     def _right_tokens(self, span: Span, token_ids: Iterator[int]) -> list[int]:
-        """Takes the tokens of a span with drafts, and learns from them. Returns the tokens that
-        would have come one by one without drafts: as many as drafts were right, and the one after
-        them."""
+        """Takes the sampled tokens of a span with drafts, and learns how many drafts were right.
+        Returns the tokens that decoding one by one would give: those that confirm drafts, and one
+        token more."""
         sampled = [next(token_ids) for _ in range(1 + span.n_drafts)]
         n_right = n_leading_equal(span.token_ids[-span.n_drafts :], sampled)
         request = span.request
@@ -93,7 +98,8 @@ class Drafting:
         if any(other.n_drafts for other in in_flight):
             return True
         drafter, n = self._drafter, len(batch.spans)
-        # What is found here is not the draft: the token that is awaited belongs before it.
+        # A draft found here is not used, since the awaited token must come before a draft. The
+        # search only shows whether a draft is likely.
         return n < drafter.max_batch_tokens and any(
             self._draft_of(span.request, n, drafter.max_drafts)
             for span in batch.spans
@@ -118,7 +124,8 @@ class Drafting:
         return n_most - n_free
 
     def _draft_of(self, request: Request, n_batch_tokens: int, n_room: int) -> Sequence[int]:
-        """Returns the draft of a request by the tokens that are known; none if it does not pay."""
+        """Returns a draft for a request, based on its known tokens; an empty sequence if drafting
+        does not pay."""
         speculation, drafter = request.speculation, self._drafter
         if speculation is None:
             return ()
@@ -133,7 +140,7 @@ class Drafting:
 def drafting_of(
     drafter: Drafter | None, kv_manager: KVManager, *, token_hand_off: bool
 ) -> Drafting | NoDrafting:
-    """Returns what drafts with a drafter; what drafts nothing without one."""
+    """Returns a `Drafting` that uses the drafter, or a `NoDrafting` if the drafter is None."""
     if drafter is None:
         return NoDrafting()
     return Drafting(drafter, kv_manager, token_hand_off=token_hand_off)

@@ -1,1 +1,1 @@
-"""The accounts of K/V memory: how much each request may store, and where."""
+"""The accounts of K/V memory: how much each request may store, and in which blocks."""

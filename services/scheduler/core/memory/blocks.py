@@ -1,4 +1,4 @@
-"""The blocks of one K/V memory: which are free, and which one a request gets next."""
+"""The blocks of one K/V memory: which blocks are free, and which block a request gets next."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -11,13 +11,14 @@ Cache = PrefixCache | NoPrefixCache
 
 
 class Blocks:
-    """Every block is free, in use by requests, or kept by the prefix cache without a user."""
+    """All blocks of a memory. Each block is free, in use by requests, or kept by the prefix cache
+    without a user."""
 
     def __init__(self, n_blocks: int, cache: Cache = NO_PREFIX_CACHE) -> None:
         self.n_blocks = n_blocks
         self.cache = cache
         self.n_evicted = 0
-        """Blocks that the cache gave up since the memory was needed."""
+        """Number of blocks that the prefix cache gave up because their memory was needed."""
         self._free = array("I", range(n_blocks - 1, -1, -1))
 
     @property
@@ -26,21 +27,23 @@ class Blocks:
         return self.n_blocks - len(self._free) - self.cache.n_unused
 
     def cache_for(self, request: Holder) -> Cache:
-        """Returns the prefix cache as a request sees it: none if the request may share nothing."""
+        """Returns the prefix cache that a request may use: a cache without content if the request
+        may not share blocks."""
         if request.cache_scope is None or request.wants_prompt_logprobs:
             return NO_PREFIX_CACHE
         return self.cache
 
     def take(self, n_blocks: int) -> list[int]:
-        """Returns blocks for one request, free or else evicted from the cache; there must be as
-        many."""
+        """Returns ids of `n_blocks` blocks for one request: free blocks first, then blocks evicted
+        from the prefix cache. At least `n_blocks` blocks must be free or evictable."""
         free = self._free
-        if n_blocks == 1 and free:  # nearly always: a third of the time
+        if n_blocks == 1 and free:  # the usual case, which takes a third of the time this way
             return [free.pop()]
         return [free.pop() if free else self._evict() for _ in range(n_blocks)]
 
     def give_back(self, block_ids: Iterable[int]) -> int:
-        """Takes blocks back from one of the users of each; returns how many have no user now."""
+        """Gives blocks back: one user of each block stops using the block. Returns the number of
+        blocks that have no user now."""
         n_unused, cache, free = 0, self.cache, self._free
         for block_id in block_ids:
             if block_id in cache:
@@ -55,10 +58,10 @@ class Blocks:
         return self.cache.evict()
 
     def free(self, block_id: int) -> None:
-        """Takes back a block that neither a request nor the cache has any more."""
+        """Frees a block that neither a request nor the prefix cache holds any more."""
         self._free.append(block_id)
 
     def free_evicted(self, block_ids: Sequence[int]) -> None:
-        """Takes back blocks that the cache gave up for others of its entries."""
+        """Frees blocks that the prefix cache gave up to make room for other entries."""
         self._free.extend(block_ids)
         self.n_evicted += len(block_ids)

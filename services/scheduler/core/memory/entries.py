@@ -1,8 +1,9 @@
-"""Entries: which blocks of a request the prefix cache is told of, and when.
+"""Entries: decides which blocks of a request are entered into the prefix cache, and when.
 
-A batch that writes a block is always selected before one that reads it from the cache: blocks are
-entered when a batch has been selected. Every stage runs batches in that order, however many are in
-flight, so the content is there by then.
+A batch that writes a block is always selected before any batch that reads the block from the cache,
+since blocks are entered when their batch has been selected. Every stage runs batches in the order
+of selection, however many are in flight, so the content of a block is written before the block is
+read.
 """
 
 from itertools import islice
@@ -24,7 +25,8 @@ class Entries:
         self._has_rests = groups.n_whole == len(groups.windows) == 1
 
     def enter(self, request: Holder, reservation: Reservation) -> None:
-        """Enters the blocks that are full with tokens which are scheduled and known."""
+        """Enters into the prefix cache each block of the request that is full of scheduled and
+        known tokens, unless the block was entered before."""
         cache, n_stored = self._blocks.cache, min(request.n_scheduled, request.n_tokens)
         if n_stored < reservation.next_entry_at or not isinstance(cache, PrefixCache):
             return
@@ -43,8 +45,9 @@ class Entries:
         reservation.next_entry_at = cache.next_entry_at(end)
 
     def enter_rest(self, request: Holder, reservation: Reservation) -> None:
-        """Enters the last block of a request that is in no batch and about to be released, as far
-        as the block is filled with tokens that are known."""
+        """Enters the last, partly filled block of a request into the prefix cache. The request must
+        be in no batch and about to be released. The entry covers the tokens of the block that are
+        stored and known."""
         cache = self._blocks.cache_for(request)
         if not (self._has_rests and isinstance(cache, PrefixCache)):
             return

@@ -1,10 +1,11 @@
-"""The tokens for which a request reserves memory when it is admitted.
+"""The number of tokens for which a request reserves memory when it is admitted.
 
-With the paper's admission these are the tokens of its whole life. Where admission is optimistic it
-is what the request is expected to need: requests that run are at all points of their lives, so that
-they hold half in the mean of what they use in the end, and a new one reserves about that. The
-larger the share of `max_tokens` that requests use, the less there is to win and the more there is
-to recompute: where they use all, a request reserves all.
+With the paper's admission, a request reserves memory for the largest number of tokens that its
+sequence can reach. With optimistic admission, a request reserves what it is expected to need.
+Running requests are at all points of their lives, so on average they hold half of what they use in
+the end, and a new request reserves about that. The larger the fraction of `max_tokens` that
+requests use, the less memory optimism saves and the more it costs in recomputation. Where requests
+use all of `max_tokens`, a request reserves memory for all.
 """
 
 import math
@@ -12,45 +13,47 @@ import math
 from services.scheduler.core.memory.holder import Holder
 
 MIN_SHARE = 1 / 16
-"""The share of its remaining `max_tokens` that a preempted request reserves at least."""
+"""Smallest fraction of the remaining `max_tokens` for which a preempted request reserves memory."""
 
 MAX_OWN_PREEMPTIONS = 1 + round(math.log2(1 / MIN_SHARE))
-"""Preemptions after which a request reserves its whole life."""
+"""Number of preemptions after which a request reserves memory for its longest possible sequence."""
 
 
 class WholeLife:
-    """The paper's reservation: all tokens that a request may come to."""
+    """The paper's reservation: a request reserves memory for its longest possible sequence."""
 
     may_be_exceeded = False
     """Whether a request may need more than it has reserved."""
 
     def n_tokens(self, request: Holder) -> int:
-        """Returns the tokens for which a request reserves memory when it is admitted."""
+        """Returns the number of tokens for which a request reserves memory when it is admitted."""
         return request.max_sequence_len
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
-        """Learns nothing from a request that has ended."""
+        """Does nothing: reservations do not depend on ended requests."""
 
 
 class ExpectedUse:
-    """The share of `max_tokens` that requests use, as learned from requests that have ended."""
+    """The optimistic reservation, which depends on the fraction of `max_tokens` that ended requests
+    have used."""
 
     may_be_exceeded = True
 
     WEIGHT = 1 / 16
-    """The weight of the last request in the share."""
+    """Weight of the last request in the fraction."""
 
     def __init__(self) -> None:
         self.share = 1.0
 
     def learn(self, n_generated: int, max_new_tokens: int) -> None:
-        """Takes in how many of its `max_new_tokens` a request has generated."""
+        """Learns that an ended request has generated `n_generated` tokens of `max_new_tokens`."""
         self.share += self.WEIGHT * (n_generated / max_new_tokens - self.share)
 
     def n_tokens(self, request: Holder) -> int:
-        """Returns the tokens for which a request reserves memory when it is admitted. A preempted
-        request reserves the share that others use of what is left to it, and twice as much each
-        time."""
+        """Returns the number of tokens for which a request reserves memory when it is admitted.
+        After its first preemption, a request reserves memory for all its known tokens and a part of
+        its remaining tokens: the fraction that other requests use. With each further preemption the
+        fraction doubles."""
         if request.n_preemptions:
             share = max(self.share, MIN_SHARE) * 2.0 ** (request.n_preemptions - 1)
         else:

@@ -1,11 +1,11 @@
-"""What the prefix cache has found for a request."""
+"""Results of a search in the prefix cache for the tokens of a request."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Rest(NamedTuple):
-    """The last block of a request that has ended, which is not full, and the tokens in it."""
+    """The last, partly filled block of an ended request, and the tokens in the block."""
 
     block_id: int
     n_tokens: int
@@ -13,14 +13,14 @@ class Rest(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The blocks of the longest beginning of a request that is in the cache."""
+    """The blocks of the longest beginning of a request's sequence that is in the prefix cache."""
 
     n_columns: int
     block_ids: list[int]
-    """Blocks of the groups that see everything, column by column."""
+    """Blocks of the K/V groups that see all tokens, column by column."""
     window_block_ids: Sequence[Sequence[int]] = ()
-    """For each group with a window, the blocks of the last columns; empty where nothing is found.
-    """
+    """For each K/V group with a window, the blocks of its last columns; empty where nothing is
+    found."""
     rest: Rest | None = None
-    """The block after these columns that the request may go on to fill, where there is one group
-    that sees everything."""
+    """The partly filled block after the found columns, which the request may continue to fill. None
+    unless the model has one K/V group only, which sees all tokens."""

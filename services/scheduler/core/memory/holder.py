@@ -1,7 +1,7 @@
 """The part of a request that the K/V memory depends on.
 
-The memory knows requests by this interface alone, so a request may hold a `Reservation` without
-that the two import each other.
+The memory knows requests by this interface only, so that a request may hold a `Reservation` without
+a circular import.
 """
 
 from dataclasses import dataclass, field
@@ -10,33 +10,35 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class BlockKeys:
-    """The keys of a request's full blocks in the prefix cache, from the first block on, as many as
-    were ever needed."""
+    """The keys of a request's full blocks in the prefix cache, from the first block to the last one
+    whose key was needed."""
 
     block_size: int
     keys: list[bytes] = field(default_factory=list)
 
 
 class Holder(Protocol):
-    """A request as far as its memory is concerned."""
+    """The interface of a request that the K/V memory uses."""
 
     n_tokens: int
-    """Number of its tokens that are known."""
+    """Number of tokens of the request that are known."""
     n_scheduled: int
-    """Number of its tokens whose keys and values are stored, or are about to be."""
+    """Number of tokens of the request whose keys and values are stored, or about to be stored."""
     n_preemptions: int
-    """Times that it gave up its memory for other requests."""
+    """Number of times that the request gave up its memory for other requests."""
     cache_scope: bytes | None
     """Requests with the same scope share blocks; a request whose scope is None shares none."""
     block_keys: BlockKeys | None
 
     @property
     def max_sequence_len(self) -> int:
-        """Returns the number of tokens that its sequence may come to."""
+        """Returns the largest number of tokens that the sequence of the request may reach."""
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Returns whether its whole prompt must be computed, for the log-probabilities of it."""
+        """Returns whether the whole prompt must be computed, because the log-probabilities of its
+        tokens are wanted."""
 
     def packed_span(self, start: int, n_tokens: int) -> bytes:
-        """Returns the `n_tokens` tokens of its sequence from `start` on, in 4 bytes each."""
+        """Returns `n_tokens` tokens of the request's sequence, from position `start` on, packed in
+        4 bytes each."""

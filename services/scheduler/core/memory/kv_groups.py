@@ -1,11 +1,13 @@
-"""The K/V groups of a model: layers that keep the keys and values of the same tokens.
+"""The K/V groups of a model: each group is a set of layers that keep keys and values of the same
+tokens.
 
-A layer with a window reads the last tokens of a sequence only. So a block holds what the layers of
-one group store of `block_size` tokens, as many bytes in each group, and a request has blocks of its
-own in every group: in one whose layers see everything from its first token on, in one with a window
-of the last tokens. The n-th blocks of a request, one in each group, are its n-th column.
+A layer with a window reads only the last tokens of a sequence. So each block stores `block_size`
+tokens for the layers of one group, and blocks have equal sizes in all groups. A request has blocks
+of its own in every group. In a group whose layers see all tokens, these blocks start at the first
+token; in a group with a window, they cover only the last tokens. The n-th blocks of a request, one
+in each group, form its n-th column.
 
-A model without windows has one group, and so has one whose layers all have the same window.
+A model has a single group if no layer has a window, or if all layers have the same window.
 """
 
 from collections.abc import Sequence
@@ -14,19 +16,19 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class BlockGroups:
-    """The K/V groups of a model, and the largest spans of tokens that read them."""
+    """The K/V groups of a model, and the largest sizes of the spans that read these groups."""
 
     windows: Sequence[int | None] = (None,)
-    """Tokens that a query sees in each group, its own token included; None where it sees all
-    tokens. Groups that see all tokens come first."""
+    """Number of tokens that a query sees in each group, including the token of the query; None
+    where the query sees all tokens. Groups that see all tokens come first."""
     max_span_tokens: int | None = None
-    """Tokens in a span of a prompt at most; None where a prompt is one span."""
+    """Largest number of prompt tokens in one span; None where a prompt is always one span."""
     max_drafts: int = 0
     """Largest number of drafts behind the token of a decode."""
     n_whole: int = field(init=False)
     """Number of groups that see all tokens."""
     finite: tuple[int, ...] = field(init=False)
-    """The windows of the other groups, in order."""
+    """The windows of the groups that do not see all tokens, in the order of the groups."""
 
     def __post_init__(self) -> None:
         finite = tuple(window for window in self.windows if window is not None)
@@ -38,15 +40,15 @@ class BlockGroups:
         object.__setattr__(self, "n_whole", n_whole)
 
     def n_at_once(self, n_unscheduled: int) -> int:
-        """Returns the tokens in a span at most from now on, of a request that begins with
-        `n_unscheduled` tokens which have not been scheduled."""
+        """Returns the largest number of tokens that a later span of a request may have, if
+        `n_unscheduled` tokens of the request are not scheduled yet."""
         if self.max_span_tokens is not None:
             n_unscheduled = min(n_unscheduled, self.max_span_tokens)
         return max(n_unscheduled, 1 + self.max_drafts)
 
     def n_blocks(self, n_columns: int, n_at_once: int, *, block_size: int) -> int:
-        """Returns the blocks that a request with so many columns has at most, in spans of up to
-        `n_at_once` tokens."""
+        """Returns the largest number of blocks that a request with `n_columns` columns has, if its
+        spans have at most `n_at_once` tokens."""
         n_blocks = self.n_whole * n_columns
         for window in self.finite:
             # A span reads and writes `window - 1 + n_at_once` positions in a row.
@@ -55,8 +57,8 @@ class BlockGroups:
         return n_blocks
 
     def by_group(self, block_ids: list[int]) -> list[int]:
-        """Returns blocks of the groups that see everything, given column by column, in the order of
-        their groups."""
+        """Reorders blocks of the groups that see all tokens: `block_ids` are ordered column by
+        column, and the result is ordered group by group."""
         n = self.n_whole
         if n == 1:
             return block_ids.copy()
@@ -64,9 +66,10 @@ class BlockGroups:
 
 
 ONE_GROUP = BlockGroups()
-"""The groups of a model without windows."""
+"""The K/V groups of a model without windows: a single group."""
 
 
 def first_seen(position: int, window: int) -> int:
-    """Returns the first position that queries from `position` on see through a window."""
+    """Returns the first position of a sequence that queries at `position` or later see through a
+    window."""
     return max(0, position - window + 1)

@@ -1,30 +1,34 @@
-"""The K/V manager: accounts of how much each request may store, and where (Orca, section 4.2).
+"""The K/V manager: keeps account of how much K/V memory each request may use, and in which blocks
+(Orca, section 4.2).
 
-A K/V slot holds one token's keys and values; a block is `block_size` slots. Memory is decided
-here and only here: block ids are the same on every stage, ranks only store. A request reserves,
-once, all the slots it can need in its life, so that no admitted request ever waits for memory
-(the paper's guard against deadlock); a reservation is a count, and a block gets an owner only
-when a token needs it.
+A K/V slot holds one token's keys and values; a block is `block_size` slots. All decisions about K/V
+memory are made here: block ids are the same on every stage, and ranks only store. A request
+reserves, once, all the slots that it can need in its life, so that no admitted request ever waits
+for memory (the paper's guard against deadlock). A reservation is a number; a block is assigned to a
+request only when a token needs the block.
 
-A reservation also holds a row of the ranks' request tables, since it begins and ends with it.
+A reservation also includes a row of the ranks' request tables. The row is taken and freed together
+with the memory.
 
-What is optional is decided by other objects, and a memory without it has one that does nothing:
+Optional features are implemented by other objects, and where a feature is off, an object that does
+nothing takes its place:
 
-- Layers in several K/V groups (`kv_groups.py`). Blocks of all groups come out of one memory, and
-  a request has as many columns of blocks, one block in each group, as its tokens need. In a group
-  with a window a request gives blocks back as it goes on (`window_blocks.py`).
-- The prefix cache (`prefix_cache.py`). A request begins with the blocks that the cache has of its
+- Layers in several K/V groups (`kv_groups.py`). Blocks of all groups come from one memory. A
+  request has as many columns of blocks as its tokens need, and a column has one block in each
+  group. In a group with a window, a request gives blocks back while it runs (`window_blocks.py`).
+- The prefix cache (`prefix_cache.py`). A request begins with the cached blocks that hold its first
   tokens, and a block that several requests share is reserved once. A block without a user keeps
-  its content until its memory is needed, is reserved by no request and counts as free.
-- Optimistic admission (`expected_use.py`): a request reserves less than its whole life, and its
-  reservation may have to grow.
+  its content until the memory is needed. Such a block is reserved by no request and counts as free.
+- Optimistic admission (`expected_use.py`). A request reserves less than its whole life may need,
+  so its reservation may have to grow.
 
-With all of them the guarantee is the same, by the sum
+With all of these features the guarantee stays the same, by the sum
 
     blocks in use + blocks that reservations may still ask for = reserved <= all,
 
 since each block is in use, or empty, or in the cache and can be evicted. (In a group with a window
-a reservation counts in full, whoever shares its blocks, so that the left side may be less.)
+a reservation counts in full even if other requests share its blocks, so that the left side may be
+less.)
 """
 
 from services.scheduler.core.memory.blocks import Blocks
@@ -39,12 +43,12 @@ from services.scheduler.core.memory.rows import Rows
 from services.scheduler.core.memory.window_blocks import window_blocks
 
 MAX_SEQUENCE_LEN = 2**31 - 1
-"""The longest sequence that any model has, in tokens."""
+"""Upper limit for the length of a sequence of any model, in tokens."""
 
 
 class KVManager:
-    """The accounts of all K/V memory: reserved <= n_blocks, and every block is free, in use, or
-    kept by the prefix cache."""
+    """The accounts of all K/V memory. Never more than `n_blocks` blocks are reserved, and every
+    block is free, in use, or kept by the prefix cache."""
 
     def __init__(
         self,
@@ -56,9 +60,10 @@ class KVManager:
         expected_use: ExpectedUse | None = None,
         max_rows: int | None = None,
     ) -> None:
-        """`n_blocks` is the number of blocks of all groups together. `expected_use` says what
-        requests reserve; without it they reserve their whole lives. `max_rows` limits the requests
-        that run, where layers keep a state of each."""
+        """`n_blocks` is the number of blocks of all groups together. `expected_use` determines how
+        much requests reserve; without it, requests reserve memory for their longest possible
+        sequences. `max_rows` limits the number of running requests where layers keep a state for
+        each request."""
         if n_blocks < 1 or block_size < 1:
             raise ValueError(f"no K/V memory: {n_blocks} blocks of {block_size} slots")
         self.n_blocks = n_blocks
@@ -66,7 +71,7 @@ class KVManager:
         self.groups = groups
         self.expected_use = expected_use or WholeLife()
         self.is_owing = False
-        """Whether an admitted request waits for memory, so that none is admitted."""
+        """Whether an admitted request waits for memory; no other request is admitted meanwhile."""
         self.n_reserved_blocks = 0
         cache: PrefixCache | NoPrefixCache = NO_PREFIX_CACHE
         if has_prefix_cache:
@@ -77,14 +82,14 @@ class KVManager:
         self.enter, self.enter_rest = entries.enter, entries.enter_rest
 
     def fits_ever(self, max_sequence_len: int) -> bool:
-        """Returns whether a request of `max_sequence_len` slots could run on an empty machine, even
-        if it were preempted before its last token."""
+        """Returns whether a sequence of `max_sequence_len` slots would fit into empty memory, even
+        if its request were preempted before the last token."""
         n_columns = self.columns_for(max_sequence_len)
         return self.n_blocks_for(n_columns, max_sequence_len) <= self.n_blocks
 
     @property
     def max_sequence_len(self) -> int:
-        """The longest sequence that fits ever, in slots."""
+        """Largest number of slots for which `fits_ever` returns True."""
         fits, too_long = 0, MAX_SEQUENCE_LEN + 1
         if self.fits_ever(MAX_SEQUENCE_LEN):
             return MAX_SEQUENCE_LEN
@@ -94,16 +99,17 @@ class KVManager:
         return fits
 
     def reserve(self, request: Holder) -> Reservation | None:
-        """Reserves slots for the life of a request, or returns None if there are not enough.
+        """Reserves slots for a request, and returns the reservation; returns None if there are not
+        enough slots or no row is free.
 
-        What the prefix cache has of its tokens counts as scheduled from then on.
+        The tokens of the request that the prefix cache has count as scheduled from then on.
         """
         if self.is_owing or not self.rows.has_free:
             return None
         n_columns = self.columns_for(self.expected_use.n_tokens(request))
         n_left, cache = self.n_blocks - self.n_reserved_blocks, self.blocks.cache_for(request)
         if self.n_blocks_for(n_columns, 0) - cache.max_found_blocks(request) > n_left:
-            return None  # not even if all its blocks were found: spares the search
+            return None  # too few even if all its blocks were cached; no search is needed
         found = cache.find(request)
         n_unscheduled = request.n_tokens - found.n_columns * self.block_size
         n_blocks = self.n_blocks_for(n_columns, n_unscheduled)
@@ -121,11 +127,12 @@ class KVManager:
     def allocate(
         self, reservation: Reservation, n_tokens: int, *, start: int = 0, n_unscheduled: int = 0
     ) -> list[int]:
-        """Gives the reservation the columns it lacks to store `n_tokens` tokens, and returns the
-        ids of their blocks: the blocks of the first group, then of the second, and so on.
+        """Allocates the columns that a reservation lacks for storing `n_tokens` tokens. Returns the
+        ids of the new blocks: the blocks of the first group, then of the second, and so on.
 
-        The queries of the span begin at `start`, with `n_unscheduled` tokens of the prefill left
-        there. What no query sees from there on is given back.
+        The queries of the next span begin at position `start`, from which on `n_unscheduled` tokens
+        of the prefill are not scheduled. Blocks that no query at `start` or later sees are given
+        back.
         """
         n_before = reservation.n_block_slots // self.block_size
         n_new = self.columns_for(n_tokens) - n_before
@@ -145,17 +152,17 @@ class KVManager:
         return new
 
     def blocks_of(self, reservation: Reservation) -> list[int]:
-        """Returns the ids of all columns' blocks: the blocks of the first group, then of the
-        second, and so on. There is 0 where a block has been given back."""
+        """Returns the ids of the blocks of all columns: the blocks of the first group, then of the
+        second, and so on. The id is 0 where a block has been given back."""
         block_ids = self.groups.by_group(reservation.block_ids)
         for window in reservation.window_blocks:
             block_ids += window.columns
         return block_ids
 
     def release(self, reservation: Reservation) -> None:
-        """Takes back the blocks, the row and the reservation of a request."""
+        """Frees the blocks, the row and the reserved memory of a request."""
         self.n_reserved_blocks -= reservation.n_reserved_blocks - len(reservation.block_ids)
-        # The last ones first: the prefix cache evicts them in this order.
+        # The last blocks come first, since the prefix cache evicts blocks in this order.
         self.n_reserved_blocks -= self.blocks.give_back(reversed(reservation.block_ids))
         for window in reservation.window_blocks:
             self.blocks.give_back(reversed(window.block_ids))
@@ -163,14 +170,14 @@ class KVManager:
         reservation.clear()
 
     def retire(self, request: Holder, reservation: Reservation) -> None:
-        """Releases the reservation of a request that is in no batch; the prefix cache keeps what is
-        stored."""
+        """Releases the reservation of a request that is in no batch; the prefix cache keeps the
+        stored tokens."""
         self.enter(request, reservation)
         self.enter_rest(request, reservation)
         self.release(reservation)
 
     def n_cached_columns(self, request: Holder) -> int:
-        """Returns how many columns of a request's beginning the prefix cache has."""
+        """Returns the number of a request's first columns that the prefix cache has."""
         return self.blocks.cache_for(request).find(request).n_columns
 
     def has_room(self, reservation: Reservation, n_tokens: int) -> bool:
@@ -178,12 +185,12 @@ class KVManager:
         return n_tokens <= reservation.n_reserved_columns * self.block_size
 
     def n_free_slots(self, reservation: Reservation, n_tokens: int) -> int:
-        """Returns how many tokens more than `n_tokens` a reservation is large enough for."""
+        """Returns the number of tokens that a reservation has room for beside `n_tokens` tokens."""
         return reservation.n_reserved_columns * self.block_size - n_tokens
 
     def grow(self, reservation: Reservation, n_tokens: int) -> bool:
-        """Enlarges a reservation so that it is enough for `n_tokens` tokens, if there is memory
-        for all of them; returns whether it is enough."""
+        """Enlarges a reservation to `n_tokens` tokens if there is enough memory; otherwise the
+        reservation is unchanged. Returns whether the reservation is large enough now."""
         n_columns = self.columns_for(n_tokens)
         if n_columns <= reservation.n_reserved_columns:
             return True
@@ -200,48 +207,48 @@ class KVManager:
 
     @property
     def prefix_cache(self) -> PrefixCache | NoPrefixCache:
-        """The contents of blocks that requests may share."""
+        """The prefix cache: the contents of blocks that requests may share."""
         return self.blocks.cache
 
     @property
     def has_prefix_cache(self) -> bool:
-        """Whether requests may share blocks."""
+        """Whether there is a prefix cache, so that requests may share blocks."""
         return isinstance(self.blocks.cache, PrefixCache)
 
     @property
     def n_slots(self) -> int:
-        """Tokens for which there are blocks in every group. Where there are windows, longer
-        sequences find room."""
+        """Number of tokens that fit into the memory if every group stores all of them. Where groups
+        have windows, longer sequences fit."""
         return self._slots_of(self.n_blocks)
 
     @property
     def n_reserved_slots(self) -> int:
-        """Slots of blocks that requests have reserved."""
+        """Number of slots in the blocks that requests have reserved."""
         return self._slots_of(self.n_reserved_blocks)
 
     @property
     def n_allocated_blocks(self) -> int:
-        """Blocks that requests use."""
+        """Number of blocks that requests use."""
         return self.blocks.n_in_use
 
     @property
     def n_allocated_slots(self) -> int:
-        """Slots of blocks that requests use."""
+        """Number of slots in the blocks that requests use."""
         return self._slots_of(self.blocks.n_in_use)
 
     @property
     def n_shared_slots(self) -> int:
-        """Slots of blocks that several requests use."""
+        """Number of slots in the blocks that several requests use."""
         return self._slots_of(self.prefix_cache.n_shared_blocks)
 
     @property
     def n_unused_slots(self) -> int:
-        """Slots of blocks that the prefix cache keeps and no request uses."""
+        """Number of slots in the blocks that the prefix cache keeps and no request uses."""
         return self._slots_of(self.prefix_cache.n_unused)
 
     def n_blocks_for(self, n_columns: int, n_unscheduled: int) -> int:
-        """Returns the blocks that a request of `n_columns` columns has at most, in all groups, if
-        `n_unscheduled` tokens are not scheduled when it begins."""
+        """Returns the largest number of blocks, in all groups, that a request with `n_columns`
+        columns has, if `n_unscheduled` of its tokens are not scheduled yet."""
         groups = self.groups
         if not groups.finite:  # nearly always: spares two calls
             return groups.n_whole * n_columns
@@ -249,12 +256,12 @@ class KVManager:
         return groups.n_blocks(n_columns, n_at_once, block_size=self.block_size)
 
     def columns_for(self, n_tokens: int) -> int:
-        """Returns the columns of blocks that so many tokens need."""
+        """Returns the number of columns that `n_tokens` tokens need."""
         return -(-n_tokens // self.block_size)
 
     def _move_windows(self, reservation: Reservation, start: int, n_unscheduled: int) -> None:
-        """Gives back the blocks that no query from `start` on sees, and what is reserved beyond
-        what spans from now on can touch."""
+        """Gives back the blocks that no query at `start` or later sees. Also reduces the
+        reservation to the blocks that later spans can touch."""
         for window in reservation.window_blocks:
             self.blocks.give_back(window.pass_by(start, block_size=self.block_size))
         reservation.n_at_once = min(reservation.n_at_once, self.groups.n_at_once(n_unscheduled))
@@ -265,6 +272,6 @@ class KVManager:
         reservation.n_reserved_blocks = n_blocks
 
     def _slots_of(self, n_blocks: int) -> int:
-        """Returns the tokens that so many blocks have room for, an even part of them in each
-        group."""
+        """Returns the number of tokens that `n_blocks` blocks have room for, if each group gets an
+        equal part of the blocks."""
         return n_blocks * self.block_size // len(self.groups.windows)

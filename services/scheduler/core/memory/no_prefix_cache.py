@@ -1,4 +1,4 @@
-"""The prefix cache where there is none, and for requests that share nothing."""
+"""Replacement for the prefix cache where there is none, and for requests that share nothing."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from services.scheduler.core.memory.reservation import Reservation
 
 
 class NoPrefixCache:
-    """A prefix cache that holds nothing and takes nothing in."""
+    """A prefix cache that is always empty."""
 
     n_unused = n_shared_blocks = n_queried_tokens = n_cached_tokens = 0
 
@@ -16,26 +16,26 @@ class NoPrefixCache:
         return False
 
     def find(self, request: Holder) -> Found:
-        """Finds nothing."""
+        """Returns a result without blocks."""
         return Found(0, [])
 
     def max_found_blocks(self, request: Holder) -> int:
-        """Returns the number of blocks that `find` returns at most."""
+        """Returns 0, the largest number of blocks that `find` returns."""
         return 0
 
     def n_in_use(self, block_ids: Sequence[int]) -> int:
-        """Returns how many of the blocks that were found, none, are in use."""
+        """Returns 0: no block is in the cache."""
         return 0
 
     def n_shared(self, block_ids: Sequence[int]) -> int:
-        """Returns how many blocks have several users."""
+        """Returns 0: no block is in the cache."""
         return 0
 
     def take_found(self, request: Holder, found: Found, reservation: Reservation) -> None:
-        """Makes a request a user of the blocks that were found, which are none."""
+        """Does nothing, since no blocks were found."""
 
     def leave(self, block_id: int) -> bool:
-        """Raises KeyError, since no block is here."""
+        """Raises KeyError, since no block is in the cache."""
         raise KeyError(block_id)
 
     def evict(self) -> int:

@@ -1,26 +1,29 @@
-"""The prefix cache: which blocks of K/V memory hold the beginning of which sequences.
+"""The prefix cache: records which blocks of K/V memory hold the beginnings of which sequences.
 
-Keys and values of a token depend on it and on all tokens before it. So a full block is known by a
-key that is a hash of its tokens and of the key of the block before it, and two requests with the
-same key can share the block. Only full blocks are shared, and no request writes into a full block:
-nothing is ever copied. The last block of a request that ends, its *rest*, is mostly not full. It
-goes to the first request that comes with all of its tokens and more, as the next turn of a chat
-does; that request owns the block and goes on to fill it.
+Keys and values of a token depend on the token and on all tokens before it. So the cache identifies
+a full block by a key: a hash of the tokens in the block and of the key of the block before. Two
+requests with the same key can share the block. Only full blocks are shared, and no request writes
+into a full block, so blocks are never copied. The last block of a request that ends, called its
+*rest*, is usually not full. A rest goes to the first request whose sequence contains all tokens of
+the rest and more, such as the next turn of a chat. That request owns the block from then on and
+continues to fill it.
 
-The chain of keys begins with the request's scope: its account and the salt that its client has
-chosen. A request of another scope finds nothing, so that no client can learn another's prompts from
-the time that its own take. The hash is keyed with a secret of this process, so that no client can
-make two sequences with one key.
+The chain of keys begins with the request's scope, which consists of its account and the salt that
+its client has chosen. A request with another scope finds nothing. So no client can learn another
+client's prompts by measuring how long its own prompts take. The hash is keyed with a secret of this
+process, so that no client can construct two sequences with the same key.
 
-A block that is entered has users or none. Without users it keeps its content until its memory is
-needed; then the block whose last user left longest ago goes first. Of one request's blocks the last
-ones go first, since a block is of use only with all before it.
+An entered block may have users or not. Without users the block keeps its content until its memory
+is needed. Then the block whose last user left longest ago is evicted first. Among the blocks of one
+request the last ones are evicted first, since a block is useful only together with all blocks
+before it.
 
-A model may keep blocks in several groups (`kv_groups.py`), and a key tells the groups apart. A
-beginning of a sequence can be shared if it is there in every group: all of it in a group that sees
-everything, and in a group with a window as much of its end as the next token sees.
+A model may keep blocks in several groups (`kv_groups.py`), and a key includes a mark of its group.
+The beginning of a sequence can be shared if every group has the needed blocks. A group that sees
+all tokens needs all blocks of the beginning. A group with a window needs only the last blocks, as
+far as the next token sees.
 
-The K/V manager decides when a block is taken, left and evicted.
+The K/V manager decides when a block is taken, left by a user, or evicted.
 """
 
 import secrets
@@ -37,35 +40,37 @@ _OF_FIRST_BLOCK = blake2b(digest_size=16, key=_SECRET, person=b"first")
 _OF_OTHERS = blake2b(digest_size=16, key=_SECRET)
 
 _OF_REST = b"rest"
-"""What the key of a rest ends with, after that of the block before it."""
+"""Suffix of the key of a rest; the key begins with the key of the block before the rest."""
 
 MAX_BLOCKS = 2**18
-"""Blocks in the cache at most: 80 MB of this process's memory."""
+"""Largest number of blocks in the cache. Their entries take 80 MB of this process's memory."""
 
 
 class PrefixCache:
-    """The contents of blocks that requests share, and of blocks that no request uses any more."""
+    """The cached blocks: blocks that requests share or may share, and blocks that no request uses
+    any more."""
 
     def __init__(
         self, *, block_size: int, groups: BlockGroups = ONE_GROUP, max_blocks: int = MAX_BLOCKS
     ) -> None:
         self._block_size = block_size
         self._groups = groups
-        # What the keys of each group end with: the first has none.
+        # Suffix of the keys of each group; the first group has an empty suffix.
         marks = [b"", *(bytes((place,)) for place in range(1, len(groups.windows)))]
         self._whole_marks, self._window_marks = marks[: groups.n_whole], marks[groups.n_whole :]
         self._max_blocks = max_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
-        self._n_users: dict[int, int] = {}  # of each block that is entered and in use
-        self._unused: dict[int, None] = {}  # the next one to evict first
-        self._rests: dict[int, Rest] = {}  # by their blocks, which no request uses
+        self._n_users: dict[int, int] = {}  # for each entered block that is in use
+        self._unused: dict[int, None] = {}  # in the order of eviction
+        self._rests: dict[int, Rest] = {}  # by block id; no request uses these blocks
         self.n_shared_blocks = 0
-        """Blocks with several users."""
+        """Number of blocks with several users."""
         self.n_queried_tokens = 0
-        """Tokens of admitted requests that were looked for."""
+        """Number of tokens of admitted requests for which the cache was searched."""
         self.n_cached_tokens = 0
-        """Tokens of these that were found, and so are not computed."""
+        """Number of tokens of admitted requests that were found in the cache and so are not
+        computed."""
 
     def __len__(self) -> int:
         return len(self._key_of)
@@ -75,12 +80,13 @@ class PrefixCache:
 
     @property
     def n_unused(self) -> int:
-        """The number of blocks that are here and that no request uses."""
+        """Number of entered blocks that no request uses."""
         return len(self._unused)
 
     def find(self, request: Holder) -> Found:
-        """Returns the blocks of the longest beginning of the request's tokens that is here, but for
-        its last token, which is always computed."""
+        """Returns the blocks of the longest beginning of the request's sequence that is in the
+        cache. The last token of the request is never included, since that token must always be
+        computed."""
         n_columns = (request.n_tokens - 1) // self._block_size
         blocks: list[int] = []
         if self._whole_marks:
@@ -108,17 +114,18 @@ class PrefixCache:
         )
 
     def max_found_blocks(self, request: Holder) -> int:
-        """Returns the number of blocks that `find` returns at most, without looking for them."""
+        """Returns an upper limit for the number of blocks that `find` returns, without a search."""
         return request.n_tokens // self._block_size * len(self._whole_marks)
 
     def next_entry_at(self, n_columns: int) -> int:
-        """Returns the number of stored tokens with which a request of which `n_columns` columns are
-        entered has another one to enter."""
+        """Returns the number of stored tokens from which on a request has another column to enter,
+        if `n_columns` of its columns are entered."""
         return (n_columns + 1) * self._block_size
 
     def _n_seen(self, keys: Sequence[bytes], n_columns: int) -> int:
-        """Returns how many of the first `n_columns` columns can be shared by the groups with a
-        window: of these, all that the token after them sees must be here."""
+        """Returns how many of the first `n_columns` columns the groups with a window can share. In
+        each of these groups, the cache must have every block that the token after the shared
+        columns sees."""
         marks, index = self._first_seen(n_columns), n_columns
         while index > min(first for _, first in marks):
             index -= 1
@@ -130,8 +137,8 @@ class PrefixCache:
         return n_columns
 
     def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
-        """Returns the mark of each group with a window, and the first column that is seen there
-        from the token after `n_columns` columns."""
+        """Returns, for each group with a window, its mark and the first column that the token after
+        `n_columns` columns sees."""
         position = n_columns * self._block_size
         return [
             (mark, first_seen(position, window) // self._block_size)
@@ -139,17 +146,19 @@ class PrefixCache:
         ]
 
     def n_in_use(self, block_ids: Sequence[int]) -> int:
-        """Returns how many of these blocks, which are all here, have users."""
+        """Returns how many of the given blocks have users; all must be in the cache."""
         return sum([block_id not in self._unused for block_id in block_ids])
 
     def n_shared(self, block_ids: Sequence[int]) -> int:
-        """Returns how many of these blocks, which need not all be here, have several users."""
+        """Returns how many of the given blocks have several users; blocks outside the cache count
+        as having none."""
         return sum([self._n_users.get(block_id, 0) > 1 for block_id in block_ids])
 
     def take_found(self, request: Holder, found: Found, reservation: Reservation) -> None:
-        """Makes a request that is admitted a user of the blocks that `find` has returned for it,
-        which its reservation has already. A rest among them is the request's own from then on, and
-        forgotten here. The tokens of these blocks count as scheduled."""
+        """Makes an admitted request a user of the blocks that `find` returned. The reservation of
+        the request lists the full blocks already. A rest among the found blocks is added to the
+        reservation; it belongs to the request alone from then on, and the cache forgets the rest.
+        The tokens of all these blocks count as scheduled."""
         self.take(found.block_ids)
         for block_ids in found.window_block_ids:
             self.take(block_ids)
@@ -166,7 +175,7 @@ class PrefixCache:
         self.n_cached_tokens += n_cached
 
     def take(self, block_ids: Sequence[int]) -> None:
-        """Adds a user to each of these blocks."""
+        """Adds a user to each of the given blocks, which must be in the cache."""
         for block_id in block_ids:
             if block_id in self._unused:
                 del self._unused[block_id]
@@ -178,11 +187,12 @@ class PrefixCache:
     def enter(
         self, request: Holder, block_ids: Sequence[int], *, first: int, group: int = 0
     ) -> list[int]:
-        """Enters blocks of a request in one of the groups, from the column `first` on; the request
-        uses them and has all their tokens. A block is not entered if another block with the same
-        content is here.
+        """Enters blocks of a request in the K/V group `group`, from the column `first` on. The
+        request uses the blocks and knows all their tokens. A block is not entered if the cache has
+        another block with the same content.
 
-        Returns blocks that were evicted, where there are as many as there may be.
+        Returns the blocks that were evicted because the cache had reached its largest number of
+        blocks.
         """
         evicted: list[int] = []
         keys = self._keys(request, first + len(block_ids))
@@ -203,9 +213,12 @@ class PrefixCache:
     def enter_rest(
         self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
-        """Enters the rest of a request, which ends and has all tokens before its block, that of
-        `column`, and the first `n_tokens` of those in it. Returns the block of the rest in its
-        place, if there was one: the newest is the likeliest to be gone on from."""
+        """Enters the rest of a request that ends: the block in column `column`, of which the first
+        `n_tokens` tokens are stored. All earlier tokens of the request must be stored too.
+
+        A rest that was entered in the same place before is replaced, since the newest rest is the
+        most likely to be continued. Returns the replaced block; None if no rest was replaced.
+        """
         key = self._keys(request, column)[column - 1] + _OF_REST
         replaced = self._block_of.get(key)
         if replaced is not None:
@@ -220,12 +233,12 @@ class PrefixCache:
         return replaced
 
     def take_rest(self, block_id: int) -> None:
-        """Forgets a rest, whose block has another owner from now on."""
+        """Forgets a rest; its block has another owner from now on."""
         del self._unused[block_id]
         self._forget(block_id)
 
     def leave(self, block_id: int) -> bool:
-        """Removes a user of a block that is here; returns whether it was the last one."""
+        """Removes one user from an entered block; returns whether that was the last user."""
         self._n_users[block_id] -= 1
         if self._n_users[block_id]:
             self.n_shared_blocks -= self._n_users[block_id] == 1
@@ -235,7 +248,8 @@ class PrefixCache:
         return True
 
     def evict(self) -> int:
-        """Forgets the block that has been without users longest, and returns it."""
+        """Removes the block that has been without users longest from the cache, and returns its
+        id."""
         block_id = next(iter(self._unused))
         del self._unused[block_id]
         self._forget(block_id)
@@ -246,7 +260,8 @@ class PrefixCache:
         self._rests.pop(block_id, None)
 
     def _find_rest(self, request: Holder, n_columns: int) -> Rest | None:
-        """Returns the rest after so many columns, if the request has its tokens and more."""
+        """Returns the rest after `n_columns` columns, if the request has all tokens of the rest and
+        more; None otherwise."""
         if not n_columns or len(self._whole_marks) > 1:
             return None
         key = self._keys(request, n_columns)[n_columns - 1] + _OF_REST
@@ -259,8 +274,8 @@ class PrefixCache:
         return rest if request.packed_span(start, rest.n_tokens) == rest.packed else None
 
     def _keys(self, request: Holder, n_blocks: int) -> list[bytes]:
-        """Returns the keys of a request's first blocks, of `n_blocks` at least. Its tokens never
-        change, so each key is made once."""
+        """Returns the keys of at least the first `n_blocks` blocks of a request. The tokens of a
+        request never change, so each key is computed once."""
         known = request.block_keys
         if known is None or known.block_size != self._block_size:
             known = request.block_keys = BlockKeys(self._block_size)

@@ -9,26 +9,28 @@ from services.scheduler.core.memory.window_blocks import WindowBlocks
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """The row and the blocks that one request holds; never more blocks than were reserved."""
+    """The row and the blocks that one request holds. The request never has more blocks than it has
+    reserved."""
 
     row: int
     n_reserved_blocks: int
     n_reserved_columns: int
     block_ids: list[int] = field(default_factory=list)
-    """Blocks of the groups that see everything, column by column."""
+    """Blocks of the K/V groups that see all tokens, column by column."""
     window_blocks: Sequence[WindowBlocks] = ()
-    """The blocks of each group with a window."""
+    """The blocks of each K/V group with a window."""
     n_at_once: int = 1
-    """Tokens of a span at most for which it is reserved, where there are windows."""
+    """Largest number of tokens in a span for which the reservation is large enough, where there are
+    windows."""
     n_block_slots: int = 0
-    """Slots of its columns, so that each decode need not multiply."""
+    """Number of slots in the allocated columns, kept so that a decode need not multiply."""
     n_cached_columns: int = 0
-    """Columns at its beginning that were in the prefix cache when it was made."""
+    """Number of columns that the prefix cache had when the reservation was made."""
     n_entered_columns: int = 0
-    """Columns that the prefix cache has been told of."""
+    """Number of columns of the request that have been entered into the prefix cache."""
     next_entry_at: int = sys.maxsize
-    """Stored tokens with which there is another column to enter; none is where nothing is cached.
-    """
+    """Number of stored tokens from which on another column can be entered into the prefix cache.
+    Without a prefix cache this number is never reached."""
 
     def clear(self) -> None:
         """Forgets the blocks, which other requests may have from now on."""

@@ -2,27 +2,28 @@
 
 
 class Rows:
-    """Gives out rows, each to one request at a time; rows that were used last come first."""
+    """Gives each row to at most one request at a time; the row that was given back last is reused
+    first."""
 
     def __init__(self, max_rows: int | None) -> None:
-        """`max_rows` is the number of rows, where layers keep a state of each; None where the
-        tables grow as needed."""
+        """`max_rows` is the number of rows where layers keep a state for each request; None where
+        the tables grow as needed."""
         self.max_rows = max_rows
         self._free: list[int] = []
         self._n_rows = 0
 
     @property
     def has_free(self) -> bool:
-        """Whether there is a row for another request."""
+        """Whether a row is free for another request."""
         return self.max_rows is None or bool(self._free) or self._n_rows < self.max_rows
 
     def take(self) -> int:
-        """Returns a row that no request has; there must be one."""
+        """Returns a row that no request has; a free row must exist."""
         if self._free:
             return self._free.pop()
         self._n_rows += 1
         return self._n_rows - 1
 
     def give_back(self, row: int) -> None:
-        """Takes back the row of a request."""
+        """Frees the row of a request that no longer needs the row."""
         self._free.append(row)

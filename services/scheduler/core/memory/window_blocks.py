@@ -1,9 +1,10 @@
 """The blocks of a request in a K/V group with a window.
 
-The group's layers read the last tokens of a sequence only. So a request gives a block back when no
-query from now on sees any of it, and reserves as many blocks as one span of its tokens can touch.
-Ranks run batches in their order, so a block that is given back when a batch is selected may be
-written by a span of that very batch: the spans that read it were selected before.
+The layers of such a group read only the last tokens of a sequence. So a request gives a block back
+when no later query sees any token of the block, and reserves as many blocks as one span of tokens
+can touch. Ranks run batches in the order of selection. So a block that is given back when a batch
+is selected may be written again by that same batch: all spans that read the block were selected
+earlier.
 """
 
 from collections import deque
@@ -16,25 +17,26 @@ from services.scheduler.core.memory.kv_groups import BlockGroups, first_seen
 
 @dataclass(slots=True, eq=False)
 class WindowBlocks:
-    """The blocks of a request's last columns in one group."""
+    """The blocks of a request's last columns in one K/V group with a window."""
 
     window: int
     first_column: int = 0
-    """The column of the first block; the blocks before it have been given back."""
+    """Index of the column of the first block held; the blocks of earlier columns have been given
+    back."""
     block_ids: deque[int] = field(default_factory=deque)
 
     @property
     def columns(self) -> list[int]:
-        """The blocks of all columns, 0 where a block has been given back."""
+        """Ids of the blocks of all columns; 0 where a block has been given back."""
         return [0] * self.first_column + list(self.block_ids)
 
     def extend(self, block_ids: Sequence[int]) -> Sequence[int]:
-        """Takes the blocks of the next columns, and returns them."""
+        """Appends the blocks of the next columns, and returns them."""
         self.block_ids.extend(block_ids)
         return block_ids
 
     def pass_by(self, position: int, *, block_size: int) -> Iterator[int]:
-        """Lets go of the blocks that no query from `position` on sees, and yields them."""
+        """Removes the blocks that no query at `position` or later sees, and yields their ids."""
         first = first_seen(position, self.window) // block_size
         while self.first_column < first and self.block_ids:
             yield self.block_ids.popleft()
@@ -42,7 +44,7 @@ class WindowBlocks:
 
 
 def window_blocks(groups: BlockGroups, found: Found) -> Sequence[WindowBlocks]:
-    """Returns what a request holds in each group with a window when it is admitted."""
+    """Returns the blocks that a newly admitted request holds in each K/V group with a window."""
     if not found.window_block_ids:
         return tuple([WindowBlocks(window) for window in groups.finite])
     return tuple(

@@ -1,1 +1,1 @@
-"""The orders of requests: which is admitted next, and which come into a batch."""
+"""The orders of requests: which request is admitted next, and which requests come into a batch."""

@@ -1,30 +1,35 @@
-"""A fair order: important requests first, and among equally important ones each client its share.
+"""A fair order: more important requests come first; among equally important ones, each client gets
+its share.
 
-Within a priority class the next request is the earliest one of the client that has been served
-least (virtual token counters, Sheng et al., "Fairness in Serving Large Language Models", OSDI'24).
-A prompt is charged to its client when it is admitted, an output token when it comes, both divided
-by the client's weight. A client that comes back after a pause is lifted to the least served of the
-waiting clients, so that no client saves up service. Two clients that have waiting requests of one
-class all the time therefore differ in service by at most 2 max(w_p n_prompt, w_q n_slots), of the
-longest prompt and of all K/V slots. Of clients that were served alike, the one that was admitted
-longest ago comes first, so that a client that seldom asks does not wait for the first requests of
-others. With a single client in a single class this is first come, first served.
+Within a priority class, the next request is the earliest request of the client that has received
+the least service (virtual token counters, Sheng et al., "Fairness in Serving Large Language
+Models", OSDI'24). A prompt is charged to its client when the request is admitted, and an output
+token when it is generated; both charges are divided by the client's weight. When a client returns
+after a pause, its counter is raised to the least counter of the waiting clients, so that no client
+saves up service. Therefore two clients that always have waiting requests of one class differ in
+service by at most 2 max(w_p n_prompt, w_q n_slots), where n_prompt is the length of the longest
+prompt and n_slots the number of all K/V slots. Among clients with equal service, the client that
+was admitted longest ago comes first. So a client that seldom sends requests does not wait for the
+first requests of others. With a single client in a single class, the order is first come, first
+served.
 
-Classes come in the order of `priority`, and a class that waits rises: by one class for every
-`ageing_s` without an admission of it. So class p has an admission within (p - p_min) `ageing_s` and
-one admission of each other class. Within a class every client's turn comes, since a client that is
-served falls back behind the others: no request starves. Classes rise and not single requests: else
-the client that sends most would have the oldest requests, and would be first by that.
+Classes come in the order of `priority`, but a waiting class rises by one class for every `ageing_s`
+without an admission from the class. So class p has an admission within (p - p_min) `ageing_s`, plus
+one admission of each other class. Within a class every client gets its turn, since a client that is
+served falls behind the others: no request starves. Whole classes rise rather than single requests.
+Otherwise the client that sends most requests would have the oldest ones and would come first for
+that reason.
 
-Of one client's requests in a class, one that the prefix cache has more of may be preferred to the
-first: memory holds only so many beginnings, and requests that follow each other should need the
-same. Only the first `N_PREFERABLE` are looked at, and a request that is first is passed over at
-most `MAX_PASSES` times. So for each request that came before it, and for itself, a request waits
-for at most `MAX_PASSES` + 1 admissions of its client.
+Among the requests of one client in a class, a request with more tokens in the prefix cache may be
+preferred to the first request. The reason is that memory has room for few beginnings of sequences,
+so consecutive requests should share a beginning. Only the first `N_PREFERABLE` requests are
+considered, and the first request is passed over at most `MAX_PASSES` times. So a request waits for
+at most `MAX_PASSES` + 1 admissions of its client for itself and for each request that arrived
+before it.
 
-Preempted requests come before all others: they have begun, and have been charged. But a waiting
-request may be called: then no other is admitted, and it may get the place of one that runs
-(`preemption/for_fairness.py`).
+Preempted requests come before all others, since they have begun and their prompts are charged
+already. But a waiting request may be called: then no other request is admitted, and the called
+request may take the place of a running one (`preemption/for_fairness.py`).
 """
 
 from bisect import bisect_left
@@ -40,14 +45,14 @@ from services.scheduler.core.order.priorities import Counters, MayBegin, Priorit
 from services.scheduler.core.request import Request
 
 N_KEPT = 1024
-"""Number of clients up to which none is forgotten."""
+"""Number of clients up to which no client is forgotten."""
 
 MAX_CLIENTS = 65_536
 """Largest number of clients that are remembered without a request in the pool."""
 
 
 class Fair:
-    """Priority classes, and clients by their counters within each."""
+    """The fair order: priority classes, and within each class the clients by their counters."""
 
     name: ClassVar[str] = "fair"
     heeds_clients: ClassVar[bool] = True
@@ -59,7 +64,8 @@ class Fair:
         now: Clock,
         batch: FairBatch | None = None,
     ) -> None:
-        """`now` returns the time in seconds; `batch` limits clients in batches, if it is given."""
+        """`now` returns the time in seconds. `batch` limits the tokens of clients in batches; None
+        where there is no such limit."""
         if ageing_s <= 0:
             raise ValueError(f"ageing_s must be more than 0, not {ageing_s}")
         self.ageing_s = ageing_s
@@ -73,7 +79,7 @@ class Fair:
         self._called_to: int | None = None
         self._classes: dict[int, PriorityClass] = {}  # classes with requests
         self._preempted: dict[Request, None] = {}  # by their places
-        # By the names of their accounts; None without one.
+        # By account name; None is the name for requests without an account.
         self._clients: dict[str | None, ServedClient] = {}
         self._sweep_at = N_KEPT
         self._last_backlogged = ServedClient()
@@ -105,41 +111,43 @@ class Fair:
 
     @property
     def first_in_turn(self) -> Request | None:
-        """The request that is next of those that have never run; None if there is none."""
+        """The next request among the waiting requests that have never run; None if there is
+        none."""
         return next(self._in_turn(), None)
 
     def first_to_call(self, running: Collection[Request]) -> Request | None:
         """Returns the next request that has never run and whose client may have another request in
-        a batch; None if there is none."""
+        a batch; None if there is no such request."""
         if self.batch is None:
             return self.first_in_turn
         return next(self._in_turn(self.batch.room(running).may_begin), None)
 
     @property
     def first_preempted(self) -> Request | None:
-        """The first of the preempted requests that wait; None if there is none."""
+        """The first waiting request that was preempted; None if there is none."""
         return next(iter(self._preempted), None)
 
     def call(self, request: Request | None, *, place: int | None = None) -> None:
-        """Lets a request that has never run be the only one that may be admitted, at the end or at
-        a place before; None ends that. Its place must be free when it is admitted."""
+        """Calls a request that has never run: only this request may be admitted. The request gets
+        `place`, which must be free when it is admitted; with None it gets the last place. Calling
+        None ends the call."""
         self._called, self._called_to = request, place
 
     def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Prefers one of the first requests of the client whose turn it is: the one of which most
-        is cached. `n_cached` returns how much is cached of a request, which stays preferred until
-        it is admitted."""
+        """Prefers, among the first requests of the client whose turn it is, the request with the
+        largest cached part. `n_cached` returns the size of the cached part of a request. A
+        preferred request stays preferred until it is admitted."""
         first = self.first_in_turn
         if first is not None:
             self._classes[first.priority].prefer(_client_of(first), n_cached)
 
     def take_place(self) -> int:
-        """Returns a place after all others."""
+        """Returns a new place, after all places that were given before."""
         self._n_places += 1
         return self._n_places - 1
 
     def add(self, request: Request) -> None:
-        """Takes in a request behind the requests of its client in its class."""
+        """Adds a request behind the other requests of its client in its class."""
         request.client = client = self._client_named(request.account)
         if client.n_waiting == 0:
             client.served = max(client.served, self._least_served())
@@ -154,15 +162,16 @@ class Fair:
         priority_class.add(request, client)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Takes in preempted requests, before all others."""
+        """Adds preempted requests, which come before all others."""
         self._preempted = dict.fromkeys(sorted([*self._preempted, *requests], key=_place))
         self._n_waiting += len(requests)
         for request in requests:
             _client_of(request).n_running -= 1
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request and charges its prompt. Its place is after all requests that run,
-        unless it was called to another place."""
+        """Removes an admitted request from the waiting ones and charges its prompt to its client.
+        The place of the request is after all running requests, unless it was called to another
+        place."""
         client = _client_of(request)
         client.n_running += 1
         if request in self._preempted:
@@ -178,7 +187,7 @@ class Fair:
             self.call(None)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request; what it was charged stays charged."""
+        """Forgets a request; charges for the request remain."""
         client = _client_of(request)
         if request in self._preempted:
             del self._preempted[request]
@@ -195,8 +204,9 @@ class Fair:
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the requests that run, then the preempted ones, then the others as their turns
-        come; where a request is called, only those that run and the called one."""
+        """Yields the running requests, then the preempted ones, then the other waiting requests as
+        their turns come. While a request is called, it is the only waiting request that is yielded.
+        `waiting`, if given, lists the only waiting requests to yield."""
         if waiting is not None:
             return chain(ready, waiting)
         if self._called is not None:
@@ -210,15 +220,17 @@ class Fair:
     def batch_limits(
         self, running: Collection[Request], ready: Sequence[Request]
     ) -> Allowances | None:
-        """Returns the tokens that clients may have in the next batch, if there is a limit."""
+        """Returns the tokens that clients may have in the next batch; None if no client is
+        limited."""
         if self.batch is not None:
             self._allowances = self.batch.allowances(running, ready, self._called)
         return self._allowances
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns a rank by which the request of the lowest class that was admitted last is
-        preempted first. A request that was preempted before comes before all others, so that no
-        stream of more important requests keeps it from its end."""
+        """Returns the rank of a request for preemption; the highest rank is preempted first. Among
+        requests that were never preempted, the last admitted request of the least important class
+        ranks highest. Requests that were preempted before rank lowest, so that a stream of more
+        important requests cannot keep them from ending."""
         if request.n_preemptions:
             return (-1, 0, request.place)
         return (0, request.priority, request.place)
@@ -246,14 +258,15 @@ class Fair:
                 yield request
 
     def _rank(self, priority_class: PriorityClass, waited_s: float) -> tuple[int, int]:
-        """Returns the rank of a class that has waited `waited_s`. Of two classes that have risen to
-        the same rank, the one that began lower has waited longer and comes first."""
+        """Returns the rank of a class that has waited `waited_s`; the lowest rank comes first. If
+        two classes have risen to equal ranks, the less important class comes first, since it has
+        waited longer."""
         priority = priority_class.priority
         return priority - int(waited_s / self.ageing_s), -priority
 
     def _least_served(self) -> float:
-        """Returns the least counter of the clients with waiting requests; if there is none, the
-        counter of the client that had waiting requests last."""
+        """Returns the least counter among the clients with waiting requests. If no requests wait,
+        returns the counter of the client that was the last to have a waiting request."""
         tops = [priority_class.least_served() for priority_class in self._classes.values()]
         return min(tops, default=self._last_backlogged.served)
 
@@ -280,16 +293,16 @@ class Fair:
         return client
 
     def _forget(self) -> None:
-        """Forgets clients that have no request and would be lifted when they come back: that loses
-        nothing. If too many are left, all clients without a request are forgotten; each gains at
-        most the difference that there may be between clients."""
+        """Forgets clients that have no request and whose counters would be raised on return anyway:
+        nothing is lost. If too many clients are left, all clients without a request are forgotten.
+        Each of these gains at most the largest possible difference between clients."""
         least = self._least_served()
         known = self._clients.items()
         kept = {n: one for n, one in known if one.n_requests or one.served > least}
         if len(kept) >= MAX_CLIENTS:
             kept = {name: one for name, one in known if one.n_requests}
         self._clients = kept
-        # Twice as many before the next sweep: its cost for each client stays the same.
+        # The next sweep comes at twice the number of clients, so its cost per client is constant.
         self._sweep_at = max(N_KEPT, 2 * len(kept))
 
 

@@ -1,20 +1,23 @@
-"""The batch in the fair order: a client that has few requests keeps its pace beside one with many.
+"""Limits of batches in the fair order: a client with few requests keeps its speed beside a client
+with many.
 
-An iteration takes longer the more tokens it has, so a client that fills batches slows every client
-that rides in them. Places alone do not help against that: a client that asks for little has its
-place at once, and then each of its tokens takes as long as a full batch.
+An iteration takes longer the more tokens it has, so a client that fills batches slows down every
+client whose requests are in these batches. Limiting the number of places does not prevent this: a
+client that sends little gets a place at once, but then each of its tokens takes as long as a full
+batch.
 
-So while several clients run, a batch has tokens for `max_tokens` requests, shared out by weight: as
-many to each client as it has requests, as far as they go (max-min fairness). The client that has
-fewest requests by its weight is not limited, nor are its prompts, and no other client gets less
-than it by weight. Clients that have equally many requests, or a single client, fill batches as they
-like.
+So while requests of several clients run, a batch has tokens for `max_tokens` requests, which are
+shared among clients by weight. Each client gets a token for each of its requests, as far as the
+tokens suffice (max-min fairness). The client with the fewest requests relative to its weight is not
+limited, nor are its prompts, and no other client gets less than this client, relative to weight. If
+all clients have equally many requests, or there is only one client, no client is limited.
 
-The requests of a limited client take turns, a token each. Its prompts get the tokens that it has
-left, so that long prompts take long, and further requests of it begin only while tokens are left.
-Requests of other clients pass them by: as many run as could ride without a limit, and of a client
-with less than its share of these as many as its share. After a loss no client is limited, until the
-request that caused it is known.
+The requests of a limited client take turns, one token each. Its prompts get the tokens that remain
+to the client, so long prompts take many iterations, and further requests of the client begin only
+while tokens remain. Requests of other clients may begin before these. The number of running
+requests is limited to the number that could be in batches without limits on clients; a client with
+less than its share of that number may exceed this limit up to its share. After a loss no client is
+limited until the request that caused the loss is known.
 """
 
 from bisect import bisect_left
@@ -29,11 +32,11 @@ from services.scheduler.core.request import Request
 _CLIENT, _PLACE = attrgetter("client"), attrgetter("place")
 
 ROUNDING = 1e-9
-"""Relative error of a count that is divided by a weight."""
+"""Tolerance for rounding errors when a count is divided by a weight, as a fraction."""
 
 
 class Allowances:
-    """The tokens that requests may have in one batch where their clients are limited."""
+    """The tokens that requests may have in one batch while their clients are limited."""
 
     def __init__(
         self,
@@ -42,8 +45,10 @@ class Allowances:
         n_running: Counter[ServedClient | None],
         called: Request | None,
     ) -> None:
-        """`turns` are the requests of limited clients that have a token each, in turn; `spare` has
-        the tokens that each client has besides. `called` gets the place of one that runs."""
+        """`turns` lists, for each limited client, the requests that have one token each, in the
+        order of their turns. `spare` is the number of tokens that each client has in addition.
+        `called` is the waiting request that takes the place of a running one; None if there is no
+        such request."""
         self._called = called
         self._n_running = n_running
         self._max_running = 0
@@ -53,8 +58,9 @@ class Allowances:
         self._left = set(self._riding)
 
     def may_begin(self, client: ServedClient | None) -> bool:
-        """Returns whether a request of a client could begin: the client has tokens, and fewer
-        requests run than may, or fewer of the client's than its share of them."""
+        """Returns whether a request of a client could begin. The client must have tokens left. In
+        addition, there must be fewer running requests than allowed, or the client must have fewer
+        running requests than its share of the allowed number."""
         if not self._has_tokens(client):
             return False
         n_running, weight = self._n_running, _weight(client)
@@ -64,9 +70,10 @@ class Allowances:
         return n_running[client] < self._max_running * weight / all_weights
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
-        """Yields the candidates that have tokens. Of the waiting ones, these are the called one, or
-        as many as make `max_running` requests run. The caller takes tokens for each candidate
-        before it asks for the next one."""
+        """Yields the candidates that have tokens. Among waiting candidates, yields only as many as
+        bring the number of running requests to `max_running`, requests of clients below their
+        shares, and the called request. The caller must take tokens for each candidate before asking
+        for the next one."""
         self._max_running = max_running
         for request in candidates:
             if request.reservation is not None:
@@ -79,8 +86,8 @@ class Allowances:
                 yield request
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes up to `n_tokens` tokens for a request, as many as its client may have; returns how
-        many."""
+        """Takes at most `n_tokens` tokens for a request, within the limit of its client; returns
+        the number taken."""
         if request.client not in self._spare:
             return n_tokens
         n_own = int(request in self._riding)
@@ -93,7 +100,7 @@ class Allowances:
         return self._spare.get(client, 1) > 0
 
     def next_place(self, client: ServedClient | None) -> int:
-        """Returns the place of the request of a client whose turn comes first in the next batch."""
+        """Returns the place of the client's request whose turn comes first in the next batch."""
         turns = self._turns.get(client)
         if not turns:
             return 0
@@ -101,10 +108,11 @@ class Allowances:
 
 
 class FairBatch:
-    """Limits the tokens of clients in one batch after the other."""
+    """Limits the tokens of clients, in each batch anew."""
 
     def __init__(self, max_tokens: int) -> None:
-        """`max_tokens` are so few that an iteration with them takes hardly longer than with one."""
+        """`max_tokens` is the limit on the tokens of a batch while clients are limited. It should
+        be so small that an iteration takes hardly longer than with one token."""
         if max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, not {max_tokens}")
         self.max_tokens = max_tokens
@@ -114,8 +122,8 @@ class FairBatch:
         self, running: Iterable[Request], ready: Sequence[Request], called: Request | None
     ) -> Allowances | None:
         """Returns the tokens that clients may have in the next batch; None if no client is limited.
-        `running` are all requests that run, `ready` the ones that could ride in the batch, by their
-        places, and `called` is the waiting request that gets the place of one of them."""
+        `running` are all running requests. `ready` are the requests that could be in the batch, by
+        place. `called` is the waiting request that takes the place of a running one."""
         n_running = Counter(map(_CLIENT, running))
         limits = self._limits(n_running)
         last, self._last = self._last, None
@@ -134,7 +142,8 @@ class FairBatch:
         return self._last
 
     def room(self, running: Iterable[Request]) -> "Room":
-        """Returns which clients may have another request beside the requests that run."""
+        """Returns an object that tells which clients may have another request beside the running
+        ones."""
         n_running = Counter(map(_CLIENT, running))
         return Room(n_running, self._limits(n_running))
 
@@ -145,7 +154,7 @@ class FairBatch:
 
 
 class Room:
-    """The clients that may have another request."""
+    """Tells which clients may have another request."""
 
     def __init__(
         self,
@@ -156,16 +165,16 @@ class Room:
         self._limits = limits
 
     def may_begin(self, client: ServedClient | None) -> bool:
-        """Returns whether a request of a client could begin."""
+        """Returns whether a client has fewer running requests than its limit."""
         return self._n_running.get(client, 0) < self._limits.get(client, inf)
 
 
 def shared_out(
     n_tokens: int, n_running: Mapping[ServedClient | None, int]
 ) -> dict[ServedClient | None, int]:
-    """Returns the tokens of each client that has more requests by weight than another one, rounded
-    up. All clients together have `n_tokens`, or as many that no client gets less by weight than the
-    client with fewest requests."""
+    """Returns the limit on tokens, rounded up, of each client that has more requests than another
+    client relative to weight. All clients together get `n_tokens`. They get more if otherwise some
+    client would get fewer tokens, relative to weight, than the client with fewest requests."""
     by_weight = {one: n / _weight(one) for one, n in n_running.items()}
     fewest = min(by_weight.values())
     more = [one for one, n in by_weight.items() if n > fewest * (1 + ROUNDING)]

@@ -9,7 +9,7 @@ from services.scheduler.core.request import Request
 
 
 class FirstComeFirstServed:
-    """Requests by arrival, whichever client they are of."""
+    """The order of arrival, whichever client a request belongs to."""
 
     name: ClassVar[str] = "fcfs"
     heeds_clients: ClassVar[bool] = False
@@ -35,11 +35,11 @@ class FirstComeFirstServed:
         self._waiting[request] = None
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Puts requests back to where they were in the order of arrival."""
+        """Puts preempted requests back to their places in the order of arrival."""
         self._waiting = dict.fromkeys(sorted([*self._waiting, *requests], key=_place))
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request; its place is the one that it had."""
+        """Removes an admitted request from the waiting ones; the request keeps its place."""
         del self._waiting[request]
 
     def remove(self, request: Request) -> None:
@@ -49,16 +49,21 @@ class FirstComeFirstServed:
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the requests that run, and then the others, each by arrival. That is one order,
-        unless a loss or a grammar kept a request waiting that came before some that run: if it came
-        before them here and there were no memory for it, they could not go on to free theirs."""
+        """Yields the running requests by arrival, and then the waiting ones by arrival.
+
+        Together this is one order of arrival, with one exception: after a loss or because of a
+        grammar, a waiting request may have arrived before some running ones. If such a request came
+        before the running ones here and there were no memory for it, the running ones could not
+        continue and free their memory.
+        """
         return chain(ready, self._waiting if waiting is None else waiting)
 
     def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
-        """Limits no request."""
+        """Does nothing: this order limits no request."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns its place: the request that arrived last is preempted first."""
+        """Returns the place of the request, so that the request that arrived last is preempted
+        first."""
         return (request.place,)
 
 

@@ -1,11 +1,11 @@
-"""The order in which requests are admitted, and in which those that run come into a batch.
+"""The order in which requests are admitted, and in which running requests come into a batch.
 
-The pool has one such object and asks it; in it are the requests that wait. A request that has run
-keeps its place among the requests that run, and is overtaken by one that waits for the first time
-only if it is preempted.
+The pool owns one order object, which holds the waiting requests. A running request keeps its place
+among the running ones. A request that waits for the first time can overtake a running request only
+if that one is preempted.
 
-An order is a class in a file of its own, and a line in `registry.py` by which the setting `order`
-finds it.
+To add an order, write a class in a file of its own, and add a line in `registry.py` through which
+the setting `order` finds the class.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -20,27 +20,31 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class OrderOptions:
-    """The settings that orders may heed."""
+    """The settings that orders may use."""
 
     ageing_s: float = 1.0
-    """Seconds without an admission after which requests of a priority come one class earlier."""
+    """Seconds without an admission from a priority class after which the class rises by one
+    class."""
     batch_tokens: int | None = None
-    """Tokens of a batch while requests of several clients run; None where that is not limited."""
+    """Limit on the tokens of a batch while requests of several clients run; None where there is no
+    limit."""
 
 
 class BatchLimits(Protocol):
-    """What an order allows of the candidates in one batch."""
+    """The limits of an order for the candidates in one batch."""
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
-        """Yields the candidates that may be in the batch, in order; at most `max_running` requests
-        run then. The caller takes tokens for each before it asks for the next one."""
+        """Yields the candidates that may be in the batch, in order. Waiting candidates are yielded
+        only as the limits allow; `max_running` limits the number of running requests. The caller
+        must take tokens for each candidate before asking for the next one."""
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes up to `n_tokens` tokens for a request, as many as it may have; returns how many."""
+        """Takes at most `n_tokens` tokens for a request, within its limit; returns how many
+        tokens."""
 
 
 class Order(Protocol):
-    """The requests that wait, and which of them comes next."""
+    """The waiting requests, and the choice of the next one."""
 
     def __len__(self) -> int:
         """Returns the number of requests that wait."""
@@ -51,38 +55,40 @@ class Order(Protocol):
         ...
 
     def add(self, request: Request) -> None:
-        """Takes in a request that has arrived."""
+        """Adds a request that has arrived."""
         ...
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Takes in requests that have run and were preempted; they keep their places."""
+        """Adds requests that have run and were preempted; the requests keep their places."""
         ...
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request that is admitted, and gives it its place among the requests that
-        run."""
+        """Removes an admitted request from the waiting ones, and gives the request a place among
+        the running ones."""
         ...
 
     def remove(self, request: Request) -> None:
-        """Forgets a request that ends, whether it waits or not."""
+        """Forgets a request that ends, whether the request waits or runs."""
         ...
 
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the requests for a batch: the `ready` ones by their places, and the ones that wait
-        as if each were admitted as the next is asked for. `waiting` are the only ones that may be
-        admitted, if it is given. Nothing changes, and nothing must change meanwhile."""
+        """Yields the requests for a batch: first the `ready` requests by place, then the waiting
+        ones as if each were admitted before the next is asked for. `waiting`, if given, lists the
+        only waiting requests that may be admitted. The order is not changed, and must not change
+        while the iterator is used."""
         ...
 
     def batch_limits(
         self, running: Collection[Request], ready: Sequence[Request]
     ) -> BatchLimits | None:
-        """Returns what the order allows in the next batch, beside the requests that run and of the
-        requests that are ready for it, by their places; None where it limits none."""
+        """Returns the limits of the order for the next batch; None if the order limits no request.
+        `running` are all running requests, and `ready` the requests that could be in the batch, by
+        place."""
         ...
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the rank of a request that runs, which changes only if it is preempted: if not
-        all can go on, the one with the highest rank is preempted first."""
+        """Returns the rank of a running request. If not all requests can continue, the request with
+        the highest rank is preempted first. The rank changes only when the request is preempted."""
         ...

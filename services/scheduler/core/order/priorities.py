@@ -1,4 +1,5 @@
-"""The waiting requests of one priority in the fair order, by the counters of their clients."""
+"""The waiting requests of one priority in the fair order, sorted by the counters of their
+clients."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -9,13 +10,13 @@ from services.scheduler.core.clients.client import ServedClient
 from services.scheduler.core.request import Request
 
 N_PREFERABLE = 16
-"""Number of a client's first requests that may be preferred."""
+"""Number of a client's first requests among which one may be preferred."""
 
 MAX_PASSES = 8
 """Largest number of times that a client's first request is passed over."""
 
 MayBegin = Callable[[ServedClient], bool]
-"""Whether a request of a client may begin."""
+"""Function that tells whether a request of a client may begin."""
 
 
 def any_client(client: ServedClient) -> bool:
@@ -24,7 +25,7 @@ def any_client(client: ServedClient) -> bool:
 
 
 class ClientLine:
-    """The waiting requests of one client in one class, by arrival; at least one."""
+    """The waiting requests of one client in one class, by arrival; never empty."""
 
     __slots__ = ("client", "entry", "n_passes", "preferred", "requests")
 
@@ -32,11 +33,13 @@ class ClientLine:
         self.client = client
         self.requests: OrderedDict[Request, None] = OrderedDict()
         self.entry: _Entry | None = None  # in the heap; None once the line is empty
-        self.preferred: Request | None = None  # the first request, if it did not come first
-        self.n_passes = 0  # times that the request that came first was passed over
+        self.preferred: Request | None = None  # moved to the front, ahead of the oldest request
+        self.n_passes = 0  # times that the oldest request was passed over
 
     def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Brings the request forward of which most is cached, unless one was brought forward."""
+        """Moves the request with the largest cached part to the front, unless another request is in
+        front of the oldest one already. `n_cached` returns the size of the cached part of a
+        request."""
         if self.preferred is not None or self.n_passes == MAX_PASSES or len(self.requests) == 1:
             return
         head = list(islice(self.requests, N_PREFERABLE))
@@ -46,7 +49,7 @@ class ClientLine:
             self.requests.move_to_end(best, last=False)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request."""
+        """Removes a request."""
         if request is self.preferred:
             self.preferred = None
             self.n_passes += 1
@@ -55,7 +58,7 @@ class ClientLine:
         del self.requests[request]
 
     def _oldest(self) -> Request:
-        """Returns the request that came first."""
+        """Returns the request that arrived first."""
         requests = iter(self.requests)
         first = next(requests)
         return first if self.preferred is None else next(requests, first)
@@ -65,35 +68,38 @@ class ClientLine:
         return client.served, client.turn, self._oldest().arrival, self
 
     def arrival_of(self, request: Request) -> int:
-        """Returns the arrival by which a request has its turn: a preferred request has the turn of
-        the one that came first."""
+        """Returns the arrival number by which a request has its turn. A preferred request takes the
+        turn of the oldest request."""
         return self._oldest().arrival if request is self.preferred else request.arrival
 
 
 _Entry = tuple[float, int, int, ClientLine]
-"""The counter and the last turn of a line's client, the arrival of its first request, and the
-line."""
+"""Heap entry of a line: the counter and the last turn of its client, the arrival number of its
+oldest request, and the line itself."""
 
 _Ahead = tuple[float, int, int, int, ClientLine, Iterator[Request], Request | None]
-"""An entry with its index in the heap before the line; behind it the requests after the next one,
-and the next one, once the line has been looked at."""
+"""Heap entry of a line during iteration: counter, turn and arrival as in `_Entry`, the index of the
+entry in the class's heap, the line, the requests after the next one, and the next request. The next
+request is None until the line has been examined."""
 
 
 _NONE: Iterator[Request] = iter(())
 
 
 class PriorityClass:
-    """The waiting requests of one priority; iterating yields them in any order.
+    """The waiting requests of one priority class; iterating yields them in no particular order.
 
-    Lines are in a heap by the service that their clients had when the lines were last looked at.
-    Service only grows, so an outdated entry is replaced when it comes to the top. Entries that are
-    no longer their line's are dropped when they come to the top, or when there are too many.
+    The lines of clients are in a heap, sorted by the service that each client had received when its
+    line was last examined. Service only grows, so an outdated entry is replaced when it reaches the
+    top. An entry that its line no longer refers to is dropped when the entry reaches the top, or
+    when there are too many such entries.
     """
 
     def __init__(self, priority: int, *, since: float) -> None:
         self.priority = priority
         self.since = since
-        """Time of the last admission of the class, or from which on it has waited."""
+        """Time of the last admission from the class; before the first admission, the time since
+        which the class has waited."""
         self._n_requests = 0
         self._lines: dict[ServedClient, ClientLine] = {}
         self._heap: list[_Entry] = []
@@ -131,7 +137,7 @@ class PriorityClass:
         self._lines[client].prefer(n_cached)
 
     def least_served(self) -> float:
-        """Returns the least counter of the class's clients; there must be one."""
+        """Returns the least counter of the clients in the class, which must not be empty."""
         heap = self._heap
         while True:
             entry = heap[0]
@@ -146,11 +152,12 @@ class PriorityClass:
             heapreplace(heap, now)
 
     def in_turn(self, counters: "Counters", may_begin: "MayBegin") -> Iterator[Request]:
-        """Yields requests as if each were admitted when the next is asked for, of the clients for
-        which `may_begin` is true then. `counters` takes in what these admissions would charge.
+        """Yields requests as if each were admitted before the next is asked for. A request is
+        yielded only if `may_begin` is then true for its client. `counters` records the charges of
+        these assumed admissions.
 
-        The heap is walked from its top and is not changed: only the entries before the yielded
-        requests are looked at.
+        The heap is searched from its top and is not changed. Only the entries before the yielded
+        requests are examined.
         """
         self.least_served()  # brings the top up to date
         heap = self._heap
@@ -184,7 +191,7 @@ class PriorityClass:
 
 
 class Counters:
-    """Counters and last turns of clients as they would be if some more were admitted."""
+    """Counters and last turns of clients after assumed admissions, which change no client."""
 
     def __init__(self, n_places: int) -> None:
         self._n_places = n_places

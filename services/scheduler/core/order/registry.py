@@ -1,4 +1,4 @@
-"""The orders, by the names that the setting `order` has for them."""
+"""The orders, by their names in the setting `order`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
@@ -9,12 +9,12 @@ from services.scheduler.core.order.order import Clock, Order, OrderOptions
 
 
 class NamedOrder(Order, Protocol):
-    """An order that is made of settings."""
+    """An order that can be created from settings."""
 
     name: ClassVar[str]
     """The value of the setting `order`."""
     heeds_clients: ClassVar[bool]
-    """Whether requests come by their priorities and clients."""
+    """Whether the order depends on the priorities and clients of requests."""
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
@@ -23,7 +23,8 @@ class NamedOrder(Order, Protocol):
 
     @property
     def options(self) -> OrderOptions:
-        """The options with which the order was made, as far as it heeds them."""
+        """The options with which the order was made; options that the order does not use have
+        defaults."""
         ...
 
 
@@ -33,7 +34,7 @@ ORDERS: Mapping[str, type[NamedOrder]] = {order.name: order for order in _ORDERS
 
 
 def named_order(order: Order) -> NamedOrder | None:
-    """Returns an order if settings have a name for it, else None."""
+    """Returns the order itself if settings have a name for its class, else None."""
     return next((order for kind in _ORDERS if isinstance(order, kind)), None)
 
 
@@ -41,4 +42,4 @@ if TYPE_CHECKING:
     OrderName = str
 else:
     OrderName = Literal[tuple(ORDERS)]
-"""A name of an order; settings refuse any other."""
+"""Type of the setting `order`: the name of an order. Settings refuse any other value."""

@@ -1,9 +1,10 @@
-"""Policies: choose the requests of the next iteration, and the number of tokens of each.
+"""Policies: a policy chooses the requests of the next iteration, and the number of tokens of each
+request.
 
-A policy is a class in a file of its own with the methods below, and a line in `registry.py` by
-which the setting `policy` finds it. It looks at requests in the order of the pool and reserves K/V
-for those it admits; what the prefix cache has of their tokens counts as scheduled from then on. It
-changes no other state of theirs.
+A policy is a class in a file of its own with the methods of `Policy`, and a line in `registry.py`
+through which the setting `policy` finds the class. A policy considers requests in the order of the
+pool, and reserves K/V memory for the requests that it admits. The tokens that the prefix cache has
+of an admitted request count as scheduled from then on. A policy changes no other state of requests.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class Selection(NamedTuple):
-    """A request that was chosen, the number of tokens to run, and its reservation."""
+    """A chosen request, the number of its tokens to run, and its reservation."""
 
     request: Request
     n_tokens: int
@@ -27,47 +28,48 @@ class Selection(NamedTuple):
 
 
 selection_of = maker(Selection)
-"""Makes a selection of its fields."""
+"""Makes a selection from a tuple of its fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:
-    """The settings that policies may heed."""
+    """The settings that policies may use."""
 
     max_batch_size: int
-    """Requests in a batch at most."""
+    """Largest number of requests in a batch."""
     max_batch_tokens: int | None = None
-    """Tokens in a batch at most; None where that is not limited."""
+    """Largest number of tokens in a batch; None where there is no limit."""
     n_shares: int = 1
-    """Batches in flight that share the requests which run evenly."""
+    """Number of batches in flight that share the running requests evenly."""
 
 
 class Policy(Protocol):
-    """The choice of the next batch."""
+    """Interface of a policy, which chooses the requests of each batch."""
 
     max_batch_size: int
-    """Requests in a batch at most."""
+    """Largest number of requests in a batch."""
 
     @property
     def name(self) -> str:
-        """What it is called, in settings and to observers."""
+        """The name of the policy in settings and towards observers."""
         ...
 
     @property
     def max_span_tokens(self) -> int | None:
-        """Tokens of a request in a batch at most; None where a prompt is one span."""
+        """Largest number of tokens of one request in a batch; None where a prompt is always one
+        span."""
         ...
 
     @property
     def prompt_groups(self) -> PromptGroups | NoPromptGroups:
-        """The groups in which it begins prompts."""
+        """The groups in which the policy begins prompts."""
         ...
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns the requests of the next batch in order; empty if none can run."""
+        """Returns the requests of the next batch in order; an empty list if no request can run."""
         ...
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether requests that run, which could all ride the next batch, leave no room in
-        it for another."""
+        """Returns whether the next batch has no room for another request, if all of the running
+        requests `ready` are in that batch."""
         ...

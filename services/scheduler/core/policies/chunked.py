@@ -1,20 +1,21 @@
 """Algorithm 1 with a budget of tokens per iteration: a long prompt is run in chunks.
 
-Requests come, are admitted and hold each other back as in `orca`. But a batch has at most
-`max_batch_tokens` tokens: decoding requests have one each, and what is left goes to prompts, in the
-order of the pool, the last of which is cut off and goes on in the next iteration. So an iteration
-takes about as long as any other, however long a prompt is, and no decoding request waits for a
+Requests arrive, are admitted and hold each other back as in `orca`. But a batch has at most
+`max_batch_tokens` tokens. Each decoding request has one token. The remaining tokens go to prompts
+in the order of the pool; the last prompt is cut off and continues in the next iteration. So all
+iterations take about equally long, however long a prompt is, and no decoding request waits for a
 prompt (Agrawal et al., "Sarathi-Serve", OSDI'24). A prompt keeps its place: no request is admitted
 while an earlier prompt is unfinished.
 
-Prompts that come together begin in groups (`prompt_groups.py`): their first tokens come sooner so.
+Prompts that arrive together begin in groups (`prompt_groups.py`), so that on average their first
+tokens come sooner.
 
 A pipeline of several stages is only as fast as its largest batch, and a decoding request can be in
-one batch only. `n_shares` batches in flight share the running requests evenly, so that the first
-does not take them all.
+only one batch at a time. So `n_shares` batches in flight share the running requests evenly;
+otherwise the first batch would take all of them.
 
-The pool's order may limit the tokens of clients with many requests beside clients with few
-(`fair_batch.py`); their prompts then do not hold back the prompts of others.
+Where some clients have many requests and others few, the pool's order may limit the tokens of the
+former (`fair_batch.py`). Then their prompts do not hold back the prompts of other clients.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class ChunkedPolicy:
-    """Iteration-level first come, first served, in even batches."""
+    """The policy `chunked`: iteration-level first come, first served, in batches of even size."""
 
     name: ClassVar[str] = "chunked"
     takes_drafts: ClassVar[bool] = True
@@ -53,7 +54,7 @@ class ChunkedPolicy:
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with these options, which must limit the tokens of a batch."""
+        """Returns the policy with the given options, which must limit the tokens of a batch."""
         if options.max_batch_tokens is None:
             raise ValueError("the policy `chunked` needs max_batch_tokens")
         return cls(
@@ -69,12 +70,12 @@ class ChunkedPolicy:
 
     @property
     def max_span_tokens(self) -> int:
-        """Tokens of a request in a batch at most."""
+        """Largest number of tokens of one request in a batch."""
         return self.max_batch_tokens
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns as many requests as fit, but of prompts one group, in the order of the pool, each
-        with as many tokens as fit."""
+        """Returns as many requests as fit into a batch, in the order of the pool, each with as many
+        tokens as fit. New prompts begin in at most one group."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
@@ -85,7 +86,7 @@ class ChunkedPolicy:
         for request in limits.riders(candidates, max_running) if limits else candidates:
             if not n_places or not n_free:
                 break
-            # This is done for each token of all decodes: properties would take half the time.
+            # This runs for each token of all decodes; calling properties would take half the time.
             is_decode = request.n_scheduled >= request.n_prefill_tokens
             if is_decode:
                 if not n_decodes_free:
@@ -113,7 +114,7 @@ class ChunkedPolicy:
         return selections
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether these requests, or their tokens, are a batch."""
+        """Returns whether the requests fill a batch, by their number or by their tokens."""
         if len(ready) >= self.max_batch_size:
             return True
         return sum([request.n_unscheduled for request in ready]) >= self.max_batch_tokens

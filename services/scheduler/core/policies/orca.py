@@ -1,10 +1,10 @@
 """Algorithm 1 of the Orca paper, lines 17 to 28: first come, first served, decided anew each
 iteration.
 
-A request runs its whole prompt in its first iteration and one token in each later one. It is
-admitted when all the K/V slots it can ever need fit beside those already reserved. The first that
-does not fit ends the selection (`break`, not `continue`): a later, smaller one must not overtake
-it.
+A request runs its whole prompt in its first iteration and one token in each later one. A request is
+admitted when all the K/V slots that it can ever need fit beside the slots already reserved. The
+first request that does not fit ends the selection (`break`, not `continue`), since a later, smaller
+request must not overtake it.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class OrcaPolicy:
-    """Iteration-level first come, first served."""
+    """The policy `orca`: iteration-level first come, first served."""
 
     name: ClassVar[str] = "orca"
     takes_drafts: ClassVar[bool] = False
@@ -32,12 +32,12 @@ class OrcaPolicy:
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with these options."""
+        """Returns the policy with the given options."""
         return cls(max_batch_size=options.max_batch_size)
 
     @property
     def options(self) -> PolicyOptions:
-        """The options that the policy heeds."""
+        """The options of the policy; options that the policy does not use have defaults."""
         return PolicyOptions(self.max_batch_size)
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
@@ -53,5 +53,5 @@ class OrcaPolicy:
         return selections
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether these requests are a batch."""
+        """Returns whether the requests are numerous enough to fill a batch."""
         return len(ready) >= self.max_batch_size

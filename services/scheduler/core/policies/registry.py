@@ -1,4 +1,4 @@
-"""The policies, by the names that the setting `policy` has for them."""
+"""The policies, by their names in the setting `policy`."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, Self
@@ -9,21 +9,22 @@ from services.scheduler.core.policies.orca import OrcaPolicy
 
 
 class NamedPolicy(Policy, Protocol):
-    """A policy that is made of settings."""
+    """A policy that can be created from settings."""
 
     name: ClassVar[str]
     """The value of the setting `policy`."""
     takes_drafts: ClassVar[bool]
-    """Whether its decodes may carry drafts."""
+    """Whether the decodes of the policy's batches may carry drafts."""
 
     @classmethod
     def of(cls, options: PolicyOptions) -> Self:
-        """Returns the policy with these options."""
+        """Returns the policy with the given options."""
         ...
 
     @property
     def options(self) -> PolicyOptions:
-        """The options with which the policy was made, as far as it heeds them."""
+        """The options with which the policy was made; options that the policy does not use have
+        defaults."""
         ...
 
 
@@ -33,7 +34,7 @@ POLICIES: Mapping[str, type[NamedPolicy]] = {policy.name: policy for policy in _
 
 
 def named_policy(policy: Policy) -> NamedPolicy | None:
-    """Returns a policy if settings have a name for it, else None."""
+    """Returns the policy itself if settings have a name for its class, else None."""
     return next((policy for kind in _POLICIES if isinstance(policy, kind)), None)
 
 
@@ -41,4 +42,4 @@ if TYPE_CHECKING:
     PolicyName = str
 else:
     PolicyName = Literal[tuple(POLICIES)]
-"""A name of a policy; settings refuse any other."""
+"""Type of the setting `policy`: the name of a policy. Settings refuse any other value."""

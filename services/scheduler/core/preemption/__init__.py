@@ -1,1 +1,1 @@
-"""Preemption: requests that run make room for others and begin anew later."""
+"""Preemption: running requests make room for others, and are computed again later."""

@@ -1,22 +1,25 @@
-"""Preemption for fairness: requests that run make room for clients that have less than their share.
+"""Preemption for fairness: running requests make room for clients that have less than their share.
 
-Without it a client that has everything keeps it until its requests end, however little another
-client asks for. Nothing of it happens while there is only one client, or room for all.
+Without this preemption, a client that uses the whole machine would keep it until its requests end,
+however little another client asks for. No request is preempted here while there is only one client,
+or room for all requests.
 
-A client may have more if it has been served no more than another one, and if with one place more
-it would still have no more than its share beside it. Then its first request is called, and the last
-one of the other client is preempted:
+A client may take a place from another client under two conditions: it has been served no more than
+the other client, and with one place more it would still have no more places, relative to its
+weight, than the other client with one place less. Then the first waiting request of the client is
+called, and the last running request of the other client is preempted:
 
-- Where the batch is full, the two swap places: the preempted one keeps its memory and is the next
-  to ride when another request has ended.
-- Where K/V memory is full, it gives its memory up, to be computed anew. That costs its tokens, so
-  it is done only when its client has been served by as many more.
+- Where the batch is full, the called request takes the place of the other one. The preempted
+  request keeps its memory, and is next in the batch when another request has ended.
+- Where K/V memory is full, the preempted request gives up its memory and is computed again later.
+  This costs the computation of its tokens. So the client of the preempted request must have been
+  served more than the client of the called request, by at least the charge for these tokens.
 
-No request waits for ever by this, and no work is repeated without end. Only a request that has
-never run is called, and one iteration calls one; so places are swapped as often as requests are
-admitted at most, and for each as few are preempted as make room for it. A preempted request comes
-before the requests of its client that have never run, and before all others as soon as their
-clients have their shares.
+This preemption lets no request wait for ever, and repeats no work without end. Only a request that
+has never run is called, and one iteration calls at most one request. So places are swapped at most
+as often as requests are admitted, and for each called request only as many requests are preempted
+as make room. A preempted request comes before the requests of its client that have never run. It
+comes before all other requests as soon as their clients have their shares.
 """
 
 from collections import Counter
@@ -35,7 +38,8 @@ _CLIENT = attrgetter("client")
 
 
 class ForFairness:
-    """The request that is called for the next batch, and the requests that are preempted for it."""
+    """The request that is called for the next batch, and the requests that are preempted to make
+    room."""
 
     def __init__(
         self,
@@ -56,14 +60,16 @@ class ForFairness:
         self._can_run = can_run
         self._preempt = preempt
         self._called: Request | None = None
-        self._swapped: Request | None = None  # gives its place to the called one
-        self._due: dict[Request, None] = {}  # held back until they are in no batch
-        order.call(None)  # ends the call of the epoch before
+        self._swapped: Request | None = None  # gives its place to the called request
+        self._due: dict[Request, None] = {}  # held back; preempted once they are in no batch
+        order.call(None)  # ends a call of the previous epoch
 
     def prepare(self) -> None:
-        """Calls the request whose turn it is, if others must be preempted for it. Among requests
-        whose turn is as near, that is one of which the prefix cache has most, once memory is short:
-        before, nothing is lost by waiting."""
+        """Calls the request whose turn it is, if others must be preempted to make room.
+
+        Once memory has been short, the request with the largest cached part is preferred among the
+        first requests of the client whose turn it is. Before that, waiting loses no cached tokens.
+        """
         if self._kv_manager.blocks.n_evicted:
             self._order.prefer(self._kv_manager.n_cached_columns)
         if self._called is not None:
@@ -87,32 +93,33 @@ class ForFairness:
             self._call(first)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """Gives a request the last place whose own is taken by the one that is called, if that is
-        in the batch."""
+        """If the called request is in the batch, moves the request whose place was taken to the
+        last place."""
         if self._swapped is not None and self._called in selected:
             self._pool.move(self._swapped, self._order.take_place())
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request is preempted, now that it is in no batch: the one that is
-        called still waits."""
+        """Returns whether a request, which has just returned and is in no batch, must be preempted
+        now. This holds if the request was chosen to be preempted and the called request still
+        waits."""
         if request not in self._due:
             return False
         del self._due[request]
         return self._called is not None and self._called.state is RequestState.INITIATION
 
     def note_preempted(self, request: Request) -> None:
-        """Forgets that a request is to be preempted."""
+        """Forgets that a request must be preempted, since that is done."""
         self._due.pop(request, None)
 
     def note_end(self, request: Request) -> None:
-        """Forgets that a request is to be preempted."""
+        """Forgets that a request had to be preempted, since the request has ended."""
         self._due.pop(request, None)
 
     def note_freed(self, request: Request) -> None:
-        """Needs not know when memory is free."""
+        """Does nothing: free memory is looked up in each iteration."""
 
     def _stop(self) -> None:
-        """Ends a call; all is decided anew."""
+        """Ends the call, and lets the requests run that were held back; `prepare` decides anew."""
         self._order.call(None)
         self._called = self._swapped = None
         for request in self._due:
@@ -125,7 +132,8 @@ class ForFairness:
         self._order.call(request, place=place)
 
     def _take_place(self, first: Request, ready: Sequence[Request]) -> None:
-        """Calls a request to the place of one that rides, if its client may have more."""
+        """Calls the request `first` to the place of a request in the batch, if the client of
+        `first` may have more places."""
         riding = ready[: self._policy.max_batch_size]
         n_riding: Counter[ServedClient | None] = Counter(map(_CLIENT, riding))
         if self._pool.n_running > len(ready):
@@ -142,8 +150,10 @@ class ForFairness:
                 return
 
     def _take_memory(self, first: Request, richest: ServedClient, n_missing: int) -> None:
-        """Preempts requests of the richest client for the memory that a request of another client
-        needs; requests in flight when they return."""
+        """Calls the request `first`, and preempts requests of the richest client to free the blocks
+        that `first` lacks. A request in flight is preempted when its batch has returned. Nothing
+        happens if the client of `first` may not have more, or if these requests cannot free enough
+        blocks."""
         mine, n_left, chosen, cost = _client_of(first), richest.n_running, [], 0.0
         for request in self._last_of(richest):
             if n_missing <= 0:
@@ -167,7 +177,8 @@ class ForFairness:
                 self._preempt(request)
 
     def _goes_before_preempted(self, first: Request) -> bool:
-        """Returns whether the first preempted request would be preempted again."""
+        """Returns whether the request `first` may be admitted before the first waiting request that
+        was preempted."""
         request = self._order.first_preempted
         if request is None or request.priority < first.priority:
             return False
@@ -177,8 +188,8 @@ class ForFairness:
     def _richest(
         self, first: Request, n_places: Counter[ServedClient | None]
     ) -> ServedClient | None:
-        """Returns the client that has most places by its weight, of the clients beside which the
-        client of `first` may have more; None if there is none."""
+        """Returns the client with the most places relative to its weight, among the clients from
+        which the client of `first` may take a place; None if there is no such client."""
         mine = _client_of(first)
         n_mine, most, most_places = n_places[mine], None, 0.0
         for one, n_its in n_places.items():
@@ -189,7 +200,7 @@ class ForFairness:
         return most
 
     def _last_of(self, client: ServedClient) -> Iterable[Request]:
-        """Returns the requests of a client that run, by their places from the last one on."""
+        """Returns the running requests of a client, the last place first."""
         running = [request for request in self._pool.running if request.client is client]
         return sorted(running, key=lambda request: request.place, reverse=True)
 
@@ -201,8 +212,9 @@ def _client_of(request: Request) -> ServedClient:
 
 
 def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
-    """Returns how many blocks must become free before a request can be admitted; one at least where
-    its row is missing, which becomes free with the blocks of another."""
+    """Returns how many blocks must become free before a request can be admitted. The number is at
+    least one if no row is free, since a row becomes free only together with the blocks of another
+    request."""
     n_columns = kv_manager.columns_for(kv_manager.expected_use.n_tokens(request))
     n_left = kv_manager.n_blocks - kv_manager.n_reserved_blocks
     n_least = 0 if kv_manager.rows.has_free else 1
@@ -217,8 +229,8 @@ def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
 
 
 def _n_freed_blocks(kv_manager: KVManager, reservation: Reservation, request: Request) -> int:
-    """Returns how many blocks more there are for `request` when a reservation is released: neither
-    blocks that others use nor blocks that are the request's own beginning."""
+    """Returns how many more blocks `request` could use if `reservation` were released. Blocks that
+    other requests share are not counted, nor blocks that hold the beginning of `request` itself."""
     cache = kv_manager.blocks.cache_for(request)
     n_freed = reservation.n_reserved_blocks
     n_freed -= kv_manager.prefix_cache.n_shared(reservation.block_ids)

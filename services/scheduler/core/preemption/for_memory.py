@@ -1,21 +1,22 @@
 """Preemption for memory, where admission is optimistic: the last request gives up its blocks.
 
-A request mostly ends long before `max_tokens`. So it reserves what its tokens need now, and less
-than the share of its `max_tokens` that others have used lately. What it needs beyond that, it gets
-when it comes to it. If there is no block then, the request that comes last of those that run is
-preempted: it gives up its memory and waits at its place to be computed anew, with the tokens that
-it has. A request in a batch in flight is preempted when the batch has returned, and the request
-that needs the memory waits for that.
+Most requests end long before `max_tokens`. So a request reserves memory for its present tokens and
+for less than the fraction of `max_tokens` that other requests have used lately. The request gets
+more memory when it needs more. If no block is free then, the running request that comes last is
+preempted. The preempted request gives up its memory and waits at its place, to be computed again
+with all its tokens. A request in flight is preempted when its batch has returned; the request that
+needs the memory waits until then.
 
-No request waits for ever. The first one is never preempted for another, and has all memory when all
-others have been preempted; so it goes on to its end, and then another request is the first. Nor is
-work repeated for ever. A request that could not grow takes twice as much as the last time, so this
-happens to a request log2(its blocks) + 2 times at most. A preempted request reserves twice as much
-each time that it comes back, and its whole life after five. So then it can be preempted only for
-one that comes before it and runs beside it, and as often as that one cannot grow.
+No request waits for ever. The first request is never preempted for another, and has all memory when
+all others have been preempted. So the first request runs to its end, and then another request is
+the first. Work is not repeated for ever either. When a request needs to grow and cannot, it asks
+for twice as many blocks as the last time, so this happens to a request at most log2(its blocks) + 2
+times. A preempted request reserves twice as much at each return, and its whole life after five
+preemptions. After that it can be preempted only for a request that runs beside it and comes before
+it, and only as often as that request cannot grow.
 
-To an observer requests are served in their order: none is admitted while an admitted one waits for
-memory, and preempted requests come before the requests behind them that have not run.
+An observer sees requests served in their order: no request is admitted while an admitted one waits
+for memory, and preempted requests come before the requests behind them that have not run.
 """
 
 from collections.abc import Callable, Collection
@@ -27,7 +28,7 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class ForMemory:
-    """The requests that wait for memory, and the one from which memory is taken back."""
+    """The admitted requests that wait for memory, and the request that must give up its memory."""
 
     def __init__(
         self,
@@ -43,24 +44,24 @@ class ForMemory:
         self._kv_manager = kv_manager
         self._can_run = can_run
         self._preempt = preempt
-        self._held: list[Request] = []  # by rank; they wait for memory
-        self._wanted: dict[Request, int] = {}  # tokens for which each request in it waits
-        self._victim: Request | None = None  # preempted as soon as it is in no batch
-        self._leaving: set[Request] = set()  # ended, and their memory is not free yet
+        self._held: list[Request] = []  # requests that wait for memory, by rank
+        self._wanted: dict[Request, int] = {}  # tokens for which each request waits for memory
+        self._victim: Request | None = None  # to be preempted as soon as it is in no batch
+        self._leaving: set[Request] = set()  # ended requests whose memory is not free yet
 
     def prepare(self) -> None:
-        """Sees to it that all requests that may be selected have memory for their next tokens, and
-        holds back the others."""
+        """Provides memory for the next tokens of all requests that may be selected, and holds back
+        the requests for which memory is missing."""
         before = self._held if self._victim is None else [*self._held, self._victim]
-        self._victim = None  # there may be memory now, and another may be the last
+        self._victim = None  # memory may be free now, or another request may be last
         for request in before:
             if self._can_run(request):
                 self._pool.let_run(request)
         held: list[Request] = []
         for request in self._pool.ready:
             if request.state is RequestState.INITIATION or request is self._victim:
-                continue  # it was preempted, or is to be, for a request before it
-            # A request takes no memory for which one before it waits.
+                continue  # preempted, or about to be, for an earlier request
+            # A request takes no memory while an earlier request waits for memory.
             if not self._has_room(request) and (held or not self._obtain(request)):
                 held.append(request)
         self._held = [one for one in held if one.state is not RequestState.INITIATION]
@@ -69,18 +70,19 @@ class ForMemory:
         self._kv_manager.is_owing = bool(self._held)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """Needs to know nothing of the batch."""
+        """Does nothing: the requests of a batch change no decision."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request is preempted, now that it is in no batch: another one still
-        waits for its memory."""
+        """Returns whether a request, which has just returned and is in no batch, must be preempted
+        now. This holds if the request was chosen to be preempted and another request still waits
+        for memory."""
         if request is not self._victim:
             return False
         self._victim = None
         return any(one is not request for one in self._held)
 
     def note_preempted(self, request: Request) -> None:
-        """Forgets what a request has waited for."""
+        """Forgets for how much memory a request has waited, and that it was to be preempted."""
         self._wanted.pop(request, None)
         if request is self._victim:
             self._victim = None
@@ -88,8 +90,9 @@ class ForMemory:
             self._held.remove(request)
 
     def note_end(self, request: Request) -> None:
-        """Learns how much of its `max_tokens` a request has used, and whether its memory will be
-        free soon."""
+        """Learns which fraction of `max_tokens` an ended request has used. Also notes whether
+        batches in flight still use the memory of the request, since that memory becomes free
+        soon."""
         self.note_preempted(request)
         if request.n_in_flight:
             self._leaving.add(request)
@@ -106,7 +109,8 @@ class ForMemory:
         return self._kv_manager.has_room(_reservation_of(request), _n_tokens(request))
 
     def _obtain(self, request: Request) -> bool:
-        """Returns whether a request could grow, if need be at the cost of others."""
+        """Returns whether a request has enough memory now, after preempting other requests if
+        needed."""
         kv_manager, reservation = self._kv_manager, _reservation_of(request)
         wanted = self._wanted.get(request)
         if wanted is None:
@@ -137,5 +141,5 @@ def _reservation_of(request: Request) -> Reservation:
 
 
 def _n_tokens(request: Request) -> int:
-    """Returns the tokens of a request that are stored when it has run once more."""
+    """Returns the number of tokens that a request has stored after its next iteration."""
     return request.n_scheduled + request.n_unscheduled

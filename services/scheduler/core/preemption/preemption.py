@@ -1,8 +1,8 @@
-"""Preemption: a request that runs gives up its memory, or its place in batches, for another one.
+"""Preemption: a running request gives up its memory, or its place in batches, for another request.
 
-A preempted request waits again, with the tokens that it has, and is computed anew when it is
-admitted the next time. The paper never preempts. Here there are two reasons, each in a file of its
-own: memory that was promised twice (`for_memory.py`), and clients that have less than their share
+A preempted request waits again, with all its tokens, and is computed again when it is next
+admitted. The paper never preempts. Here there are two reasons, each in a file of its own: memory
+that was promised twice (`for_memory.py`), and clients that have less than their share
 (`for_fairness.py`).
 """
 
@@ -19,16 +19,19 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class Preemption(Protocol):
-    """Decides which requests are preempted; the scheduler tells it what becomes of requests."""
+    """Decides which requests are preempted. The scheduler notifies the object of what happens to
+    requests."""
 
     def prepare(self) -> None:
         """Makes room before a batch is selected."""
 
     def settle(self, selected: Collection[Request]) -> None:
-        """Notes the requests of a batch that was selected, before they count as running."""
+        """Notes the requests of the batch that was just selected, before these requests count as
+        running."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request, which has come back and is in no batch, is preempted now."""
+        """Returns whether a request, which has just returned and is in no batch, must be preempted
+        now."""
 
     def note_preempted(self, request: Request) -> None:
         """Notes that a request was preempted."""
@@ -41,7 +44,7 @@ class Preemption(Protocol):
 
 
 class Preemptions:
-    """Several reasons to preempt as one; without any, no request is preempted."""
+    """Combines several reasons to preempt; without any reason, no request is preempted."""
 
     def __init__(self, reasons: Sequence[Preemption]) -> None:
         self._reasons = reasons
@@ -81,7 +84,7 @@ def preemption_of(
     can_run: Callable[[Request], bool],
     preempt: Callable[[Request], None],
 ) -> Preemption:
-    """Returns the preemption that a memory and the order of a pool ask for.
+    """Returns the preemption that the kind of admission and the order of the pool require.
 
     `can_run` says whether a request could join the next batch; `preempt` preempts a request that is
     in no batch.
