@@ -1,9 +1,9 @@
-"""Reads what a checkpoint says about its model, or says why we cannot serve it.
+"""Reads the configuration of a checkpoint's model, or says why the model cannot be served.
 
-Nothing in `config.json` is skipped silently: a key that the family's configuration does not know
-and that is not switched off (null, false or empty) is refused by its name. What is known is
+No key of `config.json` is skipped silently. A key that the family's configuration does not know is
+refused by name, unless the key is switched off (null, false or empty). The values of known keys are
 validated by pydantic against the types of the configuration's fields. Only this file and
-`quantization_config.py` need it, and only the loading of a checkpoint imports them.
+`quantization_config.py` need pydantic, and only the loading of a checkpoint imports the two files.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ _COMMON_KEYS = quantization_config.KEYS | {
 
 
 def read_config(model: Path) -> ModelConfig:
-    """Returns the configuration of a checkpoint's directory or GGUF file, read as its family's.
+    """Returns the configuration of the model in a checkpoint's directory or GGUF file.
 
-    Raises UnsupportedModel, for an architecture that is in no family too.
+    Raises UnsupportedModel, also for an architecture that no family implements.
     """
     if is_gguf(model):
         return read_gguf_config(read_gguf_header(model))
@@ -81,7 +81,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def read_gguf_config(header: GgufHeader) -> ModelConfig:
-    """Returns the configuration that a GGUF file's metadata means; raises UnsupportedModel."""
+    """Returns the configuration in the metadata of a GGUF file; raises UnsupportedModel."""
     try:
         config = parse_config(model_config(header), {})
         factors = frequency_factors(header)
@@ -142,10 +142,11 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
 
 
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:
-    """Returns the fields that the family reads by itself, which it does before types are checked.
+    """Returns the fields that the family's own `read` computes from the unvalidated `config`.
 
-    A value of another type than it expects surfaces as one of Python's errors. The number of
-    layers is checked first, since there may be a list as long as that.
+    A value of an unexpected type makes `read` raise one of Python's errors, which becomes an
+    UnsupportedModel. The number of layers is validated first, since `read` may build a list of that
+    length.
     """
     key = config_type.keys()["n_layers"]
     try:
@@ -162,7 +163,8 @@ def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObj
 
 
 def _architecture_of(config: JsonObject) -> str:
-    """Returns the one class that the checkpoint says it is of; raises UnsupportedModel."""
+    """Returns the single entry of `architectures`, the checkpoint's class; raises
+    UnsupportedModel."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
         named = _SHORT.repr(architectures)
