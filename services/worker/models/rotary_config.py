@@ -1,7 +1,7 @@
-"""The configuration of what turns: rotary settings, and the fields of descendants of Llama.
+"""The configuration of rotary embedding, and the fields of the descendants of Llama.
 
-Rotary settings are understood in both spellings: `rope_theta` with `rope_scaling`, and the newer
-`rope_parameters`. `rope.py` makes angles of them.
+Files have one of two spellings of the rotary settings: `rope_theta` with `rope_scaling`, or the
+newer `rope_parameters`. Both are read. `rope.py` computes the angles from these settings.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """How positions become angles. Only the fields of the type are set."""
+    """The settings that determine the angle of each position. Only fields that the type uses are
+    set."""
 
     rope_type: Literal[
         "default", "linear", "dynamic", "proportional", "llama3", "yarn", "longrope"
@@ -73,7 +74,7 @@ class RopeConfig:
     frequency_factors: tuple[PositiveFloat, ...] | None = None
 
     def check(self) -> None:
-        """Raises ValueError for settings that do not make up their type."""
+        """Raises ValueError if a setting of the type is missing or invalid."""
         for key in _ROPE_KEYS[self.rope_type][0]:
             if getattr(self, key) is None:
                 raise ValueError(f"{key} is missing for rope_type {self.rope_type!r}")
@@ -92,7 +93,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig(ModelConfig):
-    """The fields of descendants of Llama: grouped queries, rotary positions, a gated MLP."""
+    """The fields of the descendants of Llama: grouped queries, rotary positions, a gated MLP."""
 
     read_keys = frozenset((
         "num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling",
@@ -111,9 +112,10 @@ class RotaryConfig(ModelConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """How many elements of a head turn, the first ones.
+        """The number of rotated elements of a head, which are its first ones.
 
-        All where the factor is a share of waves: those that do not turn have no frequency.
+        With the type "proportional" this is the whole head: elements that are not rotated have the
+        frequency 0.
         """
         if self.rope.rope_type == "proportional":
             return self.head_dim
@@ -132,7 +134,8 @@ class RotaryConfig(ModelConfig):
             )
 
     def check_rope(self, rope: RopeConfig) -> None:
-        """Raises ValueError for settings that do not make up their type or do not fit heads."""
+        """Raises ValueError for rotary settings that are incomplete, invalid or do not fit the
+        heads."""
         rope.check()
         for key, factors in (
             ("short_factor", rope.short_factor),
@@ -164,10 +167,10 @@ class RotaryConfig(ModelConfig):
 def read_rope(
     config: JsonObject, default_theta: float, default_partial: float | None = None
 ) -> JsonObject:
-    """Returns the rotary settings of either spelling as fields of RopeConfig.
+    """Returns the rotary settings of `config`, in either spelling, as fields of RopeConfig.
 
-    `default_partial` is the share of heads that turns by default; None for families that turn whole
-    heads. Raises UnsupportedModel for what is not computed.
+    `default_partial` is the default share of a head that is rotated; None for families that rotate
+    whole heads. Raises UnsupportedModel for settings that are not implemented.
     """
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new:

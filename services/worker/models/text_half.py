@@ -1,11 +1,12 @@
-"""The text model inside a checkpoint that takes images as well.
+"""The text model inside a checkpoint that also takes images.
 
-Such a checkpoint (`...ForConditionalGeneration`) keeps a text model of a family, and describes it
-in `text_config`. With text alone it computes what the family computes: requests here have no
-images, and positions in three dimensions (mrope) are all the same number where there is only text.
-So the text model is served, and its tensors are found under the names that they have there.
+Such a checkpoint (`...ForConditionalGeneration`) contains a text model of a known family, described
+in `text_config`. Requests have no images, and with text alone the checkpoint computes what the
+family computes. Its positions in three dimensions (mrope) are three equal numbers where there is
+only text. So the text model alone is served. `safetensors_files.py` finds its tensors under the
+names that such checkpoints use.
 
-Knows the keys of `config.json`, no files and no fields of configurations.
+This module knows the keys of `config.json`, but no files and no fields of configurations.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling"))
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """A kind of text model: its family, and what a file means that leaves keys out."""
+    """A kind of text model: its family, and the values of keys that a file may leave out."""
 
     architecture: str
     defaults: Mapping[str, Any]
@@ -177,16 +178,16 @@ WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextHalf:
-    """A text model's configuration, and what a file says around it that concerns text."""
+    """A text model's configuration, and the keys outside of `text_config` that may concern text."""
 
     config: JsonObject
     around: JsonObject
 
 
 def text_half(config: JsonObject, architecture: str) -> TextHalf:
-    """Returns the configuration of the text model of an `architecture`, in its family's words.
+    """Returns the configuration of the text model of `architecture`, with the keys of its family.
 
-    It is `config` itself for an architecture that takes no images. Raises UnsupportedModel for a
+    For an architecture that takes no images, this is `config` itself. Raises UnsupportedModel for a
     text model of another kind.
     """
     models = WRAPPERS.get(architecture)
@@ -228,7 +229,7 @@ def _model_of(text: JsonObject, models: Mapping[str, TextModel]) -> TextModel:
 
 
 def without_mrope(rope: Any) -> Any:
-    """Returns rotary settings as those of one position for each token."""
+    """Returns rotary settings without mrope, for one position for each token."""
     if not isinstance(rope, Mapping):
         return rope
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
