@@ -1,6 +1,7 @@
-"""Command R: attention and MLP beside each other behind one layer norm (Cohere, 2024).
+"""Command R: attention and MLP are computed in parallel from one layer norm (Cohere, 2024).
 
-Neighbours turn, norms have no biases, and logits are scaled. `cohere2.py` has the later ones.
+Rotary embedding rotates pairs of neighbouring elements, norms have no biases, and logits are
+scaled. `cohere2.py` has the later models.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _ALWAYS: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CohereConfig(RotaryConfig):
-    """`CohereConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `CohereConfig`."""
 
     architecture = "CohereForCausalLM"
     read_keys = RotaryConfig.read_keys | {*_ALWAYS}
@@ -91,7 +92,8 @@ class CohereStage(RotaryStage):
         )
 
     def rotary(self, index: int) -> int | None:
-        """Returns which angles turn the heads of layer `index`; here there is one kind."""
+        """Returns the index of the rotary embedding of layer `index`, or None; by default the only
+        one, 0."""
         return 0
 
     def read_head(self, source: TensorSource) -> Head:

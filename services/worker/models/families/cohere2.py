@@ -1,6 +1,6 @@
 """Command R7B and Command A: Command R with windows in three layers of four (Cohere, 2024).
 
-The fourth sees everything and knows no positions.
+The fourth layer has no window and no rotary embedding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DEFAULT_PATTERN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2Config(CohereConfig):
-    """`Cohere2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Cohere2Config`."""
 
     architecture = "Cohere2ForCausalLM"
     read_keys = CohereConfig.read_keys | {"sliding_window", "sliding_window_pattern", "layer_types"}

@@ -1,4 +1,5 @@
-"""DeepSeek-V2: latent attention, and experts in groups beside shared ones (DeepSeek-AI, 2024)."""
+"""DeepSeek-V2: latent attention, and groups of experts in addition to shared experts (DeepSeek-AI,
+2024)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV2Config(LatentConfig):
-    """`DeepseekV2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `DeepseekV2Config`."""
 
     architecture = "DeepseekV2ForCausalLM"
     read_keys = LatentConfig.read_keys | {
@@ -115,7 +116,8 @@ class DeepseekV2Stage(LatentStage):
         )
 
     def read_router(self, source: TensorSource, prefix: str) -> GroupRouter:
-        """Reads what chooses experts; here by shares that add up to one."""
+        """Reads the router of the experts; by default the weights of all experts add up to one
+        (softmax)."""
         config = self.config
         weight = source.tensor(f"{prefix}.weight", config.n_experts, config.hidden_size)
         return GroupRouter(

@@ -1,6 +1,7 @@
-"""EXAONE 4: norms after and over heads; layers with windows know positions (LG AI Research, 2025).
+"""EXAONE 4: norms after attention and MLP, and over each head (LG AI Research, 2025).
 
-Models without windows know positions in every layer.
+Layers with windows have rotary embedding, and other layers have none. Models without windows have
+rotary embedding in every layer.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _NO_WAVE = RopeConfig(rope_type="proportional", rope_theta=1.0, partial_rotary_f
 
 @dataclass(frozen=True, kw_only=True)
 class Exaone4Config(RotaryConfig):
-    """`Exaone4Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Exaone4Config`."""
 
     architecture = "Exaone4ForCausalLM"
     read_keys = RotaryConfig.read_keys | {

@@ -1,6 +1,7 @@
-"""Gemma 2: norms before and after, capped scores, windows in turn (Gemma Team, 2024).
+"""Gemma 2: norms before and after each part of a layer, and capped scores (Gemma Team, 2024).
 
-Its norms scale by one plus their weight, and its embeddings by the root of their size.
+Every second layer has a window. Norms scale by one plus the stored weight. Embeddings are scaled by
+the square root of the hidden size.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class GemmaConfig(RotaryConfig):
 
     @classmethod
     def read_gemma(cls, config: JsonObject, *, sliding: Sequence[bool]) -> dict[str, Any]:
-        """Returns the derived fields; `sliding` says which layers have a window by default."""
+        """Returns the fields that depend on several keys; `sliding` says which layers have a window
+        by default."""
         require(config, hidden_activation=(_ACTIVATION, None))
         window = config.get("sliding_window", 4096)
         return super().read({"head_dim": 256, **config}) | {
@@ -69,7 +71,7 @@ class GemmaConfig(RotaryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
-    """`Gemma2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Gemma2Config`."""
 
     architecture = "Gemma2ForCausalLM"
 
@@ -88,7 +90,7 @@ class Gemma2Config(GemmaConfig):
 
 
 class GemmaStage(RotaryStage):
-    """One stage of a Gemma 1, 2 or 3 model, in all that these do alike."""
+    """One stage of a Gemma 1, 2 or 3 model: the parts that these models share."""
 
     config: GemmaConfig
 
@@ -129,7 +131,7 @@ class GemmaStage(RotaryStage):
         return GatedMLP.read(source, prefix, self.config, size=size, gate="gelu_tanh")
 
     def form(self, index: int) -> AttentionForm:
-        """Returns what the attention of layer `index` computes."""
+        """Returns the window, scale and cap of the attention of layer `index`."""
         return AttentionForm(
             window=self.config.layer_windows[index],
             scale=self.config.query_pre_attn_scalar**-0.5,

@@ -1,6 +1,7 @@
-"""GPT-2: learned positions, layer norms with shift, a plain MLP (Radford et al., 2019).
+"""GPT-2: learned positions, layer norms with biases, an MLP without gates (Radford et al., 2019).
 
-Its linear layers are stored transposed, [n_in, n_out], and query, key and value as one.
+The matrices of linear layers are stored transposed, [n_in, n_out]. Query, key and value are one
+matrix.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(ModelConfig):
-    """`GPT2Config` of Hugging Face, whose keys have names of their own."""
+    """Counterpart of Hugging Face's `GPT2Config`, whose keys differ from the keys of other
+    families."""
 
     architecture = "GPT2LMHeadModel"
     read_keys = frozenset(("n_inner",))

@@ -1,7 +1,8 @@
-"""gpt-oss: experts everywhere, sinks in attention, a window in every other layer (OpenAI, 2025).
+"""gpt-oss: experts in every layer, and attention with sinks (OpenAI, 2025).
 
-Its experts' gates and what they gate are stored in turn, and checkpoints as they are published have
-experts in MXFP4, which stay so on a CPU and are dequantised when they are read on a GPU.
+Every second layer has a window. The outputs of an expert's first matrix alternate between a gate
+and the value that the gate multiplies. Published checkpoints have experts in MXFP4, which stay
+quantised on a CPU and are dequantised when they are read on a GPU.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # patterns of modules, and characters
 
 @dataclass(frozen=True, kw_only=True)
 class GptOssConfig(RotaryConfig):
-    """`GptOssConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `GptOssConfig`."""
 
     architecture = "GptOssForCausalLM"
     read_keys = RotaryConfig.read_keys | {
@@ -125,7 +126,8 @@ class GptOssConfig(RotaryConfig):
 
 
 def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
-    """Returns the layers whose experts are stored in MXFP4; raises UnsupportedModel for others."""
+    """Returns the layers whose experts are in MXFP4; raises UnsupportedModel for other
+    quantisation."""
     if not quantization:
         return ()
     method = quantization.get("quant_method")
@@ -149,9 +151,9 @@ def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
 
 
 def _names(patterns: Sequence[str], module: str) -> bool:
-    """Whether a pattern names a module or one that it is in, from its beginning, or its end.
+    """Whether a pattern matches `module`, a parent of `module`, or the end of its name.
 
-    As in transformers, but that a pattern has no other signs than `*`.
+    The rules are those of transformers, except that `*` is the only special character of a pattern.
     """
     return any(
         fnmatchcase(module, pattern)
@@ -199,7 +201,7 @@ class GptOssStage(RotaryStage):
 
 
 class _Experts:
-    """Reads this rank's share of the experts of a layer, each a part of its inside."""
+    """Reads this rank's share of every expert of a layer, a part of the expert's inner elements."""
 
     def __init__(self, config: GptOssConfig, source: TensorSource, prefix: str, index: int) -> None:
         self._config = config
@@ -212,7 +214,7 @@ class _Experts:
         self._pairs = range(2 * self._share.start, 2 * self._share.stop)
 
     def packed(self) -> ExpertMatrices:
-        """Returns the experts as they are computed fastest."""
+        """Returns the experts in the form that is computed fastest."""
         n, hidden_size = self._config.n_experts, self._config.hidden_size
         size = self._config.intermediate_size
         gate_up, down = f"{self._prefix}.gate_up_proj", f"{self._prefix}.down_proj"
@@ -234,7 +236,8 @@ class _Experts:
         )
 
     def _form(self) -> ExpertForm:
-        """Returns biases and the gate; the sum over the ranks has the second bias once."""
+        """Returns the biases and the gate; only rank 0 has the second bias, so that the sum
+        includes it once."""
         n, size = self._config.n_experts, self._config.intermediate_size
         gate_up = self._source.tensor(
             f"{self._prefix}.gate_up_proj_bias", n, 2 * size, shard=Shard(1, self._pairs)
@@ -248,5 +251,6 @@ class _Experts:
 
 
 def _gates_first(x: Tensor) -> Tensor:
-    """Returns `x` [n_experts, 2 * size, ...] with its even places before the odd ones."""
+    """Returns `x` [n_experts, 2 * size, ...] with the rows of even index before the rows of odd
+    index."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with multipliers of embeddings, scores, residuals and logits (IBM, 2024)."""
+"""Granite 3: Llama with factors of embeddings, scores, residuals and logits (IBM, 2024)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(LlamaConfig):
-    """`GraniteConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `GraniteConfig`."""
 
     architecture = "GraniteForCausalLM"
 

@@ -17,7 +17,7 @@ _DEFAULT_KV_HEADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MinistralConfig(RotaryConfig):
-    """`MinistralConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `MinistralConfig`."""
 
     architecture = "MinistralForCausalLM"
     read_keys = RotaryConfig.read_keys | {"sliding_window", "layer_types"}

@@ -1,6 +1,7 @@
-"""Ministral 3: Mistral whose queries grow with their distance from the start (Mistral AI, 2025).
+"""Ministral 3: Mistral whose queries are scaled by a factor of their position (Mistral AI, 2025).
 
-Beyond each further length of the original context, scores are sharper by a little.
+The factor is larger after each further length of the original context, which sharpens scores a
+little.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _DEFAULT_ROPE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ministral3Config(RotaryConfig):
-    """`Ministral3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Ministral3Config`."""
 
     architecture = "Ministral3ForCausalLM"
     read_keys = RotaryConfig.read_keys - {"rope_theta", "rope_scaling"}
@@ -75,7 +76,7 @@ class Ministral3Config(RotaryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingAttention(Attention):
-    """Attention whose queries are multiplied by a factor of their position."""
+    """Attention whose queries are multiplied by a factor that depends on the position."""
 
     factors: Tensor  # [n_lengths], of the type of queries
     length: int  # positions that have one factor
@@ -102,7 +103,8 @@ class Ministral3Stage(RotaryStage):
         )
 
     def _factors(self) -> Tensor:
-        """Returns the factors of all positions, one for each length of the original context."""
+        """Returns the factors of queries: one for each range of positions as long as the original
+        context."""
         n_lengths = -(-self.config.max_position_embeddings // self.config.growth_length)
         factors = 1 + self.config.query_growth * torch.log1p(torch.arange(n_lengths).float())
         return factors.to(dtype=self.dtype, device=self.device)

@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers all see a sliding window of the sequence (Jiang et al., 2023)."""
+"""Mistral: Llama with a sliding window in all layers (Jiang et al., 2023)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEFAULT_WINDOW = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class MistralConfig(RotaryConfig):
-    """`MistralConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `MistralConfig`."""
 
     architecture = "MistralForCausalLM"
     read_keys = RotaryConfig.read_keys | {"sliding_window"}

@@ -15,7 +15,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class MixtralConfig(RotaryConfig):
-    """`MixtralConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `MixtralConfig`."""
 
     architecture = "MixtralForCausalLM"
     # All three matter to training only.

@@ -1,4 +1,4 @@
-"""Qwen2-MoE: Qwen2 with experts, and one more that every token goes through (Yang et al., 2024)."""
+"""Qwen2-MoE: Qwen2 with experts, and a shared expert for every token (Yang et al., 2024)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2MoeConfig(RotaryConfig):
-    """`Qwen2MoeConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen2MoeConfig`."""
 
     architecture = "Qwen2MoeForCausalLM"
     read_keys = RotaryConfig.read_keys | {

@@ -16,7 +16,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(RotaryConfig):
-    """`Qwen3MoeConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen3MoeConfig`."""
 
     architecture = "Qwen3MoeForCausalLM"
     read_keys = RotaryConfig.read_keys | {

@@ -1,4 +1,5 @@
-"""Seed-OSS: Llama whose output projection has a bias of its own or none (ByteDance Seed, 2025)."""
+"""Seed-OSS: Llama with separate settings for the bias of the output projection (ByteDance Seed,
+2025)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 
 @dataclass(frozen=True, kw_only=True)
 class SeedOssConfig(LlamaConfig):
-    """`SeedOssConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `SeedOssConfig`."""
 
     architecture = "SeedOssForCausalLM"
     ignored_keys = LlamaConfig.ignored_keys | {"residual_dropout"}  # of training

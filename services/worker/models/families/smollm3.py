@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which every fourth layer knows no positions (Hugging Face, 2025)."""
+"""SmolLM3: Llama in which every fourth layer has no rotary embedding (Hugging Face, 2025)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEFAULT_INTERVAL = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SmolLM3Config(LlamaConfig):
-    """`SmolLM3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `SmolLM3Config`."""
 
     architecture = "SmolLM3ForCausalLM"
     read_keys = LlamaConfig.read_keys | {
@@ -54,7 +54,11 @@ class SmolLM3Config(LlamaConfig):
 
 
 def _turning_layers(config: JsonObject) -> tuple[bool, ...]:
-    """Returns which layers have rotary positions: 1 in `no_rope_layers`, or all but every n-th."""
+    """Returns whether each layer has rotary positions.
+
+    The key `no_rope_layers` has 1 for such layers. Without this key, every n-th layer has no rotary
+    positions.
+    """
     n_layers = config.get("num_hidden_layers") or 0
     listed = config.get("no_rope_layers")
     if listed is None:

@@ -1,4 +1,5 @@
-"""StarCoder2: Llama's attention between layer norms, a plain MLP, biases (Lozhkov et al., 2024)."""
+"""StarCoder2: Llama's attention, layer norms, an MLP without gates, biases (Lozhkov et al.,
+2024)."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Starcoder2Config(RotaryConfig):
-    """`Starcoder2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Starcoder2Config`."""
 
     architecture = "Starcoder2ForCausalLM"
     read_keys = RotaryConfig.read_keys | {"mlp_type", "norm_type", "scale_attn_weights"}

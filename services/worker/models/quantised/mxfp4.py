@@ -1,8 +1,9 @@
 """The layout MXFP4: numbers of four bits, 32 of which share a power of two (OCP, 2023).
 
-Of a tensor [..., n] a checkpoint has `{name}_blocks` [..., n / 32, 16], bytes of two numbers with
-the first one in the lower half, and `{name}_scales` [..., n / 32], powers counted from -127. They
-are the same numbers as `convert_moe_packed_tensors` of `transformers` makes, to the bit.
+A checkpoint stores a tensor [..., n] as two tensors. `{name}_blocks` [..., n / 32, 16] has bytes of
+two numbers, with the first number in the lower half. `{name}_scales` [..., n / 32] has exponents
+plus 127. The dequantised numbers are equal to the bit to the result of `convert_moe_packed_tensors`
+of `transformers`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import pieces
 
 BLOCK = 32
-"""Numbers that share a power."""
+"""Number of elements that share a power of two."""
 
 _STORED_BYTES = 17  # of a block and its power
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of the numbers that four bits may be, but for their sign
@@ -28,7 +29,8 @@ _BIAS = 127
 
 
 class Mxfp4Tensor(GroupedTensor):
-    """A tensor of any number of dimensions, whose last one is a multiple of a block."""
+    """A tensor of any number of dimensions; the size of the last dimension is a multiple of
+    `BLOCK`."""
 
     has_offsets = False
 
@@ -92,12 +94,13 @@ class Mxfp4Tensor(GroupedTensor):
 
 
 def blocks_of(columns: range) -> range:
-    """Returns the blocks that numbers with these places in their row are in."""
+    """Returns the range of blocks that contain `columns`."""
     return range(columns.start // BLOCK, -(-columns.stop // BLOCK))
 
 
 def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Returns the numbers [..., n] in bfloat16, in which all but those too large are exact.
+    """Returns the dequantised numbers [..., n] in bfloat16, exact unless a number is too large for
+    bfloat16.
 
     `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
     """
