@@ -77,7 +77,7 @@ class CheckpointTensors(TensorSource):
 
     def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
         matrices = (*gate_up, *([part] for part in down))
-        # On a GPU one operation computes all experts, of plain matrices.
+        # On a GPU one operation computes all experts, and needs plain matrices.
         if self._device.type != "cpu" or any(self.group_forms(each) is None for each in matrices):
             return super().experts(gate_up, down)
         firsts = [Gated.of(self.gated(parts, "silu")) for parts in gate_up]

@@ -29,7 +29,7 @@ class _Limits:
     """The allowed range of a numeric field, in the form that pydantic validates."""
 
     def __init__(self, **limits: Any) -> None:
-        self._limits = limits  # in the words of pydantic's schemas
+        self._limits = limits  # keys of pydantic's schemas
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Callable[[Any], Mapping[str, Any]]
@@ -77,11 +77,11 @@ class StateSizes:
     The memory is a state for each head, and the last inputs of a convolution. See `Ops.delta_net`.
     """
 
-    n_heads: int  # of values
+    n_heads: int  # value heads
     key_dim: int
     value_dim: int
-    n_inputs: int  # tokens
-    n_channels: int  # of each
+    n_inputs: int  # inputs of the convolution, one a token
+    n_channels: int  # elements of each input
 
     def of_rank(self, tp_size: int) -> StateSizes:
         """Returns the sizes of one of `tp_size` ranks, which have equal parts of the heads."""
@@ -99,10 +99,10 @@ class ModelConfig:
     A field is read from the key of the same name or of its alias, unless `read` returns the field.
     """
 
-    architecture: ClassVar[str]  # what checkpoints of the family call their class
-    read_keys: ClassVar[frozenset[str]] = frozenset()  # that `read` makes fields of
+    architecture: ClassVar[str]  # the entry of `architectures` in config.json
+    read_keys: ClassVar[frozenset[str]] = frozenset()  # the keys that `read` uses
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
-    # Methods in `quantization_config` that `read` makes fields of.
+    # Methods of `quantization_config` that `read` handles itself.
     own_quantizations: ClassVar[frozenset[str]] = frozenset()
 
     vocab_size: PositiveInt

@@ -30,8 +30,8 @@ from services.worker.models.registry import FAMILIES
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.text_half import WRAPPERS, text_half
 
-# Without effect on what any model computes: training, other tasks, text, and defaults of generation
-# that are the client's to choose. (`model_type` says again what `architectures` says.)
+# Keys without effect on the computation of any model: training, other tasks, text, and defaults of
+# generation, which the client chooses. (`model_type` repeats `architectures`.)
 _HARMLESS_KEYS = frozenset((
     "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
     "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample",
@@ -47,13 +47,13 @@ _HARMLESS_KEYS = frozenset((
     "unsloth_version", "use_bfloat16", "use_cache",
 ))  # fmt: skip
 
-_MAX_FILE_BYTES = 4 << 20  # the largest name thousands of classes, in a megabyte
+_MAX_FILE_BYTES = 4 << 20  # the largest files list thousands of classes, in a megabyte
 
-# Values in messages, which may be megabytes.
+# Shortens values in messages, which may be megabytes.
 _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring = 16, 80
 
-# That are read here, of every family.
+# Keys of every family that this file reads.
 _COMMON_KEYS = quantization_config.KEYS | {
     "architectures", "eos_token_id", "torch_dtype", "dtype",
 }  # fmt: skip
@@ -185,7 +185,7 @@ def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
     unknown = {
         key: value
         for key, value in config.items()
-        # A leading underscore marks bookkeeping of the program that wrote the file.
+        # A key with a leading underscore is internal to the program that wrote the file.
         if value and key not in known and key not in _HARMLESS_KEYS and not key.startswith("_")
     }
     if unknown:

@@ -119,15 +119,15 @@ class PositionedEmbedding:
 class Attention:
     """This rank's share of grouped-query attention over paged K/V."""
 
-    qkv: ColumnParallelLinear  # to a token's queries, keys and values, one after the other
+    qkv: ColumnParallelLinear  # projects to queries, keys and values, in this order
     output: RowParallelLinear
     n_heads: int
     n_kv_heads: int
     head_dim: int
     form: AttentionForm
-    rotary: int | None  # the kind of angles that turn queries and keys; None: they do not turn
-    head_norms: HeadNorms | None = None  # of queries and keys, before they turn
-    sinks: Tensor | None = None  # [n_heads] float32, scores beside those of keys
+    rotary: int | None  # index of the rotary embedding; None: no rotation
+    head_norms: HeadNorms | None = None  # of queries and keys, before rotation
+    sinks: Tensor | None = None  # [n_heads] float32, additional scores in the softmax
 
     @classmethod
     def read(

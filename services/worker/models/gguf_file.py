@@ -26,7 +26,7 @@ from services.common.gguf.header import GgufHeader, TensorPlace
 from services.worker.models.config import ModelConfig
 from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
 
-# Element types that are read, by their numbers.
+# The element types that can be read, by number.
 _TYPES = {
     int(GGMLQuantizationType[name]): GGMLQuantizationType[name]
     for name in (
@@ -35,7 +35,7 @@ _TYPES = {
     )
 }  # fmt: skip
 
-# The names of tensors in the families' words, and in the file's.
+# Names of tensors in families, and in GGUF files.
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -54,7 +54,7 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Gemma has norms behind attention and MLP as well.
+# Gemma also has norms after attention and MLP.
 _GEMMA_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",

@@ -105,7 +105,7 @@ class DeltaNetShare:
 class GatedDeltaNet:
     """This rank's share of a Gated DeltaNet layer (Yang et al., 2025)."""
 
-    inputs: ColumnParallelLinear  # to a token's queries, keys, values, z, b and a
+    inputs: ColumnParallelLinear  # projects to a token's queries, keys, values, z, b and a
     output: RowParallelLinear
     form: DeltaNetForm
 
@@ -166,7 +166,7 @@ class GatedAttention:
     The projection of queries also computes the gates.
     """
 
-    inputs: ColumnParallelLinear  # to a token's queries, keys, values and gates
+    inputs: ColumnParallelLinear  # projects to a token's queries, keys, values and gates
     output: RowParallelLinear
     n_heads: int
     head_dim: int

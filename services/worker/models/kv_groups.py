@@ -50,7 +50,7 @@ class KVGroups:
         if len(kinds) < 2 or len(sizes) > 1:
             window = next(iter(kinds)) if len(kinds) == 1 else None
             return cls((window,), (0,) * config.n_layers)
-        n_layers = max(min(kinds.values()), -(-kinds.total() // _MAX_GROUPS))  # of a group
+        n_layers = max(min(kinds.values()), -(-kinds.total() // _MAX_GROUPS))  # layers of a group
         first: dict[int | None, int] = {}
         windows: list[int | None] = []
         for window in sorted(kinds, key=lambda window: window or 0):
@@ -63,7 +63,7 @@ class KVGroups:
             if kv.n_heads:
                 groups.append(first[window] + n_before[window] % windows.count(window))
                 n_before[window] += 1
-            else:  # it is in no block; its queries may go to what an earlier layer stores
+            else:  # stores nothing, and may attend to the keys of an earlier layer
                 groups.append(groups[source] if source < i else 0)
         return cls(tuple(windows), tuple(groups))
 

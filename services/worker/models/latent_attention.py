@@ -35,7 +35,7 @@ from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import Shard, TensorSource
 
-_LATENT_NORM_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+_LATENT_NORM_EPS = 1e-6  # of the norms of latents; rms_norm_eps is not used
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,12 +50,12 @@ class LatentConfig(RotaryConfig):
     default_still_dim: ClassVar[int] = 128
     default_turned_dim: ClassVar[int] = 64
 
-    query_rank: PositiveInt | None  # elements of the latent that queries are made of; None: of none
+    query_rank: PositiveInt | None  # size of the query latent; None: no latent
     latent_dim: PositiveInt = field(default=512, metadata={"alias": "kv_lora_rank"})
-    still_dim: PositiveInt  # elements of a head's query that do not turn
+    still_dim: PositiveInt  # size of the part of a head's query that is not rotated
     value_dim: PositiveInt = field(default=128, metadata={"alias": "v_head_dim"})
-    attention_bias: bool = False  # of what makes latents, and of the output
-    # Whether the two elements of a pair that turns are stored side by side, and not halves apart.
+    attention_bias: bool = False  # of the projections to latents, and of the output
+    # Whether files store the two elements of a rotated pair side by side, not half a head apart.
     has_pairs: bool = field(default=True, metadata={"alias": "rope_interleave"})
 
     @property
@@ -79,7 +79,7 @@ class LatentConfig(RotaryConfig):
     def read(cls, config: JsonObject) -> dict[str, Any]:
         turned_dim = config.get("qk_rope_head_dim") or cls.default_turned_dim
         still_dim = config.get("qk_nope_head_dim") or cls.default_still_dim
-        # Programs repeat sizes that follow from others.
+        # Files repeat sizes that follow from other keys.
         said = {
             "num_key_value_heads": config.get("num_attention_heads"),
             "head_dim": turned_dim,
@@ -115,10 +115,12 @@ class LatentAttention:
     """This rank's heads of multi-head latent attention."""
 
     query_latent: QueryLatent | None
-    queries: ColumnParallelLinear  # of a head one after the other: what is still, what turns
-    latent: ColumnParallelLinear  # whole on every rank: the latent, and of the keys what turns
+    queries: (
+        ColumnParallelLinear  # for each head: the part that is not rotated, then the rotated part
+    )
+    latent: ColumnParallelLinear  # whole on every rank: the latent, then the rotated part of keys
     latent_norm: RMSNorm
-    to_latents: HeadProducts  # from what is still of queries
+    to_latents: HeadProducts  # from the part of queries that is not rotated
     to_values: HeadProducts
     output: RowParallelLinear
     n_heads: int

@@ -152,7 +152,7 @@ class VocabParallelEmbedding:
     """This rank's rows of an embedding table, which has a row for each token."""
 
     table: TableWeight  # [n_tokens of this rank, hidden]
-    share: range  # which tokens these are
+    share: range  # the tokens of these rows
     vocab_size: int
 
     @classmethod
@@ -191,7 +191,7 @@ class VocabParallelHead:
     """Computes the logits of all tokens; each rank computes the logits of its own tokens."""
 
     weight: LinearWeight  # [n_tokens of this rank, hidden]
-    share: range  # which tokens these are
+    share: range  # the tokens of these rows
     vocab_size: int
 
     @classmethod

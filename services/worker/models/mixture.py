@@ -51,12 +51,12 @@ class ExpertMixture:
     experts: ExpertMatrices  # this rank's share
     n_chosen: int
     normalises: bool  # whether the weights of the chosen experts add up to one
-    shared: SharedExpert | None = None  # beside those chosen
+    shared: SharedExpert | None = None  # for every token, besides the chosen experts
     router_bias: Tensor | None = None  # [n_experts]
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
         """Implements `MLP.describe`."""
-        # As in transformers: scores in the model's element type, everything after in float32.
+        # As in transformers: scores are in the model's element type, later steps in float32.
         scores = to.multiply(self.router, x, self.router_bias)
         experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
         out = to.run_experts(self.experts, x, experts, weights)
@@ -70,7 +70,7 @@ def read_experts(
     source: TensorSource,
     prefix: str,
     *,
-    names: tuple[str, str, str],  # of gate, up and down
+    names: tuple[str, str, str],  # names of gate, up and down
     hidden_size: int,
     size: int,
     n_experts: int,
@@ -95,7 +95,7 @@ def read_expert_mlps(
     source: TensorSource,
     prefix: str,
     *,
-    names: tuple[str, str, str],  # of gate, up and down
+    names: tuple[str, str, str],  # names of gate, up and down
     hidden_size: int,
     size: int,
     n_experts: int,

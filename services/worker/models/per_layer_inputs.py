@@ -60,7 +60,7 @@ class PerLayerGate:
     gate: LinearWeight  # [size, hidden]
     projection: LinearWeight  # [hidden, size]
     norm: Norm
-    begin: int  # the place of the inputs in a row
+    begin: int  # the layer's inputs begin at this element of a row
 
     @classmethod
     def read(

@@ -23,7 +23,7 @@ from services.worker.models.weight_format import (
 KEYS = frozenset(("quantization_config", "compression_config"))
 """Keys of `config.json` that hold the quantisation settings; the second is an older name."""
 
-_MAX_NAME = 300  # characters of a module's name, or of an expression for it
+_MAX_NAME = 300  # characters of a module's name or expression
 _MAX_NAMES = 20_000  # some files list every layer's norms
 
 
@@ -81,7 +81,7 @@ class _Gptq(_Config):
             bits=self.bits,
             block=(1, _group(self.group_size)),
             has_zeros=True,
-            # The first version stores zero points less one.
+            # The first version stores zero points minus one.
             zero_offset=1 if version == "gptq" else 0,
             needs_order=self.desc_act,
         )
@@ -124,7 +124,7 @@ class _Awq(_Config):
 class _Fp8(_Config):
     """The settings of FP8: with scales of blocks (DeepSeek, Qwen) or with one scale (AutoFP8)."""
 
-    # Activations, and how scales were rounded before they were stored in float32.
+    # Settings of activations, and how scales were rounded before storing in float32.
     ignored = frozenset(("activation_scheme", "dequantize"))
 
     quant_method: Literal["fp8"]
@@ -168,7 +168,7 @@ class _WeightArgs(_Config):
     group_size: int | None = Field(default=None, ge=-1, le=MAX_SIZE)
     block_structure: tuple[int, int] | None = None
     dynamic: Literal[False] = False
-    # All but the first two are an order in which weights were found, and not one of the file.
+    # With "group", "dynamic" or true, the inputs of a group are not neighbours in the file.
     actorder: Literal["group", "dynamic", "weight", "static"] | bool | None = None
 
     def block(self) -> tuple[int | None, int | None]:
@@ -192,7 +192,7 @@ class _WeightArgs(_Config):
 class _Group(_Config):
     """A group of modules that compressed-tensors quantises with equal settings."""
 
-    # Of activations: see the head of the file.
+    # Settings of activations: see the docstring of this file.
     ignored = frozenset(("input_activations",))
 
     targets: tuple[str, ...]

@@ -187,7 +187,7 @@ def _yarn_frequencies(rope: RopeConfig, periods: Tensor) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, n_turned - 1)
     if first == last:
-        last += 0.001  # as the oracle has it, since a ramp has some length
+        last += 0.001  # as in the reference, since the ramp must have a length
     waves = torch.arange(len(periods), dtype=torch.float32)
     share_stretched = ((waves - first) / (last - first)).clamp(0, 1)
     stretched = 1.0 / (_given(rope.factor) * periods)

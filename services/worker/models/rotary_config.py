@@ -22,7 +22,7 @@ from services.worker.models.config import (
     require,
 )
 
-# What each type needs, and what it may have besides.
+# The keys that each type needs, and its optional keys.
 _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -57,20 +57,22 @@ class RopeConfig:
         "default", "linear", "dynamic", "proportional", "llama3", "yarn", "longrope"
     ] = "default"
     rope_theta: PositiveFloat  # base of the wavelengths
-    partial_rotary_factor: PositiveFloat = 1.0  # the share of a head that turns, at its beginning
-    factor: PositiveFloat | None = None  # by how much the context was stretched
-    original_max_position_embeddings: PositiveInt | None = None  # before stretching, tokens
+    partial_rotary_factor: PositiveFloat = 1.0  # rotated share of a head, at its beginning
+    factor: PositiveFloat | None = None  # factor by which the context was stretched
+    original_max_position_embeddings: PositiveInt | None = None  # original context, tokens
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
-    attention_factor: PositiveFloat | None = None  # what turns is multiplied by it
+    attention_factor: PositiveFloat | None = None  # factor of rotated elements
     beta_fast: PositiveFloat | None = None  # full turns in the original context
     beta_slow: PositiveFloat | None = None
     mscale: NonNegativeFloat | None = None
     mscale_all_dim: NonNegativeFloat | None = None
     truncate: bool | None = None
-    short_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, in the original context
-    long_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, beyond it
-    # By which each wave's frequency is divided, beside what the type does; files of GGUF have them.
+    short_factor: tuple[PositiveFloat, ...] | None = (
+        None  # for each frequency, in the original context
+    )
+    long_factor: tuple[PositiveFloat, ...] | None = None  # for each frequency, in longer contexts
+    # Divisors of the frequencies, in addition to the effect of the type; GGUF files have them.
     frequency_factors: tuple[PositiveFloat, ...] | None = None
 
     def check(self) -> None:
@@ -102,9 +104,9 @@ class RotaryConfig(ModelConfig):
 
     default_rope_theta: ClassVar[float] = 10_000.0
     hidden_acts: ClassVar[tuple[str, ...]] = ("silu",)
-    # The share of a head that turns where files do not say it; None: whole heads, and nothing else.
+    # Rotated share of a head if the file lacks it; None: always whole heads.
     default_partial_rotary_factor: ClassVar[float | None] = None
-    turns_neighbours: ClassVar[bool] = False  # whether pairs are neighbours, and not halves apart
+    turns_neighbours: ClassVar[bool] = False  # rotated pairs are neighbours, not half a head apart
 
     intermediate_size: PositiveInt
     rms_norm_eps: PositiveFloat
@@ -188,7 +190,7 @@ def read_rope(
         raise UnsupportedModel(f"config.json: partial_rotary_factor {partial!r} is not supported")
     theta = given.pop("rope_theta", None) or config.get("rope_theta") or default_theta
     needed, optional = _ROPE_KEYS[rope_type]
-    # Some files carry settings of types that they do not use; these are what other programs skip.
+    # Some files have settings of other types, which other programs ignore, too.
     unknown = set(given) - {key for keys in _ROPE_KEYS.values() for key in (*keys[0], *keys[1])}
     if unknown:
         raise UnsupportedModel(f"config.json: unknown rotary settings {sorted(unknown)}")

@@ -30,10 +30,10 @@ ELEMENT_SIZES = {
 }  # fmt: skip
 """Size in bytes of an element, for each element type that can be read."""
 
-_MAX_MAPPED_BYTES = 1 << 25  # of what was read, before files are unmapped
-_N_SAMPLES = 32  # of each weight file, spread evenly, for its digest
+_MAX_MAPPED_BYTES = 1 << 25  # bytes to read before files are unmapped
+_N_SAMPLES = 32  # samples of each weight file, spread evenly, for the digest
 _SAMPLE_BYTES = 4096
-_MAX_INDEX_BYTES = 1 << 26  # that of a model with a trillion parameters has a third
+_MAX_INDEX_BYTES = 1 << 26  # a model with a trillion parameters needs a third of this
 
 
 class SafetensorsFiles(TensorFiles):
@@ -63,7 +63,7 @@ class SafetensorsFiles(TensorFiles):
         return Header(shape, element, math.prod(shape[1:]) * ELEMENT_SIZES.get(element, 0))
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
-        # A row counts whole, since its pages are read whole.
+        # A whole row is counted, since whole pages are read.
         n_bytes = self.header(name).row_bytes * (len(spans[0]) if spans else 1)
         if self._n_bytes + n_bytes > _MAX_MAPPED_BYTES:
             self.close()

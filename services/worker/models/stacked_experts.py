@@ -40,7 +40,7 @@ class _StackedExpert(StoredTensor):
         self._stack = stack
         self._index = index
         self._header = files.header(stack)
-        self._n_parts = 1 if kind == "down" else 2  # of an expert in this stack
+        self._n_parts = 1 if kind == "down" else 2  # matrices of one expert in this tensor
         self._part = 1 if kind == "up" else 0
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:

@@ -75,9 +75,9 @@ class StageBatch:
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
     attention: AttentionPlan
-    ranks: TensorParallel = SINGLE  # that share the stage
-    states: StateSpans | None = None  # where layers keep a state of each request
-    # Of each K/V group; layers are given `slots` and `attention` of their own. Empty: there is one.
+    ranks: TensorParallel = SINGLE  # the ranks that share the stage
+    states: StateSpans | None = None  # where layers keep the states of requests
+    # Plans of the K/V groups, which replace `slots` and `attention`. Empty: there is one group.
     groups: Sequence[GroupPlan] = ()
 
     def of_groups(self) -> list[StageBatch]:

@@ -16,10 +16,10 @@ class StagePieces:
     """The pieces of a stage, on one of the ranks that share the stage."""
 
     embedding: Embedding | None  # None on all stages but the first one
-    rotaries: Sequence[RotaryAngles]  # of each kind of rotary embedding
+    rotaries: Sequence[RotaryAngles]  # one of each kind
     layers: Sequence[Layer]
     head: Head | None  # None on all stages but the last one
-    hidden_size: int  # of what travels between stages
+    hidden_size: int  # of hidden states between stages
     groups: Sequence[int] = ()  # the K/V group of each layer; empty: there is one group
 
     def program(self, dtype: torch.dtype, tp_size: int = 1) -> Program:

@@ -47,7 +47,7 @@ class GroupedTensor(StoredTensor):
     """A matrix of quantised numbers with scales, whose parts may be readable without
     dequantising."""
 
-    has_offsets: bool  # of groups, beside their scales; they may all be zero
+    has_offsets: bool  # groups have offsets besides scales; all may be zero
 
     @abstractmethod
     def group_form(self, spans: Spans) -> GroupForm | None:
@@ -85,7 +85,7 @@ class PlainTensor(StoredTensor):
             yield (range(rows.start + begin, rows.start + end), *others)
 
     def n_bytes(self, spans: Spans) -> int:
-        # A share of a row counts as such, though its pages are read whole.
+        # Only the share of a row is counted, although whole pages are read.
         n_columns = n_all = 1
         for span, size in zip(spans[1:], self._header.shape[1:], strict=True):
             n_columns, n_all = n_columns * len(span), n_all * size

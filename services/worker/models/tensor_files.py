@@ -14,7 +14,7 @@ from torch import Tensor
 
 from services.common.cannot_start import CannotStart
 
-_MAX_PROBLEMS = 8  # named in one error; a wrong checkpoint usually has hundreds of the same kind
+_MAX_PROBLEMS = 8  # listed in one error; a wrong checkpoint usually has hundreds
 
 
 class CheckpointError(CannotStart):
@@ -27,7 +27,7 @@ class Header:
 
     shape: tuple[int, ...]
     element: str
-    row_bytes: int  # of all that is in the file for one index of the first dimension
+    row_bytes: int  # stored bytes of one index of the first dimension
 
 
 class TensorFiles(Protocol):

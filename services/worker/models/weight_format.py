@@ -16,7 +16,7 @@ Layout = Literal["gptq", "awq", "packed", "scaled"]
 EVERY_MATRIX = "Linear"
 """The target that stands for the matrices of all linear layers."""
 
-_PATTERN = "re:"  # in front of a target that is a regular expression
+_PATTERN = "re:"  # prefix of a target that is a regular expression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class MatrixFormat:
 
     layout: Layout
     bits: Literal[4, 8]
-    # Outputs and inputs that share a scale; None: all of them do.
+    # Numbers of outputs and of inputs that share a scale; None: all of them share it.
     block: tuple[int | None, int | None]
-    has_zeros: bool = False  # numbers are stored with the zero point of each scale
-    zero_offset: int = 0  # is added to the zero points that are stored
-    needs_order: bool = False  # the file says of each input which scale it has
+    has_zeros: bool = False  # a zero point is stored for each scale
+    zero_offset: int = 0  # number to add to stored zero points
+    needs_order: bool = False  # the file has a tensor with the group of each input
     scale_name: str = "weight_scale"  # of layout "scaled"
     targets: tuple[str, ...] = (EVERY_MATRIX,)
 

@@ -41,8 +41,8 @@ from services.worker.models.config import UnsupportedModel
 LoadFormat = Literal["safetensors", "random"]
 OnProgress = Callable[[int, int], None]  # bytes done, bytes total
 
-_MAX_ELEMENTS = 1 << 48  # of a tensor; no machine has as many, and their bytes can be counted
-_PIECE_BYTES = 1 << 24  # filled at once
+_MAX_ELEMENTS = 1 << 48  # limit for a tensor, beyond any machine; 64 bits can count the bytes
+_PIECE_BYTES = 1 << 24  # read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class Part:
     """A tensor of the checkpoint, or a shard of it, that becomes part of a tensor of the model."""
 
     name: str
-    shape: tuple[int, ...]  # of the whole tensor as it is stored
+    shape: tuple[int, ...]  # the whole stored tensor
     shard: Shard | None = None
-    is_transposed: bool = False  # the model wants the transpose of what is stored (two dimensions)
-    is_mxfp4: bool = False  # it is stored as `quantised/mxfp4.py` says
+    is_transposed: bool = False  # the model needs the transpose of the stored matrix
+    is_mxfp4: bool = False  # stored in the layout of `quantised/mxfp4.py`
 
     @property
     def spans(self) -> tuple[range, ...]:

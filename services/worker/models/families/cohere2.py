@@ -12,7 +12,7 @@ from typing import Any
 from services.worker.models.config import JsonObject, PositiveInt, read_windows
 from services.worker.models.families.cohere import CohereConfig, CohereStage
 
-# What `Cohere2Config` means by a file that does not say it.
+# Defaults of `Cohere2Config` for missing keys.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_PATTERN = 4
 
@@ -23,7 +23,7 @@ class Cohere2Config(CohereConfig):
 
     architecture = "Cohere2ForCausalLM"
     read_keys = CohereConfig.read_keys | {"sliding_window", "sliding_window_pattern", "layer_types"}
-    # `layer_switch` says again what `sliding_window_pattern` says.
+    # `layer_switch` repeats `sliding_window_pattern`.
     ignored_keys = frozenset(("cache_implementation", "layer_switch"))
 
     windows: tuple[PositiveInt | None, ...]

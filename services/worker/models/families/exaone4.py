@@ -19,11 +19,11 @@ from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Exaone4Config` means by a file that does not say it.
+# Defaults of `Exaone4Config` for missing keys.
 _DEFAULT_WINDOW, _DEFAULT_PATTERN = 4096, 4
 _DEFAULT_KV_HEADS = 32
 
-_TURNING, _STILL = 0, 1  # kinds of angles, by their places in `make_rotaries`
+_TURNING, _STILL = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 _NO_WAVE = RopeConfig(rope_type="proportional", rope_theta=1.0, partial_rotary_factor=1e-9)
 
 
@@ -37,7 +37,7 @@ class Exaone4Config(RotaryConfig):
     }  # fmt: skip
 
     windows: tuple[PositiveInt | None, ...]
-    has_windows: bool  # and layers without one know no positions
+    has_windows: bool  # then layers without a window have no rotary embedding
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

@@ -18,9 +18,9 @@ class Gemma1Config(GemmaConfig):
     """Counterpart of Hugging Face's `GemmaConfig`."""
 
     architecture = "GemmaForCausalLM"
-    read_keys = RotaryConfig.read_keys | {"hidden_activation"}  # there are no windows
+    read_keys = RotaryConfig.read_keys | {"hidden_activation"}  # without the keys of windows
     ignored_keys = frozenset(("cache_implementation",))
-    hidden_acts = (*GemmaConfig.hidden_acts, "gelu")  # which older files call the same
+    hidden_acts = (*GemmaConfig.hidden_acts, "gelu")  # the name of this activation in older files
 
     attn_logit_softcapping: None = None
     final_logit_softcapping: None = None

@@ -43,12 +43,12 @@ class GemmaConfig(RotaryConfig):
     """The fields that configurations of Gemma 1, 2 and 3 share."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
-    # `sliding_window_size` says again what `sliding_window` says.
+    # `sliding_window_size` repeats `sliding_window`.
     ignored_keys = frozenset(("cache_implementation", "sliding_window_size"))
     hidden_acts: ClassVar[tuple[str, ...]] = (_ACTIVATION,)
 
     attention_bias: bool = False
-    query_pre_attn_scalar: PositiveFloat = 256.0  # scores are divided by its root
+    query_pre_attn_scalar: PositiveFloat = 256.0  # scores are divided by the square root
     attn_logit_softcapping: PositiveFloat | None
     final_logit_softcapping: PositiveFloat | None
     windows: tuple[PositiveInt | None, ...]
@@ -82,7 +82,7 @@ class Gemma2Config(GemmaConfig):
     def read(cls, config: JsonObject) -> dict[str, Any]:
         sliding = [i % 2 == 0 for i in range(config.get("num_hidden_layers") or 0)]
         return cls.read_gemma(config, sliding=sliding) | {
-            # Null switches a cap off and is not the same as silence.
+            # null switches a cap off; a missing key means the default.
             key: None
             for key in ("attn_logit_softcapping", "final_logit_softcapping")
             if key in config and config[key] is None
@@ -95,12 +95,12 @@ class GemmaStage(RotaryStage):
     config: GemmaConfig
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
-        # Rounded to the element type first, as in training.
+        # The factor is rounded to the element type, as in training.
         factor = torch.tensor(self.hidden_size**0.5, dtype=self.dtype).item()
         return ScaledEmbedding(tokens, factor)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return 1 + super().read_scale(source, name, size).float()  # not rounded
+        return 1 + super().read_scale(source, name, size).float()  # kept in float32
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         def norm(name: str) -> Norm:

@@ -16,7 +16,7 @@ from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
 from services.worker.models.weights import TensorSource
 
-_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
+_FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class Gemma3Config(GemmaConfig):
     }  # fmt: skip
     default_rope_theta = 1_000_000.0
 
-    # Written into files, but computed by nobody: a value would be a promise that is not kept.
+    # Files have this key, but no implementation computes it: a value is refused.
     attn_logit_softcapping: None = None
     final_logit_softcapping: PositiveFloat | None = None
-    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+    sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
 
     def check(self) -> None:
         super().check()

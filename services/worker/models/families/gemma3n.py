@@ -67,7 +67,7 @@ from services.worker.models.rotary_config import RopeConfig, RotaryConfig, read_
 from services.worker.models.weights import TensorSource
 
 _ACTIVATION = "gelu_pytorch_tanh"
-_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
+_FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class SharedKVConfig(RotaryConfig):
     attention_bias: bool = False
     final_logit_softcapping: PositiveFloat | None = None
     windows: tuple[PositiveInt | None, ...]
-    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+    sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
     n_shared_layers: NonNegativeInt = field(default=0, metadata={"alias": "num_kv_shared_layers"})
     per_layer_size: NonNegativeInt = field(
         default=256, metadata={"alias": "hidden_size_per_layer_input"}
@@ -137,7 +137,9 @@ class SharedKVConfig(RotaryConfig):
             "sliding_rope": read_rope(sliding, default_theta=10_000.0)
         }
         cap = "final_logit_softcapping"
-        if cap in config and config[cap] is None:  # which is not the same as silence
+        if (
+            cap in config and config[cap] is None
+        ):  # null switches the cap off; a missing key does not
             fields[cap] = None
         return fields
 
@@ -164,7 +166,9 @@ class SharedKVStage(RotaryStage):
         ]
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return super().read_scale(source, name, size).float()  # what it scales is rounded after
+        return (
+            super().read_scale(source, name, size).float()
+        )  # kept in float32: the scaled result is rounded
 
     def plain_norm(self, size: int) -> RMSNorm:
         """Returns a norm whose scale is one."""
@@ -269,7 +273,7 @@ class Gemma3nConfig(SharedKVConfig):
     scales_corrected: bool = field(default=True, metadata={"alias": "altup_correct_scale"})
     laurel_rank: PositiveInt = 64
     intermediate_sizes: tuple[PositiveInt, ...]  # of each layer
-    sparsities: tuple[NonNegativeFloat, ...]  # the share of gates that each layer closes
+    sparsities: tuple[NonNegativeFloat, ...]  # share of gates set to zero, for each layer
 
     def check(self) -> None:
         super().check()
@@ -318,7 +322,7 @@ class SparseMLP:
 
     gate_up: ColumnParallelLinear
     down: RowParallelLinear
-    size: int  # gates of all ranks
+    size: int  # number of gates on all ranks
     n_deviations: float
 
     @classmethod
@@ -388,8 +392,8 @@ class AltUp:
     predicting: LinearWeight  # [n_streams * n_streams, n_streams]
     correcting: LinearWeight  # [n_streams, n_streams]
     n_streams: int
-    active: int  # the stream that is computed
-    factor: float  # of what the router sees
+    active: int  # index of the stream that the layer computes
+    factor: float  # factor of the router's input
 
     @classmethod
     def read(cls, source: TensorSource, prefix: str, config: Gemma3nConfig, norm: Norm) -> Self:

@@ -37,14 +37,14 @@ from services.worker.models.per_layer_inputs import HeadWithoutInputs, PerLayerG
 from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Shard, TensorSource
 
-# What `Gemma4TextConfig` means by a file that does not say it.
+# Defaults of `Gemma4TextConfig` for missing keys.
 _DEFAULT_ROPE: JsonObject = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
     "sliding_attention": {"rope_type": "default"},
 }
 _DEFAULT_FULL_HEAD_DIM = 512
 
-_OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))  # what full layers have of their own
+_OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))  # settings of layers without a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Gemma4Config(SharedKVConfig):
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
-        # Images alone are seen in both directions by "vision".
+        # "vision" means that only images are attended to in both directions.
         require(config, use_bidirectional_attention=("vision", None))
         n_layers = config.get("num_hidden_layers") or 0
         windows = read_windows(
@@ -120,7 +120,7 @@ class Gemma4Config(SharedKVConfig):
             window=config.get("sliding_window", cls.default_window),
             default=[(i + 1) % 6 != 0 for i in range(n_layers)],
         )
-        windows = (*windows[:-1], None)  # whatever the file says of the last layer
+        windows = (*windows[:-1], None)  # the last layer never has a window
         given = {"num_key_value_heads": 4, **config}
         fields = cls.read_shared(given, config.get("rope_parameters") or _DEFAULT_ROPE)
         own = _read_full_heads(config, [i for i, window in enumerate(windows) if window is None])
@@ -204,7 +204,7 @@ class LayerWithInputs:
     layer: SandwichLayer
     per_layer: PerLayerGate
     scale: Tensor  # [1]
-    size: int  # of the residual stream, at the beginning of a row
+    size: int  # of the residual stream, which begins a row
 
     def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
         stream = self.layer.describe(to, to.take_part(hidden, 0, self.size), layer)
@@ -306,7 +306,7 @@ class Gemma4Stage(SharedKVStage):
         mlp = self.read_mlp(source, f"{prefix}.mlp", index)
         if experts is not None:
             mlp = self._beside_experts(source, prefix, experts, mlp_norm, mlp)
-            mlp_norm = NoNorm()  # the MLP normalises by itself
+            mlp_norm = NoNorm()  # `DenseBesideExperts` has the norms
         layer = SandwichLayer(
             norm("input"),
             self.read_attention(source, f"{prefix}.self_attn", index),

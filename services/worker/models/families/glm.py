@@ -18,7 +18,7 @@ from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `GlmConfig` means by a file that does not say it.
+# Defaults of `GlmConfig` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2}
 
 

@@ -37,7 +37,7 @@ from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
-# What `GptOssConfig` means by a file that does not say it.
+# Defaults of `GptOssConfig` for missing keys.
 _DEFAULTS: JsonObject = {"head_dim": 64, "num_key_value_heads": 8}
 _DEFAULT_WINDOW = 128
 _DEFAULT_ROPE: JsonObject = {
@@ -49,9 +49,9 @@ _DEFAULT_ROPE: JsonObject = {
     "original_max_position_embeddings": 4096,
 }
 
-# The last is how other programs are to load the file.
+# The last key is for other programs that load the file.
 _QUANTIZATION_KEYS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"))
-_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # patterns of modules, and characters of one
+_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # number of patterns, and characters of a pattern
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class GptOssConfig(RotaryConfig):
     read_keys = RotaryConfig.read_keys | {
         "sliding_window", "layer_types", "quantization_config", "experts_per_token",
     }  # fmt: skip
-    # The first two matter to training only; the last says again what the rotary settings say.
+    # The first two matter to training only; the last repeats a rotary setting.
     ignored_keys = frozenset(
         ("output_router_logits", "router_aux_loss_coef", "initial_context_length")
     )
@@ -77,7 +77,7 @@ class GptOssConfig(RotaryConfig):
     n_chosen: PositiveInt = field(default=4, metadata={"alias": "num_experts_per_tok"})
     swiglu_alpha: PositiveFloat = 1.702
     swiglu_limit: PositiveFloat = 7.0
-    packed_layers: tuple[int, ...] = ()  # whose experts are stored in MXFP4
+    packed_layers: tuple[int, ...] = ()  # layers whose experts are stored in MXFP4
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
@@ -121,7 +121,7 @@ class GptOssConfig(RotaryConfig):
             "packed_layers": packed_layers,
         }
         if packed_layers and not (config.get("dtype") or config.get("torch_dtype")):
-            fields["checkpoint_dtype"] = "bfloat16"  # which OpenAI's files leave out
+            fields["checkpoint_dtype"] = "bfloat16"  # missing in OpenAI's files
         return fields
 
 
@@ -170,7 +170,9 @@ class GptOssStage(RotaryStage):
     config: GptOssConfig
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return super().read_scale(source, name, size).float()  # what it scales is rounded after
+        return (
+            super().read_scale(source, name, size).float()
+        )  # kept in float32: the scaled result is rounded
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         n_heads = self.config.n_heads
@@ -210,7 +212,7 @@ class _Experts:
         self._is_packed = index in config.packed_layers
         size = config.intermediate_size
         self._share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
-        # Gates are at even places, and what they gate beside them.
+        # Gates have even indices; the value of each gate has the next odd index.
         self._pairs = range(2 * self._share.start, 2 * self._share.stop)
 
     def packed(self) -> ExpertMatrices:
@@ -226,7 +228,7 @@ class _Experts:
                 _gates_first(torch.arange(len(self._pairs))[None])[0],
                 self._form(),
             )
-        # Stored with inputs first.
+        # These matrices are stored with inputs first.
         first = self._source.tensor(gate_up, n, hidden_size, 2 * size, shard=Shard(2, self._pairs))
         second = self._source.tensor(down, n, size, hidden_size, shard=Shard(1, self._share))
         return pack_experts(

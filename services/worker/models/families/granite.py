@@ -19,9 +19,9 @@ class GraniteConfig(LlamaConfig):
     architecture = "GraniteForCausalLM"
 
     embedding_multiplier: PositiveFloat = 1.0
-    attention_multiplier: PositiveFloat = 1.0  # instead of dividing by the root of the heads' size
-    residual_multiplier: PositiveFloat = 1.0  # of what a layer adds
-    logits_scaling: PositiveFloat = 1.0  # logits are divided by it
+    attention_multiplier: PositiveFloat = 1.0  # factor of scores, instead of 1 / sqrt(head_dim)
+    residual_multiplier: PositiveFloat = 1.0  # factor of the output of attention and of the MLP
+    logits_scaling: PositiveFloat = 1.0  # divisor of logits
 
 
 class GraniteStage(LlamaStage):

@@ -21,7 +21,7 @@ class LlamaConfig(RotaryConfig):
     """Counterpart of Hugging Face's `LlamaConfig`."""
 
     architecture = "LlamaForCausalLM"
-    # `pretraining_tp` only cuts the same matrices into slices.
+    # `pretraining_tp` only divides matrices into slices, with an equal result.
     ignored_keys = frozenset(("pretraining_tp", "is_llama_config"))
 
     attention_bias: bool = False

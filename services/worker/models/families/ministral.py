@@ -10,7 +10,7 @@ from services.worker.models.config import JsonObject, PositiveInt, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.rotary_config import RotaryConfig
 
-# What `MinistralConfig` means by a file that does not mention them; no window is written as null.
+# Defaults of `MinistralConfig` for missing keys; null means no window.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_KV_HEADS = 8
 

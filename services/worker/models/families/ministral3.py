@@ -27,7 +27,7 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Ministral3Config` means by a file that does not say it.
+# Defaults of `Ministral3Config` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 _DEFAULT_ROPE = {
     "rope_type": "yarn",
@@ -51,7 +51,7 @@ class Ministral3Config(RotaryConfig):
 
     window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
     query_growth: NonNegativeFloat  # `llama_4_scaling_beta`
-    growth_length: PositiveInt  # tokens after each of which queries grow
+    growth_length: PositiveInt  # number of positions with an equal factor
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
@@ -60,7 +60,7 @@ class Ministral3Config(RotaryConfig):
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
         rope = dict(config.get("rope_parameters") or _DEFAULT_ROPE)
-        rope.pop("max_position_embeddings", None)  # which is said outside as well
+        rope.pop("max_position_embeddings", None)  # repeated outside of `rope_parameters`
         growth = rope.pop("llama_4_scaling_beta", None)
         length = rope.get("original_max_position_embeddings")
         if growth is None or length is None:
@@ -79,7 +79,7 @@ class GrowingAttention(Attention):
     """Attention whose queries are multiplied by a factor that depends on the position."""
 
     factors: Tensor  # [n_lengths], of the type of queries
-    length: int  # positions that have one factor
+    length: int  # number of positions with an equal factor
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
         qkv = Attention.describe_stored(self, to, qkv, layer)

@@ -10,7 +10,7 @@ from services.worker.models.config import JsonObject, PositiveInt
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.rotary_config import RotaryConfig
 
-# What `MistralConfig` means by a file that does not mention the window; null means none.
+# Default of `MistralConfig` for a missing window; null means no window.
 _DEFAULT_WINDOW = 4096
 
 

@@ -41,9 +41,9 @@ class WideNorms:
 
     weight: Tensor  # [n_q + n_k], of the elements of this rank's queries and then of its keys
     n_q: int
-    n_all_q: int  # elements of all ranks together, as the next
+    n_all_q: int  # elements on all ranks, like n_all_k
     n_all_k: int
-    n_copies: int  # ranks that have the same keys
+    n_copies: int  # number of ranks with copies of each K/V head
     eps: float
 
     @classmethod

@@ -16,8 +16,8 @@ from services.worker.models.families.olmo2 import Olmo2Config, Olmo2Stage
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
 
-_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
-_DEFAULT_WINDOW = 4096  # of a file that does not mention it
+_FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
+_DEFAULT_WINDOW = 4096  # default for files without the key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Olmo3Config(Olmo2Config):
     default_rope_theta = 500_000.0
 
     windows: tuple[PositiveInt | None, ...]
-    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+    sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

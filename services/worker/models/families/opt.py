@@ -35,7 +35,7 @@ from services.worker.models.layers import ColumnParallelLinear, RowParallelLinea
 from services.worker.models.weights import TensorSource
 
 _LAYER_NORM_EPS = 1e-5
-_POSITION_OFFSET = 2  # the table's first rows belonged to padding
+_POSITION_OFFSET = 2  # the first rows of the table are unused (padding)
 
 
 @dataclass(frozen=True, kw_only=True)

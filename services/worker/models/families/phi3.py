@@ -18,7 +18,7 @@ from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Phi3Config` means by a file that does not say it.
+# Defaults of `Phi3Config` for missing keys.
 _DEFAULT_ORIGINAL_LENGTH = 4096
 
 
@@ -30,7 +30,7 @@ class Phi3Config(RotaryConfig):
     read_keys = RotaryConfig.read_keys | {
         "sliding_window", "original_max_position_embeddings", "full_attn_mod", "interpolate_factor",
     }  # fmt: skip
-    # Training, and code beside the weights that is not run.
+    # Keys for training, and for code in the checkpoint, which is not run.
     ignored_keys = frozenset(("resid_pdrop", "embd_pdrop", "auto_map"))
     default_partial_rotary_factor = 1.0
 

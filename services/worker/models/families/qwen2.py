@@ -13,7 +13,7 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Qwen2Config` and `Qwen3Config` mean by a file that does not say it.
+# Defaults of `Qwen2Config` and `Qwen3Config` for missing keys.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 

@@ -13,7 +13,7 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.qwen2 import QwenConfig
 from services.worker.models.weights import TensorSource
 
-# What `Qwen3Config` means by a file that does not say it.
+# Defaults of `Qwen3Config` for missing keys.
 _DEFAULT_HEAD_DIM = 128
 
 

@@ -18,7 +18,7 @@ class Qwen35MoeConfig(SparseHybridConfig):
 
     architecture = "Qwen3_5MoeForCausalLM"
     default_n_kv_heads = 2
-    # Of an MLP that no layer has.
+    # Size of an MLP that no layer has.
     ignored_keys = SparseHybridConfig.ignored_keys | {"intermediate_size"}
 
     n_experts: Count = field(default=256, metadata={"alias": "num_experts"})

@@ -39,7 +39,7 @@ from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_DEFAULT_INTERVAL = 4  # of layers with full attention
+_DEFAULT_INTERVAL = 4  # every fourth layer has full attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,10 @@ class HybridConfig(RotaryConfig):
     read_keys = RotaryConfig.read_keys | {
         "layer_types", "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype",
     }  # fmt: skip
-    # Layers behind the last one, which draft further tokens and are not run.
+    # Additional layers that draft further tokens, which are not run.
     ignored_keys = frozenset(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
     default_partial_rotary_factor = 0.25
-    # What a file means that leaves them out.
+    # Defaults for missing keys.
     default_head_dim: ClassVar[int] = 256
     default_n_kv_heads: ClassVar[int]
 
@@ -62,7 +62,7 @@ class HybridConfig(RotaryConfig):
     key_dim: PositiveInt = field(default=128, metadata={"alias": "linear_key_head_dim"})
     value_dim: PositiveInt = field(default=128, metadata={"alias": "linear_value_head_dim"})
     kernel_size: PositiveInt = field(default=4, metadata={"alias": "linear_conv_kernel_dim"})
-    linear_layers: tuple[bool, ...]  # whether each layer keeps a state and no keys
+    linear_layers: tuple[bool, ...]  # whether each layer keeps a state instead of keys
 
     def check(self) -> None:
         super().check()
@@ -143,7 +143,7 @@ class HybridStage(RotaryStage):
     config: HybridConfig
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return 1 + super().read_scale(source, name, size).float()  # not rounded
+        return 1 + super().read_scale(source, name, size).float()  # kept in float32
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         hidden_size = self.config.hidden_size
@@ -238,8 +238,8 @@ class Qwen3NextStage(HybridStage):
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare
     ) -> ColumnParallelLinear:
-        # Stored key head by key head: its query, its key, and the values and z of its value heads;
-        # then, in another matrix, their b and a.
+        # One matrix stores, for each key head, the query, the key, and the values and z of the value
+        # heads that share this key head. Another matrix stores b and a of these value heads.
         shape, n_groups = share.shape, len(share.key_heads)
         n_values, n_heads = shape.group_size * shape.value_dim, shape.group_size
         kinds = (shape.key_dim, shape.key_dim, n_values, n_values)

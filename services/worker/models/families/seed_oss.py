@@ -12,7 +12,7 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.llama import LlamaConfig, LlamaStage
 from services.worker.models.weights import TensorSource
 
-# What `SeedOssConfig` means by a file that does not say it.
+# Defaults of `SeedOssConfig` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 
 
@@ -21,7 +21,7 @@ class SeedOssConfig(LlamaConfig):
     """Counterpart of Hugging Face's `SeedOssConfig`."""
 
     architecture = "SeedOssForCausalLM"
-    ignored_keys = LlamaConfig.ignored_keys | {"residual_dropout"}  # of training
+    ignored_keys = LlamaConfig.ignored_keys | {"residual_dropout"}  # for training only
 
     attention_bias: bool = True  # of queries, keys and values
     attention_out_bias: bool = False

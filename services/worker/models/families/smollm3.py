@@ -17,7 +17,7 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.llama import LlamaConfig, LlamaStage
 from services.worker.models.weights import TensorSource
 
-# What `SmolLM3Config` means by a file that does not say it.
+# Defaults of `SmolLM3Config` for missing keys.
 _DEFAULT_KV_HEADS = 4
 _DEFAULT_INTERVAL = 4
 
@@ -31,7 +31,9 @@ class SmolLM3Config(LlamaConfig):
         "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "sliding_window",
         "layer_types",
     }  # fmt: skip
-    ignored_keys = frozenset(("pretraining_tp", "max_window_layers"))  # the latter is Qwen2's
+    ignored_keys = frozenset(
+        ("pretraining_tp", "max_window_layers")
+    )  # the second is a key of Qwen2
     default_rope_theta = 2_000_000.0
 
     turns: tuple[bool, ...]  # which layers have rotary positions

@@ -18,7 +18,11 @@ from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weight_format import Layout, WeightFormat
 from services.worker.models.weights import Part
 
-_NUMBERS = {"gptq": "qweight", "awq": "qweight", "packed": "weight_packed"}  # beside `weight`
+_NUMBERS = {
+    "gptq": "qweight",
+    "awq": "qweight",
+    "packed": "weight_packed",
+}  # names of the tensors with the numbers, instead of `weight`
 
 _LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
     "gptq": GptqMatrix,

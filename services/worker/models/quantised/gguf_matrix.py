@@ -19,9 +19,9 @@ from kernels.weights.groups import MULTIPLE, WHOLE, Bits, GroupForm
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.stored_tensor import GroupedTensor, PlainTensor, Spans
 
-_MIDDLE = -min(WHOLE)  # of the values of four bits
+_MIDDLE = -min(WHOLE)  # the middle of the values of four bits
 
-# The values of four bits in IQ4_NL.
+# The value of each four-bit number in IQ4_NL.
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
@@ -31,11 +31,11 @@ class _BlockType:
     n_bytes]."""
 
     bits: Bits
-    size: int  # numbers of a block
+    size: int  # numbers in a block
     n_bytes: int
     group_size: int  # numbers that share a scale
     numbers: Callable[[Tensor], Tensor]  # [n, size], as `GroupedMatrix` has them
-    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # and offsets, [n, groups] each
+    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # scales and offsets, [n, groups] each
     has_offsets: bool = False
     values: tuple[int, ...] = WHOLE
 
@@ -61,7 +61,7 @@ def _q4_1_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _q4_k_numbers(blocks: Tensor) -> Tensor:
-    # 32 bytes have the numbers of two groups.
+    # Each 32 bytes hold the numbers of two groups.
     return _nibbles(blocks[:, 16:].reshape(-1, 32)).view(len(blocks), 256)
 
 

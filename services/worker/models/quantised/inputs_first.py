@@ -23,7 +23,7 @@ from services.worker.models.quantised.matrix import (
 from services.worker.models.stored_tensor import FLOATS, Spans
 from services.worker.models.weights import pieces
 
-# Places in a word of AWQ, of the outputs in their order: they are unpacked two by two there.
+# The place in a word of AWQ of each output, in the order of outputs.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 

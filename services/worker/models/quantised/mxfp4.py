@@ -22,8 +22,8 @@ from services.worker.models.weights import pieces
 BLOCK = 32
 """Number of elements that share a power of two."""
 
-_STORED_BYTES = 17  # of a block and its power
-_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of the numbers that four bits may be, but for their sign
+_STORED_BYTES = 17  # a block and its exponent
+_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of three bits; the fourth bit is the sign
 _VALUES = (*_HALVES, *(-half for half in _HALVES))
 _BIAS = 127
 
@@ -106,10 +106,10 @@ def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
     """
     halves = torch.tensor(_VALUES, dtype=torch.bfloat16)
     of_byte = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), -1)  # [256, 2]
-    # Two numbers are looked up as one: a byte's at once.
+    # One look-up returns both numbers of a byte.
     pairs = of_byte.view(torch.int32).flatten()
     numbers = pairs.index_select(0, blocks.flatten().int()).view(torch.bfloat16)
-    # Half of each power, which for the largest is still a number.
+    # Half of each power of two, so that the largest is finite.
     powers = torch.ldexp(torch.ones(256), torch.arange(256) - (_BIAS + 1)).bfloat16()
     of_blocks = powers.index_select(0, scales.flatten().int())[:, None]
     shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK)

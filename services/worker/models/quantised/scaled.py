@@ -85,7 +85,7 @@ class ScaledMatrix(QuantisedMatrix):
         header = self._header(suffix)
         kept: tuple[range, ...] = used
         if header is not None and len(header.shape) < 2:
-            # Dimensions of one are left out; of two that are, the rest is one number or none.
+            # Dimensions of size one are missing. If both are, the tensor has shape [1] or [].
             is_long = [size != 1 for size in self._grid]
             kept = tuple(span for span, keeps in zip(used, is_long, strict=True) if keeps)
             if not kept and header.shape:
