@@ -94,9 +94,9 @@ class UnsupportedModel(CannotStart):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The fields that every family has, and the keys of `config.json` that they are read from.
+    """The fields that every family has, and the keys of `config.json` from which they are read.
 
-    A field is read from the key of the same name or of its alias, unless `read` returns the field.
+    The key of a field is the field's name or alias, unless `read` returns the field.
     """
 
     architecture: ClassVar[str]  # the entry of `architectures` in config.json
@@ -224,7 +224,7 @@ def default_head_dim(hidden_size: Any, n_heads: Any) -> int | None:
     """Returns the size of a head if `n_heads` heads divide `hidden_size`.
 
     Raises UnsupportedModel if the division leaves a remainder. Returns None if an argument is not a
-    number: its own validation reports the error.
+    positive integer, since the later validation of its key reports that error.
     """
     if not isinstance(hidden_size, int) or not isinstance(n_heads, int) or n_heads < 1:
         return None

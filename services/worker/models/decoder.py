@@ -36,7 +36,7 @@ from services.worker.models.weights import TensorSource
 
 
 class DecoderStage(StageModel):
-    """One stage of a decoder; families override the methods in which they differ."""
+    """One stage of a decoder; families override the methods whose computation differs."""
 
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     layers_name: ClassVar[str] = "model.layers"

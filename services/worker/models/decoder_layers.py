@@ -42,7 +42,7 @@ class Norm(Protocol):
     """Normalises rows."""
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns the normalised rows of `x`, of the same width."""
+        """Returns the normalised rows of `x`, which have the width of `x`."""
 
 
 class Embedding(Protocol):

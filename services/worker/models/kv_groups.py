@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from services.worker.models.config import ModelConfig
 
 _MAX_GROUPS = 8
-"""The number of groups to aim for at most, since each group needs block tables."""
+"""Approximate limit for the number of groups, since each group needs block tables."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -196,8 +196,8 @@ class VocabParallelHead:
 
     @classmethod
     def read(cls, source: TensorSource, name: str, *, vocab_size: int, hidden_size: int) -> Self:
-        """Reads this rank's rows of the matrix `name`, for a head that is not tied to the
-        embedding."""
+        """Reads this rank's rows of the matrix `name`, for a head that does not use the table in
+        memory."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
         return cls(source.head(part), share, vocab_size)

@@ -96,8 +96,8 @@ class SafetensorsFiles(TensorFiles):
 def checkpoint_digest(model: Path) -> str:
     """Returns a digest that distinguishes checkpoints of equal shapes.
 
-    The digest is computed from the sizes and samples of the weight files. It is no checksum, since
-    most bytes are not read. Raises CheckpointError for a file that cannot be read.
+    The digest is computed from the sizes and samples of the weight files. It is not a checksum,
+    since most bytes are not read. Raises CheckpointError for a file that cannot be read.
     """
     digest = hashlib.sha256()
     paths = [model] if is_gguf(model) else sorted(set(_tensor_paths(model).values()))

@@ -30,10 +30,10 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
-    """Returns the layers of a stage. If the stages cannot have equally many layers, earlier stages
-    have one more.
+    """Returns the layers of a stage.
 
-    The last stage gets no additional layer, because it also computes the output projection.
+    If the stages cannot have equally many layers, earlier stages have one more. The last stage gets
+    no additional layer, because it also computes the output projection.
     """
     if not 0 <= stage_index < n_stages:
         raise UnsupportedModel(f"stage_index {stage_index} is not below n_stages {n_stages}")
@@ -131,7 +131,8 @@ class StageModel:
 
     @property
     def hidden_size(self) -> int:
-        """The size of a token's hidden states, which travel between stages in `dtype`."""
+        """The size of a token's row of hidden states, which stages send to each other in
+        `dtype`."""
         return self.config.hidden_size
 
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:

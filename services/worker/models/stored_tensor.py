@@ -51,7 +51,7 @@ class GroupedTensor(StoredTensor):
 
     @abstractmethod
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form in which a part can be read quantised; None if it must be
+        """Returns the form in which a part can be read quantised; None if the part must be
         dequantised."""
 
     @abstractmethod

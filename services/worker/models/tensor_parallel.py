@@ -55,8 +55,10 @@ SINGLE: TensorParallel = _Single()
 
 
 def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
-    """Returns the rank's equal part of the range `n`; raises UnsupportedModel, whose message has
-    `what`."""
+    """Returns the rank's equal part of the range `n`.
+
+    Raises UnsupportedModel if `tp_size` does not divide `n`; the message begins with `what`.
+    """
     if n % tp_size:
         raise UnsupportedModel(f"{what}: {n} cannot be divided among tp_size {tp_size} ranks")
     size = n // tp_size

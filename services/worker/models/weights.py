@@ -162,7 +162,8 @@ class TensorSource(ABC):
         return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), form)
 
     def head(self, part: Part) -> LinearWeight:
-        """Returns the matrix of a head that is not tied to the embedding, packed."""
+        """Returns the matrix of a head that does not use the embedding's table in memory,
+        packed."""
         if self.quantization == "none":
             return pack(self.joined([part]))
         return self.table(part)

@@ -373,8 +373,7 @@ class SparseMLP:
 
 
 def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gates (the first half of `both`) and this rank's sums of gates, both in
-    float32."""
+    """Returns the gates (the first half of `both`), and their sum on this rank, in float32."""
     gates = both[:, : both.shape[1] // 2].to(torch.float32, copy=True)
     return gates, gates.sum(-1, keepdim=True)
 
@@ -543,8 +542,8 @@ def _mean_square(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StreamsEmbedding:
-    """Embeds tokens as the first stream, projects it to the other streams, and appends the
-    per-layer inputs."""
+    """Embeds tokens as the first stream, computes the other streams as projections of the first,
+    and appends the per-layer inputs."""
 
     tokens: Embedding
     projections: Sequence[LinearWeight]  # [hidden, hidden], of the streams after the first

@@ -238,8 +238,11 @@ class _Experts:
         )
 
     def _form(self) -> ExpertForm:
-        """Returns the biases and the gate; only rank 0 has the second bias, so that the sum
-        includes it once."""
+        """Returns the biases and the gate of the experts.
+
+        Rank 0 alone has the bias of the second matrix, so that the sum over the ranks includes this
+        bias once.
+        """
         n, size = self._config.n_experts, self._config.intermediate_size
         gate_up = self._source.tensor(
             f"{self._prefix}.gate_up_proj_bias", n, 2 * size, shard=Shard(1, self._pairs)

@@ -238,8 +238,8 @@ class Qwen3NextStage(HybridStage):
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare
     ) -> ColumnParallelLinear:
-        # One matrix stores, for each key head, the query, the key, and the values and z of the value
-        # heads that share this key head. Another matrix stores b and a of these value heads.
+        # One matrix stores, for each key head, the query, the key, and the values and z of the
+        # value heads that share the key head. Another matrix stores b and a of these value heads.
         shape, n_groups = share.shape, len(share.key_heads)
         n_values, n_heads = shape.group_size * shape.value_dim, shape.group_size
         kinds = (shape.key_dim, shape.key_dim, n_values, n_values)
