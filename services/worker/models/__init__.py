@@ -1,17 +1,19 @@
-"""Models by family, and how a rank gets its share of a stage of one.
+"""Model families, and how a rank gets its share of a stage of a model.
 
-A family is a file in `families/` with its configuration and its `StageModel`, and a line in
-`registry.py` (docs/adding-a-model.md). Families share the rest: `config.py` has the fields of every
-configuration, and `rotary_config.py` the fields of descendants of Llama, whose angles `rope.py`
-makes. `decoder.py` is the model that families fill in with the pieces of `decoder_layers.py`,
-`layer_forms.py` and `mixture.py`, which are made of the linear layers in `layers.py`. Pieces
-describe what is computed with their weights; `stage_program.py` puts the descriptions together to
-the program of a stage, which `kernels` runs. `tensor_parallel.py` says which rank holds what.
-Tensors are asked for by `weights.py` and come from `checkpoint_tensors.py`, which dequantises by
-`quantised/`, or from `random_tensors.py`.
+A family is a file in `families/` with a configuration and a `StageModel`, and a line in
+`registry.py` (docs/adding-a-model.md). Families share the other modules: `config.py` has the fields
+of every configuration. `rotary_config.py` has the fields of the descendants of Llama, and `rope.py`
+computes the angles of their rotary embeddings. `decoder.py` is the model that families fill in with
+the pieces of `decoder_layers.py`, `layer_forms.py` and `mixture.py`. These pieces are made of the
+linear layers in `layers.py`. A piece describes what is computed with its weights;
+`stage_program.py` joins the descriptions into the program of a stage, which `kernels` runs.
+`tensor_parallel.py` says which rank holds which weights. `weights.py` asks for tensors. The tensors
+come from `checkpoint_tensors.py`, which dequantises them with `quantised/`, or from
+`random_tensors.py`.
 
-These modules need no file. `checkpoint.py` loads a checkpoint and reads its `config.json` by
-`config_file.py`: import it by its own name, since it needs pydantic.
+All of these modules work without any file. `checkpoint.py` loads a checkpoint and reads
+`config.json` with `config_file.py`. Import `checkpoint.py` by its own name, since `config_file.py`
+needs pydantic.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loads a rank's share of a stage from a checkpoint: its configuration first, then its tensors."""
+"""Loads a rank's share of a stage from a checkpoint: first the configuration, then the tensors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,11 @@ def load_stage(
     load_format: LoadFormat = "safetensors",
     quantization: Quantization = "none",
 ) -> StageModel:
-    """Reads the weights of one rank of one stage, and no others, from a checkpoint.
+    """Reads the weights of one rank of one stage, and no other weights, from a checkpoint.
 
-    `model` is a directory or a GGUF file.
-
-    With `load_format` "random" tensors are made up, and only `config.json` must be there.
-    `dtype` is "auto", "float32" or "bfloat16" (see ModelConfig.resolve_dtype). The other
-    arguments and the errors are those of `build_stage`.
+    `model` is a directory or a GGUF file. With `load_format` "random" the tensors are random, and
+    only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
+    ModelConfig.resolve_dtype). For the other arguments and the errors see `build_stage`.
     """
     config, files = open_checkpoint(model)
     return build_stage(
@@ -55,7 +53,7 @@ def load_stage(
 
 
 def open_checkpoint(model: Path) -> tuple[ModelConfig, TensorFiles]:
-    """Returns the configuration of a checkpoint and its tensors; raises UnsupportedModel."""
+    """Returns the configuration and the tensor files of a checkpoint; raises UnsupportedModel."""
     if not is_gguf(model):
         return read_config(model), SafetensorsFiles(model)
     header = read_gguf_header(model)

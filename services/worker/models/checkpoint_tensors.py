@@ -1,8 +1,9 @@
-"""A rank's share of a stage's tensors, read from a checkpoint's files.
+"""A rank's share of a stage's tensors, read from the files of a checkpoint.
 
-Names and shapes are checked before anything is read. A matrix that is quantised in the files keeps
-its numbers where the device multiplies them in groups, unless fewer bits are asked for or its
-groups are no neighbouring inputs. All else is dequantised on the way, a block at a time.
+Names and shapes are checked before any tensor is read. A matrix that the files store quantised
+stays quantised where the device can multiply by weights with a scale for each group of inputs.
+There are two exceptions: fewer bits are requested than the files have, or the inputs of a group are
+not neighbours. All other tensors are dequantised while they are read, a block at a time.
 """
 
 from __future__ import annotations
@@ -33,11 +34,12 @@ from services.worker.models.weights import (
 )
 
 _MAX_BITS: dict[Quantization, int] = {"none": 8, "int8": 8, "int4": 4}
-"""Bits of numbers in the files that are kept, by what is asked for."""
+"""Largest number of bits at which stored weights stay quantised, for each requested
+quantization."""
 
 
 class CheckpointTensors(TensorSource):
-    """The wanted tensors of a checkpoint, in the element type and place wanted."""
+    """The tensors of a checkpoint that a model wants, with the wanted element type and device."""
 
     def __init__(
         self,
@@ -50,7 +52,8 @@ class CheckpointTensors(TensorSource):
         quantization: Quantization = "none",
         weight_format: WeightFormat | None = None,
     ) -> None:
-        """Checks names and shapes in the files; raises CheckpointError for those not as wanted."""
+        """Checks names and shapes in the files; raises CheckpointError for tensors that do not
+        match."""
         super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
         self._dtype = dtype
         self._device = device
@@ -74,7 +77,7 @@ class CheckpointTensors(TensorSource):
 
     def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
         matrices = (*gate_up, *([part] for part in down))
-        # On a GPU one operation computes all experts, of plain matrices.
+        # On a GPU one operation computes all experts, and needs plain matrices.
         if self._device.type != "cpu" or any(self.group_forms(each) is None for each in matrices):
             return super().experts(gate_up, down)
         firsts = [Gated.of(self.gated(parts, "silu")) for parts in gate_up]
@@ -113,7 +116,7 @@ class CheckpointTensors(TensorSource):
         return pack_grouped(matrix, self._device, self._dtype)
 
     def group_forms(self, parts: Sequence[Part]) -> list[GroupForm] | None:
-        """Returns the forms in which the numbers of all parts are kept; None if they are not."""
+        """Returns the quantised form of each part; None unless every part stays quantised."""
         forms = []
         for part in parts:
             stored = self._stored[part.name]
@@ -126,8 +129,8 @@ class CheckpointTensors(TensorSource):
         return forms if can_group(self._device) else None
 
     def grouped_bytes(self, parts: Sequence[Part]) -> int | None:
-        """Returns the bytes of memory that parts whose numbers are kept take, at most; None if they
-        are not kept."""
+        """Returns the largest number of bytes of memory that `parts` take if they stay quantised;
+        None if they do not stay quantised."""
         forms = self.group_forms(parts)
         if forms is None:
             return None
@@ -139,14 +142,16 @@ class CheckpointTensors(TensorSource):
         return n_elements * bits // 8 + -(-n_elements // min(size, LONGEST)) * scale_bytes
 
     def _grouped(self, parts: Sequence[Part]) -> GroupedMatrix | None:
-        """Returns the numbers of the joined parts, on the CPU; None if they are not kept."""
+        """Returns the joined parts as a quantised matrix on the CPU; None if they do not stay
+        quantised."""
         forms = self.group_forms(parts)
         if forms is None:
             return None
         return joined([self._numbers(part, form) for part, form in zip(parts, forms, strict=True)])
 
     def _expert(self, part: Part, index: int) -> GroupedMatrix:
-        """Returns the numbers of one matrix of a part [n_experts, n_out, n_in]."""
+        """Returns the quantised matrix of one expert, from a part of shape [n_experts, n_out,
+        n_in]."""
         stored = self._stored[part.name]
         form = stored.group_form(part.spans) if isinstance(stored, GroupedTensor) else None
         if not isinstance(stored, GroupedTensor) or form is None:
@@ -188,7 +193,7 @@ class CheckpointTensors(TensorSource):
             self._progress.add(stored.n_bytes(spans))
 
     def _check(self, wanted: WantedTensors) -> int:
-        """Returns the bytes in the files of all that is wanted; raises CheckpointError."""
+        """Returns how many bytes the wanted parts have in the files; raises CheckpointError."""
         problems = [
             problem
             for part in wanted.parts
@@ -204,7 +209,7 @@ class CheckpointTensors(TensorSource):
 
 
 def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
-    """Returns where a piece lies in the part `whole`."""
+    """Returns the position of the piece `spans` inside the part `whole`."""
     return tuple(
         slice(span.start - all_.start, span.stop - all_.start)
         for span, all_ in zip(spans, whole, strict=True)
@@ -214,7 +219,8 @@ def _place(spans: Spans, whole: Spans) -> tuple[slice, ...]:
 def _stored_tensors(
     wanted: WantedTensors, files: TensorFiles, weight_format: WeightFormat | None
 ) -> dict[str, StoredTensor]:
-    """Returns how each wanted tensor is stored; raises CheckpointError for those that are not."""
+    """Returns the stored form of each wanted tensor; raises CheckpointError if a tensor is
+    missing."""
     stored: dict[str, StoredTensor] = {}
     missing = []
     for part in {part.name: part for part in wanted.parts}.values():

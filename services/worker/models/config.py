@@ -1,12 +1,14 @@
-"""The configuration of a model, in our words, and the keys of `config.json` that say so.
+"""The configuration of a model, and how its fields correspond to the keys of `config.json`.
 
-A family's configuration is a frozen dataclass beside its model, a subclass of `ModelConfig`. Its
-fields are what the computation needs, so it can as well be made in code. How `config.json` says
-them is written beside them and used by `config_file.py` alone: a field is a key there, under its
-own name or the alias in its metadata; what takes more than a look at one key is done in `read`,
-of the `read_keys`; `ignored_keys` have no effect on what this family computes.
+The configuration of a family is a frozen dataclass in the file of its model, a subclass of
+`ModelConfig`. The fields are what the computation needs, so code can also create a configuration
+directly. The rules that read the fields from `config.json` stand beside the fields, and only
+`config_file.py` uses these rules. A field is read from the key of the same name, or from the key
+that its metadata names as "alias". If a field depends on more than one key, the method `read`
+computes the field, and `read_keys` names these keys. `ignored_keys` are keys that do not change
+what the family computes.
 
-Knows no files and no tensors.
+This module uses no files and no tensors.
 """
 
 from __future__ import annotations
@@ -24,10 +26,10 @@ from services.worker.models.weight_format import WeightFormat
 
 
 class _Limits:
-    """Says which numbers a field may have; pydantic asks it how to validate them."""
+    """The allowed range of a numeric field, in the form that pydantic validates."""
 
     def __init__(self, **limits: Any) -> None:
-        self._limits = limits  # in the words of pydantic's schemas
+        self._limits = limits  # keys of pydantic's schemas
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Callable[[Any], Mapping[str, Any]]
@@ -36,11 +38,13 @@ class _Limits:
 
 
 MAX_SIZE = 2**31 - 1
-"""The largest size of a dimension, and the largest token: kernels count within a row in 32 bits."""
+"""The largest size of a dimension, and the largest token: kernels index rows with 32-bit
+integers."""
 
 PositiveInt = Annotated[int, _Limits(gt=0, le=MAX_SIZE)]
 Count = Annotated[int, _Limits(gt=0, le=1024)]
-"""A number of layers or experts, each of which is an object: far above those of any model."""
+"""A number of layers or experts. The limit is far above every real model, since each one becomes an
+object."""
 NonNegativeInt = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
@@ -52,50 +56,53 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class KVSizes:
-    """The keys and values that a layer stores of each token, for `n_heads` heads, in elements."""
+    """The sizes, in elements, of the keys and values that a layer stores for each token."""
 
     n_heads: int  # 0: the layer stores nothing
     key_dim: int
     value_dim: int  # 0: values are a part of the keys
 
     def of_rank(self, tp_size: int) -> KVSizes:
-        """Returns what one of `tp_size` ranks stores, as many heads as every other one: its part of
-        them, or with fewer heads than ranks a copy of one."""
+        """Returns the sizes of one of `tp_size` ranks. Every rank stores an equal number of heads;
+        with fewer heads than ranks, each rank stores a copy of one head."""
         n_heads = max(self.n_heads // tp_size, 1) if self.n_heads else 0
         return KVSizes(n_heads, self.key_dim, self.value_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class StateSizes:
-    """The memory that a layer keeps of each request, however long it is, in elements: a state for
-    each head, and the last inputs of a convolution. See `Ops.delta_net`."""
+    """The sizes, in elements, of the memory that a layer keeps for each request, whatever the
+    length of the request.
 
-    n_heads: int  # of values
+    The memory is a state for each head, and the last inputs of a convolution. See `Ops.delta_net`.
+    """
+
+    n_heads: int  # value heads
     key_dim: int
     value_dim: int
-    n_inputs: int  # tokens
-    n_channels: int  # of each
+    n_inputs: int  # inputs of the convolution, one a token
+    n_channels: int  # elements of each input
 
     def of_rank(self, tp_size: int) -> StateSizes:
-        """Returns what one of `tp_size` ranks keeps, which have equal parts of the heads."""
+        """Returns the sizes of one of `tp_size` ranks, which have equal parts of the heads."""
         return replace(self, n_heads=self.n_heads // tp_size, n_channels=self.n_channels // tp_size)
 
 
 class UnsupportedModel(CannotStart):
-    """The checkpoint asks for something we do not compute; the message names it."""
+    """The checkpoint needs a computation that is not implemented; the message names the feature."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The fields that every family has, and how its `config.json` says them.
+    """The fields that every family has, and the keys of `config.json` from which they are read.
 
-    A field has the name of its key there, or the key as its alias; or `read` makes it.
+    The key of a field is the field's name or alias, unless `read` returns the field.
     """
 
-    architecture: ClassVar[str]  # what checkpoints of the family call their class
-    read_keys: ClassVar[frozenset[str]] = frozenset()  # that `read` makes fields of
+    architecture: ClassVar[str]  # the entry of `architectures` in config.json
+    read_keys: ClassVar[frozenset[str]] = frozenset()  # the keys that `read` uses
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
-    # Methods in `quantization_config` that `read` makes fields of.
+    # Methods of `quantization_config` that `read` handles itself.
     own_quantizations: ClassVar[frozenset[str]] = frozenset()
 
     vocab_size: PositiveInt
@@ -113,43 +120,48 @@ class ModelConfig:
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
-        """How many keys a query of each layer sees, its own among them; None: all before it."""
+        """The number of keys that a query of each layer sees, with its own key; None: all earlier
+        ones."""
         return (None,) * self.n_layers
 
     @property
     def layer_kv(self) -> Sequence[KVSizes]:
-        """The keys and values that each layer stores of a token, on all ranks together."""
+        """The sizes of the keys and values that each layer stores for a token, on all ranks
+        together."""
         return (KVSizes(self.n_kv_heads, self.head_dim, self.head_dim),) * self.n_layers
 
     @property
     def kv_sources(self) -> Sequence[int]:
-        """The layer whose stored keys and values each layer attends to: itself, or an earlier one,
-        and then it stores none of its own."""
+        """For each layer, the layer whose stored keys and values it attends to: itself or an
+        earlier one. A layer that attends to an earlier layer stores no keys and values."""
         return range(self.n_layers)
 
     @property
     def layer_states(self) -> Sequence[StateSizes | None]:
-        """The state that each layer keeps of a request, on all ranks together; None for none."""
+        """The sizes of the state that each layer keeps for a request, on all ranks together; None:
+        no state."""
         return (None,) * self.n_layers
 
     @classmethod
     def keys(cls) -> dict[str, str]:
-        """Returns each field's key in `config.json`, which counts unless `read` makes the field."""
+        """Returns the key in `config.json` of each field; `read` takes precedence over this key."""
         return {field.name: field.metadata.get("alias", field.name) for field in fields(cls)}
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
-        """Returns the fields that take more than a look at one key of `config`.
+        """Returns the fields that depend on more than one key of `config`.
 
-        In this class these are K/V heads, as many as query heads, and their size. Families extend
-        it, and raise UnsupportedModel for what they do not compute.
+        In this class these fields are the number of K/V heads, equal to the number of query heads,
+        and the size of a head. Families extend this method, and raise UnsupportedModel for features
+        that they do not compute.
         """
         keys = cls.keys()
         hidden_size, n_heads = config.get(keys["hidden_size"]), config.get(keys["n_heads"])
         return {"n_kv_heads": n_heads, "head_dim": default_head_dim(hidden_size, n_heads)}
 
     def check(self) -> None:
-        """Raises ValueError for fields that do not go together, in the words of `config.json`."""
+        """Raises ValueError for fields that contradict each other, named by their `config.json`
+        keys."""
         if self.n_heads % self.n_kv_heads:
             raise ValueError(
                 f"num_attention_heads ({self.n_heads}) is not a multiple of "
@@ -171,7 +183,8 @@ class ModelConfig:
         return _DTYPES[dtype]
 
     def fingerprint(self, dtype: torch.dtype) -> str:
-        """Returns a SHA-256 over the model and its element type, however the file spells it."""
+        """Returns a SHA-256 of the configuration and the element type, independent of the spelling
+        in `config.json`."""
         meaning = asdict(self) | {"architecture": self.architecture, "dtype": str(dtype)}
         del meaning["checkpoint_dtype"]
         canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
@@ -179,7 +192,8 @@ class ModelConfig:
 
 
 def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
-    """Raises UnsupportedModel if a key is there with a value that is not among those allowed."""
+    """Raises UnsupportedModel if `config` has a key of `allowed` with a value that is not
+    allowed."""
     for key, values in allowed.items():
         if key in config and config[key] not in values:
             raise UnsupportedModel(
@@ -190,7 +204,8 @@ def require(config: JsonObject, **allowed: Sequence[Any]) -> None:
 def read_windows(
     config: JsonObject, *, window: int | None, default: Sequence[bool]
 ) -> tuple[int | None, ...]:
-    """Returns the window of each layer: as `layer_types` says, else where `default` is true."""
+    """Returns the window of each layer, by `layer_types` or, if that key is missing, by
+    `default`."""
     layer_types = config.get("layer_types")
     if layer_types is None:
         return tuple(window if is_sliding else None for is_sliding in default)
@@ -206,9 +221,10 @@ def read_windows(
 
 
 def default_head_dim(hidden_size: Any, n_heads: Any) -> int | None:
-    """Returns the size of heads that share `hidden_size`; raises UnsupportedModel if they cannot.
+    """Returns the size of a head if `n_heads` heads divide `hidden_size`.
 
-    None for values of other types, which their validation names.
+    Raises UnsupportedModel if the division leaves a remainder. Returns None if an argument is not a
+    positive integer, since the later validation of its key reports that error.
     """
     if not isinstance(hidden_size, int) or not isinstance(n_heads, int) or n_heads < 1:
         return None

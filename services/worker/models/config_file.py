@@ -1,9 +1,9 @@
-"""Reads what a checkpoint says about its model, or says why we cannot serve it.
+"""Reads the configuration of a checkpoint's model, or says why the model cannot be served.
 
-Nothing in `config.json` is skipped silently: a key that the family's configuration does not know
-and that is not switched off (null, false or empty) is refused by its name. What is known is
+No key of `config.json` is skipped silently. A key that the family's configuration does not know is
+refused by name, unless the key is switched off (null, false or empty). The values of known keys are
 validated by pydantic against the types of the configuration's fields. Only this file and
-`quantization_config.py` need it, and only the loading of a checkpoint imports them.
+`quantization_config.py` need pydantic, and only the loading of a checkpoint imports the two files.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from services.worker.models.registry import FAMILIES
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.text_half import WRAPPERS, text_half
 
-# Without effect on what any model computes: training, other tasks, text, and defaults of generation
-# that are the client's to choose. (`model_type` says again what `architectures` says.)
+# Keys without effect on the computation of any model: training, other tasks, text, and defaults of
+# generation, which the client chooses. (`model_type` repeats `architectures`.)
 _HARMLESS_KEYS = frozenset((
     "attention_dropout", "bad_words_ids", "begin_suppress_tokens", "bos_token_id",
     "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty", "do_sample",
@@ -47,22 +47,22 @@ _HARMLESS_KEYS = frozenset((
     "unsloth_version", "use_bfloat16", "use_cache",
 ))  # fmt: skip
 
-_MAX_FILE_BYTES = 4 << 20  # the largest name thousands of classes, in a megabyte
+_MAX_FILE_BYTES = 4 << 20  # the largest files list thousands of classes, in a megabyte
 
-# Values in messages, which may be megabytes.
+# Shortens values in messages, which may be megabytes.
 _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring = 16, 80
 
-# That are read here, of every family.
+# Keys of every family that this file reads.
 _COMMON_KEYS = quantization_config.KEYS | {
     "architectures", "eos_token_id", "torch_dtype", "dtype",
 }  # fmt: skip
 
 
 def read_config(model: Path) -> ModelConfig:
-    """Returns the configuration of a checkpoint's directory or GGUF file, read as its family's.
+    """Returns the configuration of the model in a checkpoint's directory or GGUF file.
 
-    Raises UnsupportedModel, for an architecture that is in no family too.
+    Raises UnsupportedModel, also for an architecture that no family implements.
     """
     if is_gguf(model):
         return read_gguf_config(read_gguf_header(model))
@@ -81,7 +81,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
 
 
 def read_gguf_config(header: GgufHeader) -> ModelConfig:
-    """Returns the configuration that a GGUF file's metadata means; raises UnsupportedModel."""
+    """Returns the configuration in the metadata of a GGUF file; raises UnsupportedModel."""
     try:
         config = parse_config(model_config(header), {})
         factors = frequency_factors(header)
@@ -142,10 +142,11 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
 
 
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:
-    """Returns the fields that the family reads by itself, which it does before types are checked.
+    """Returns the fields that the family's own `read` computes from the unvalidated `config`.
 
-    A value of another type than it expects surfaces as one of Python's errors. The number of
-    layers is checked first, since there may be a list as long as that.
+    A value of an unexpected type makes `read` raise one of Python's errors, which becomes an
+    UnsupportedModel. The number of layers is validated first, since `read` may build a list of that
+    length.
     """
     key = config_type.keys()["n_layers"]
     try:
@@ -162,7 +163,8 @@ def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObj
 
 
 def _architecture_of(config: JsonObject) -> str:
-    """Returns the one class that the checkpoint says it is of; raises UnsupportedModel."""
+    """Returns the single entry of `architectures`, the checkpoint's class; raises
+    UnsupportedModel."""
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
         named = _SHORT.repr(architectures)
@@ -183,7 +185,7 @@ def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
     unknown = {
         key: value
         for key, value in config.items()
-        # A leading underscore marks bookkeeping of the program that wrote the file.
+        # A key with a leading underscore is internal to the program that wrote the file.
         if value and key not in known and key not in _HARMLESS_KEYS and not key.startswith("_")
     }
     if unknown:

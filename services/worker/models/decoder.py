@@ -1,7 +1,7 @@
-"""The decoder that families fill in: tokens in, layers one after the other, logits out.
+"""The decoder that families fill in: tokens enter, the layers run in order, logits come out.
 
-`DecoderStage` does what all families do alike. A family reads its layers (`read_layer`), mostly as
-pieces that `decoder_layers.py` has, and overrides other methods only where it differs.
+`DecoderStage` computes what is equal in all families. A family implements `read_layer`, mostly with
+pieces of `decoder_layers.py`, and overrides other methods only where the family differs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from services.worker.models.weights import TensorSource
 
 
 class DecoderStage(StageModel):
-    """One stage of a decoder; families override the methods in which they differ."""
+    """One stage of a decoder; families override the methods whose computation differs."""
 
     embedding_name: ClassVar[str] = "model.embed_tokens.weight"
     layers_name: ClassVar[str] = "model.layers"
@@ -92,28 +92,29 @@ class DecoderStage(StageModel):
 
     @abstractmethod
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
-        """Reads the layer that is number `index` of the model, under `prefix`."""
+        """Reads the layer of number `index` in the model, whose tensors have names under
+        `prefix`."""
 
     @abstractmethod
     def read_norm(self, source: TensorSource, name: str, size: int) -> Norm:
-        """Reads a norm of the family's kind."""
+        """Reads a norm of the kind that the family uses."""
 
     def read_final_norm(self, source: TensorSource) -> Norm:
         """Reads the norm between the last layer and the head."""
         return self.read_norm(source, self.norm_name, self.config.hidden_size)
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
-        """Reads the embedding of the first stage; here it is `tokens`, which embeds tokens as rows
-        of the table."""
+        """Reads the embedding of the first stage. This default returns `tokens`, which looks up the
+        row of each token in the table."""
         return tokens
 
     def make_rotaries(self) -> Sequence[RotaryEmbedding]:
-        """Returns the kinds of angles by which queries and keys turn; here none."""
+        """Returns the rotary embeddings of queries and keys, one of each kind; by default none."""
         return ()
 
 
 class RotaryStage(DecoderStage):
-    """One stage of a descendant of Llama; families say how they read attention and MLP."""
+    """One stage of a descendant of Llama; families override how attention and MLP are read."""
 
     config: RotaryConfig
 
@@ -124,11 +125,11 @@ class RotaryStage(DecoderStage):
         return self.read_rms_norm(source, name, size)
 
     def read_rms_norm(self, source: TensorSource, name: str, size: int) -> RMSNorm:
-        """Reads a norm by the mean square."""
+        """Reads a norm that divides by the root of the mean square."""
         return RMSNorm(self.read_scale(source, name, size), self.config.rms_norm_eps)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        """Reads the scale that a norm multiplies by, [size]; here its weight."""
+        """Reads the scale that a norm multiplies by, [size]; by default the stored weight."""
         return source.tensor(f"{name}.weight", size)
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
@@ -141,12 +142,12 @@ class RotaryStage(DecoderStage):
         )
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
-        """Reads the attention of layer `index`; here without biases and norms."""
+        """Reads the attention of layer `index`; by default without biases and norms."""
         form = AttentionForm(window=self.config.layer_windows[index])
         return Attention.read(source, prefix, self.config, form=form)
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
-        """Reads the MLP of layer `index`; here without biases."""
+        """Reads the MLP of layer `index`; by default without biases."""
         size = self.config.intermediate_size
         return GatedMLP.read(source, prefix, self.config, size=size)
 

@@ -1,7 +1,7 @@
-"""The layers that several decoder families share: attention, MLPs and what holds them together.
+"""The layers that several decoder families share: attention, MLPs, norms and whole layers.
 
-A piece is a frozen dataclass of weights and settings whose `describe` adds the piece's steps to a
-program. For example, a gated MLP is two steps:
+A piece is a frozen dataclass of weights and settings. Its method `describe` adds the steps of the
+piece to a program. For example, a gated MLP is two steps:
 
     inner = to.gated(self.gate_up, x)
     return self.down.describe(to, inner, residual)
@@ -35,30 +35,31 @@ from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import TensorSource
 
 Activation = Literal["relu", "gelu", "gelu_new", "gelu_pytorch_tanh"]
-"""What Hugging Face's `activation_function` may be."""
+"""The values of Hugging Face's key `activation_function`."""
 
 
 class Norm(Protocol):
     """Normalises rows."""
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns the normalised rows of `x`, of the same width."""
+        """Returns the normalised rows of `x`, which have the width of `x`."""
 
 
 class Embedding(Protocol):
-    """Turns tokens into hidden states."""
+    """Turns the tokens of a batch into hidden states."""
 
     def describe(self, to: Program) -> Buffer:
-        """Returns the hidden states of the batch's tokens, the same on every rank."""
+        """Returns the hidden states of the batch's tokens, equal on every rank."""
 
 
 class Layer(Protocol):
-    """Computes one layer."""
+    """One layer of the model, from hidden states to hidden states."""
 
     def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
-        """Returns the hidden states after the layer; `hidden` is used up.
+        """Returns the hidden states after the layer; the step may overwrite `hidden`.
 
-        `layer` is the index of the layer on its stage, and of the storage of its keys and values.
+        `layer` is the index of the layer on its stage, which is also the index of the storage of
+        its keys and values.
         """
 
 
@@ -66,7 +67,8 @@ class Head(Protocol):
     """Turns hidden states after the last layer into logits."""
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Returns the logits [n, vocab_size], the same on every rank; `hidden` is used up."""
+        """Returns the logits [n, vocab_size], equal on every rank; the step may overwrite
+        `hidden`."""
 
 
 class Mixer(Protocol):
@@ -75,26 +77,26 @@ class Mixer(Protocol):
     def describe(
         self, to: Program, x: Buffer, layer: int, residual: Buffer | None = None
     ) -> Buffer:
-        """Returns [n_tokens, hidden], the same on every rank.
+        """Returns [n_tokens, hidden], equal on every rank.
 
-        A `residual` of the same shape is added to the result, and used up. `layer` is the index of
-        the layer on its stage.
+        A `residual` of this shape is added to the result, and may be overwritten. `layer` is the
+        index of the layer on its stage.
         """
 
 
 class MLP(Protocol):
-    """Changes every token by itself."""
+    """Transforms the hidden states of every token independently of other tokens."""
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Returns [n_tokens, hidden], the same on every rank.
+        """Returns [n_tokens, hidden], equal on every rank.
 
-        A `residual` of the same shape is added to the result, and used up.
+        A `residual` of this shape is added to the result, and may be overwritten.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEmbedding:
-    """Embeds tokens as their rows of a table."""
+    """Looks up the embedding of a token: a row of a table."""
 
     table: VocabParallelEmbedding
 
@@ -104,7 +106,7 @@ class TokenEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class PositionedEmbedding:
-    """Adds learned positions to embedded tokens."""
+    """Adds learned position embeddings to the embeddings of tokens."""
 
     tokens: Embedding
     table: Tensor  # [n_positions, hidden]
@@ -117,15 +119,15 @@ class PositionedEmbedding:
 class Attention:
     """This rank's share of grouped-query attention over paged K/V."""
 
-    qkv: ColumnParallelLinear  # to a token's queries, keys and values, one after the other
+    qkv: ColumnParallelLinear  # projects to queries, keys and values, in this order
     output: RowParallelLinear
     n_heads: int
     n_kv_heads: int
     head_dim: int
     form: AttentionForm
-    rotary: int | None  # the kind of angles that turn queries and keys; None: they do not turn
-    head_norms: HeadNorms | None = None  # of queries and keys, before they turn
-    sinks: Tensor | None = None  # [n_heads] float32, scores beside those of keys
+    rotary: int | None  # index of the rotary embedding; None: no rotation
+    head_norms: HeadNorms | None = None  # of queries and keys, before rotation
+    sinks: Tensor | None = None  # [n_heads] float32, additional scores in the softmax
 
     @classmethod
     def read(
@@ -147,8 +149,8 @@ class Attention:
         """Reads `q_proj`, `k_proj`, `v_proj` and the output projection under `prefix`.
 
         `fused_name` is the name of one matrix that holds queries, keys and values, one after the
-        other. `order` is the stored place of each element in a head of queries or keys, as
-        `rope.head_order` returns it. Raises ValueError for norms of heads that do not turn.
+        other. `order` gives, for each element of a head of queries or keys, its stored place, as
+        `rope.head_order` returns it. Raises ValueError for `head_norms` without rotary embedding.
         """
         if head_norms is not None and rotary is None:
             raise ValueError("heads are normalised where they turn, and these do not turn")
@@ -194,7 +196,7 @@ class Attention:
 
     @property
     def heads(self) -> Heads:
-        """The heads of this rank in a row of `qkv`."""
+        """The layout of this rank's heads in a row of the output of `qkv`."""
         return Heads(n_heads=self.n_heads, n_kv_heads=self.n_kv_heads, head_dim=self.head_dim)
 
     def describe(
@@ -206,7 +208,8 @@ class Attention:
         return self.output.describe(to, attended, residual)
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
-        """Stores keys and values, and returns rows that begin with the queries, [n_tokens, any]."""
+        """Stores keys and values; returns rows that begin with the queries, [n_tokens, any
+        width]."""
         if self.rotary is None:
             to.write_kv(qkv, self.heads, layer=layer)
         else:
@@ -215,8 +218,10 @@ class Attention:
 
 
 def _rows_in_order(heads: HeadShare, order: Sequence[int]) -> Tensor:
-    """Returns the stored rows of a rank's queries, keys and values, heads of the first two in
-    `order`."""
+    """Returns the stored row of each output of this rank's queries, keys and values.
+
+    The elements of each head of queries and keys are in `order`; values stay as they are stored.
+    """
     head_dim, n_turned = len(order), len(heads.q) + len(heads.kv)
     starts = torch.arange(n_turned)[:, None] * head_dim
     turned = (starts + torch.tensor(order)).flatten()
@@ -245,7 +250,7 @@ class GatedMLP:
     ) -> Self:
         """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`, of inner size `size`.
 
-        `fused_name` is the name of one matrix that holds the first two, one after the other.
+        `fused_name` is the name of one matrix that holds gate and up, one after the other.
         """
         names = ["gate_proj", "up_proj"] if fused_name is None else [fused_name]
         gate_up = read_gated(
@@ -270,7 +275,7 @@ class GatedMLP:
         return self.down.describe(to, to.gated(self.gate_up, x), residual)
 
     def describe_share(self, to: Program, x: Buffer) -> Buffer:
-        """Returns this rank's summand of the result, [n_tokens, hidden], without the bias."""
+        """Returns what this rank adds to the result, [n_tokens, hidden], without the bias."""
         return to.multiply(self.down.weight, to.gated(self.gate_up, x))
 
 
@@ -292,7 +297,7 @@ class PlainMLP:
 
 @dataclass(frozen=True, slots=True)
 class NoNorm:
-    """Stands where other models have a norm, and changes nothing."""
+    """A norm that changes nothing, for models without a norm at this place."""
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
         return x
@@ -318,7 +323,7 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class PreNormLayer:
-    """Adds attention and an MLP to the residual stream, each computed on its normalised form."""
+    """Adds attention and an MLP to the residual stream. The input of each is normalised first."""
 
     attention_norm: Norm
     attention: Mixer
@@ -333,7 +338,7 @@ class PreNormLayer:
 
 @dataclass(frozen=True, slots=True)
 class NormedHead:
-    """Normalises hidden states, then multiplies them with the row of every token."""
+    """Normalises hidden states, then multiplies them by the matrix of all tokens to get logits."""
 
     norm: Norm
     projection: VocabParallelHead

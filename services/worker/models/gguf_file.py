@@ -1,10 +1,11 @@
-"""The tensors of a GGUF file, dequantised as they are read, or as the blocks that the file has.
+"""The tensors of a GGUF file, read dequantised or as the stored blocks.
 
-The arithmetic is that of the package `gguf`, row by row; `quantised/gguf_matrix.py` reads some of
-the blocks as numbers instead. Converters change two things that are put
-back here: llama.cpp turns neighbouring elements of a head where checkpoints turn halves, for which
-the rows of Llama's queries and keys lie in another order; and Gemma's norms have the one added that
-the model adds.
+Dequantisation is the arithmetic of the package `gguf`, row by row. `quantised/gguf_matrix.py` reads
+some of the blocks as quantised matrices instead. Converters to GGUF change two things, and this
+module reverts both. First, llama.cpp rotates pairs of neighbouring elements of a head where
+checkpoints rotate elements half a head apart. Therefore the rows of Llama's queries and keys lie in
+another order. Second, the weights of Gemma's norms have 1 added in the file, which the model adds
+itself.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from services.common.gguf.header import GgufHeader, TensorPlace
 from services.worker.models.config import ModelConfig
 from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
 
-# Element types that are read, by their numbers.
+# The element types that can be read, by number.
 _TYPES = {
     int(GGMLQuantizationType[name]): GGMLQuantizationType[name]
     for name in (
@@ -34,7 +35,7 @@ _TYPES = {
     )
 }  # fmt: skip
 
-# The names of tensors in the families' words, and in the file's.
+# Names of tensors in families, and in GGUF files.
 _NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -53,7 +54,7 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
-# Gemma has norms behind attention and MLP as well.
+# Gemma also has norms after attention and MLP.
 _GEMMA_NAMES = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -64,7 +65,7 @@ _QUERIES, _KEYS = ".attn_q.", ".attn_k."
 
 
 class GgufFile(TensorFiles):
-    """A GGUF file, open while it is read; memory has only the rows that are asked for."""
+    """An open GGUF file; only the requested rows are read into memory."""
 
     def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
         self._fd: int | None = None
@@ -92,9 +93,9 @@ class GgufFile(TensorFiles):
         return found if found in self._header.tensors else None
 
     def header(self, name: str) -> Header:
-        """Returns what the tensor is as it is read, which is in float32.
+        """Returns the header of the tensor as `read` returns the tensor, in float32.
 
-        Raises CheckpointError for one that is not all there.
+        Raises CheckpointError if the file ends inside the tensor.
         """
         place = self._header.tensors[name]
         row = math.prod(place.shape[1:])
@@ -113,18 +114,18 @@ class GgufFile(TensorFiles):
         return found.view(len(spans[0]), *place.shape[1:])[:, *index]
 
     def is_in_blocks(self, name: str) -> bool:
-        """Whether a tensor is a matrix of whole blocks that share scales."""
+        """Whether a tensor is a matrix whose rows divide into whole quantised blocks."""
         place = self._header.tensors[name]
         if len(place.shape) != 2 or place.type not in _TYPES or not _has_whole_blocks(place):
             return False
         return GGML_QUANT_SIZES[_TYPES[place.type]][0] > 1
 
     def block_type(self, name: str) -> str:
-        """Returns the name of a tensor's type."""
+        """Returns the name of a tensor's GGUF type."""
         return _name_of(self._header.tensors[name].type)
 
     def read_blocks(self, name: str, rows: range) -> Tensor:
-        """Returns rows of a matrix in blocks, as they are stored, [n_rows, bytes of a row]."""
+        """Returns rows of a matrix as stored blocks, [n_rows, bytes of a row]."""
         place = self._header.tensors[name]
         return self._rows_in_order(name, place, rows, self._stored_rows)
 
@@ -140,7 +141,8 @@ class GgufFile(TensorFiles):
         rows: range,
         read: Callable[[str, TensorPlace, range], Tensor],
     ) -> Tensor:
-        """Returns rows in the order that checkpoints have, [n_rows, n]; `read` has the file's."""
+        """Returns rows in the order of a checkpoint's rows, [n_rows, n]; `read` returns rows of the
+        file."""
         n_heads = next((n for part, n in self._heads.items() if part in name), 0)
         if not n_heads:
             return read(name, place, rows)
@@ -153,7 +155,7 @@ class GgufFile(TensorFiles):
         return halves[skipped : skipped + len(rows)]
 
     def _rows(self, name: str, place: TensorPlace, rows: range) -> Tensor:
-        """Returns rows in the order of the file, [n_rows, n_columns]."""
+        """Returns dequantised rows in the order of the file, [n_rows, n_columns]."""
         n_columns = math.prod(place.shape[1:])
         if not rows:
             return torch.empty(0, n_columns)
@@ -162,7 +164,7 @@ class GgufFile(TensorFiles):
         return torch.from_numpy(values.reshape(len(rows), n_columns))
 
     def _stored_rows(self, name: str, place: TensorPlace, rows: range) -> Tensor:
-        """Returns rows as they are in the file, [n_rows, bytes of a row]."""
+        """Returns the stored bytes of rows in the order of the file, [n_rows, bytes of a row]."""
         row_bytes = _row_bytes(place)
         if not rows:
             return torch.empty(0, row_bytes, dtype=torch.uint8)
@@ -176,7 +178,7 @@ class GgufFile(TensorFiles):
 
 
 def _has_whole_blocks(place: TensorPlace) -> bool:
-    """Whether each row has whole blocks, which share scales."""
+    """Whether each row divides into whole blocks (elements that share scales)."""
     return math.prod(place.shape[1:]) % GGML_QUANT_SIZES[_TYPES[place.type]][0] == 0
 
 

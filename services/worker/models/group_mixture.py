@@ -1,7 +1,8 @@
-"""A mixture of experts in groups, as DeepSeek's: a token chooses groups, then experts within them.
+"""A mixture of experts in groups, as in DeepSeek: a token chooses groups, then experts in these
+groups.
 
-All choices are made in float32, and weights are the scores of the chosen experts, times a factor.
-Beside these experts is an MLP that every token goes through, the shared experts.
+All choices are computed in float32. The weight of a chosen expert is its score times a factor. In
+addition every token passes through one more MLP, the shared experts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from services.worker.models.decoder_layers import GatedMLP
 
 @dataclass(frozen=True, slots=True)
 class GroupRouter:
-    """Chooses the experts of a token, in the groups that it chooses first."""
+    """Chooses groups for each token, then experts in the chosen groups."""
 
     weight: LinearWeight  # [n_experts, hidden], float32
     form: RoutingForm
@@ -29,7 +30,7 @@ class GroupRouter:
 
 @dataclass(frozen=True, slots=True)
 class GroupMixture:
-    """The weighted sum of the experts that a router chooses, and an MLP beside them."""
+    """The weighted sum of the chosen experts, plus the MLP of the shared experts."""
 
     router: GroupRouter
     experts: ExpertMatrices  # this rank's share

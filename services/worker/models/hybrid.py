@@ -1,7 +1,7 @@
-"""The mixers of hybrid models: most layers keep a state for each request, others attend to keys.
+"""The mixers of hybrid models: most layers keep a state for each request, the others use attention.
 
-Layers with a state are `GatedDeltaNet` (`Ops.delta_net`); the others are `GatedAttention`, which
-multiplies its output by gates. The storage of a layer holds its states, or its keys and values.
+Layers with a state are `GatedDeltaNet` (`Ops.delta_net`). The others are `GatedAttention`, whose
+output is multiplied by gates. The storage of a layer holds states, or keys and values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from services.worker.models.weights import Part, Shard, TensorSource
 class DeltaNetShape:
     """The heads of a Gated DeltaNet layer, on all ranks together.
 
-    Consecutive value heads share a key head. Ranks share the key heads, each with its value heads.
+    Consecutive value heads share a key head. Key heads are divided among the ranks; a value head is
+    on the rank of its key head.
     """
 
     n_key_heads: int
@@ -65,20 +66,21 @@ class DeltaNetShape:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNetShare:
-    """One rank's part of a layer: key heads, and the value heads that share them."""
+    """One rank's part of a Gated DeltaNet layer: key heads, and the value heads that share them."""
 
     shape: DeltaNetShape
     key_heads: range
 
     @classmethod
     def of(cls, shape: DeltaNetShape, source: TensorSource) -> Self:
-        """Returns a rank's part; raises UnsupportedModel if the heads cannot be divided equally."""
+        """Returns a rank's part; raises UnsupportedModel if the ranks cannot have equally many
+        heads."""
         n_heads, what = shape.n_key_heads, "linear_num_key_heads"
         return cls(shape, even_share(n_heads, source.tp_rank, source.tp_size, what=what))
 
     def scaled(self, size: int, first: int = 0) -> range:
-        """Returns the range of this rank's elements in a tensor that holds `size` elements per key
-        head and begins at `first`."""
+        """Returns the range of this rank's elements in a tensor with `size` elements for each key
+        head, the first of which is at `first`."""
         return range(first + self.key_heads.start * size, first + self.key_heads.stop * size)
 
     @property
@@ -92,8 +94,8 @@ class DeltaNetShare:
 
     @property
     def channels(self) -> tuple[range, range, range]:
-        """The ranges of this rank's queries, keys and values in a row of all queries, keys and
-        values."""
+        """The ranges of this rank's queries, keys and values in a row with the queries, keys and
+        values of all ranks."""
         n_keys, key_dim = self.shape.n_keys, self.shape.key_dim
         values = self.scaled(self.shape.group_size * self.shape.value_dim, 2 * n_keys)
         return self.scaled(key_dim), self.scaled(key_dim, n_keys), values
@@ -103,7 +105,7 @@ class DeltaNetShare:
 class GatedDeltaNet:
     """This rank's share of a Gated DeltaNet layer (Yang et al., 2025)."""
 
-    inputs: ColumnParallelLinear  # to a token's queries, keys, values, z, b and a
+    inputs: ColumnParallelLinear  # projects to a token's queries, keys, values, z, b and a
     output: RowParallelLinear
     form: DeltaNetForm
 
@@ -118,8 +120,8 @@ class GatedDeltaNet:
         hidden_size: int,
         eps: float,
     ) -> Self:
-        """Reads the tensors under `prefix`, except the projection `inputs`, which each family
-        stores in its own way."""
+        """Reads the tensors under `prefix`. The projection `inputs` is given, since each family
+        stores it differently."""
         shape, name = share.shape, f"{prefix}.conv1d.weight"
         stored = (shape.n_channels, 1, shape.kernel_size)
         conv = source.joined([Part(name, stored, Shard(0, span)) for span in share.channels])
@@ -159,10 +161,12 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """This rank's share of attention whose outputs are multiplied by the sigmoid of gates, which
-    are projected beside the queries."""
+    """This rank's share of attention whose outputs are multiplied by the sigmoid of gates.
 
-    inputs: ColumnParallelLinear  # to a token's queries, keys, values and gates
+    The projection of queries also computes the gates.
+    """
+
+    inputs: ColumnParallelLinear  # projects to a token's queries, keys, values and gates
     output: RowParallelLinear
     n_heads: int
     head_dim: int
@@ -180,9 +184,12 @@ class GatedAttention:
         has_bias: bool,
         head_norms: HeadNorms,
     ) -> Self:
-        """Reads `q_proj`, which has the gates of each head behind its queries, `k_proj`, `v_proj`
-        and `o_proj` under `prefix`. `order` is the stored place of each element of a head of
-        queries or keys, as `rope.head_order` has it."""
+        """Reads `q_proj`, `k_proj`, `v_proj` and `o_proj` under `prefix`.
+
+        The rows of `q_proj` are, for each head, the queries and then the gates. `order` gives, for
+        each element of a head of queries or keys, its stored place, as `rope.head_order` returns
+        it.
+        """
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         head_dim, hidden_size = config.head_dim, config.hidden_size
         q, kv = heads.q_elements(config), heads.kv_elements(config)
@@ -223,8 +230,11 @@ class GatedAttention:
 
 
 def _gates_last(n_heads: int, n_kv_heads: int, order: Tensor) -> Tensor:
-    """Returns the stored rows of a rank's queries, keys, values and gates, heads of the first two
-    in `order`; the gates of each head are stored behind its queries."""
+    """Returns the stored row of each output of this rank's queries, keys, values and gates.
+
+    The elements of each head of queries and keys are in `order`. In the file the gates of each head
+    follow the queries of the head.
+    """
     head_dim = len(order)
     queries = 2 * head_dim * torch.arange(n_heads)[:, None]
     first_key = 2 * head_dim * n_heads

@@ -1,14 +1,16 @@
 """The K/V groups of a model: layers whose keys and values are kept for the same tokens.
 
-A layer with a window never reads what lies behind it, so its blocks can be used again while those
-of other layers live on. A block belongs to one group, and has a place for each of its layers on a
-stage. Groups are about as large as the smallest kind of layers, so that a block of each takes as
-many bytes: all of them come out of one memory, and no part of it is set aside for a group.
+A layer with a window never reads tokens before the window. The blocks of such tokens can be reused
+while other layers still need their own blocks. A block belongs to one group, and has a place for
+each layer of the group on a stage. Each group has about as many layers as the rarest kind of layer,
+so that a block has about the same number of bytes in every group. All blocks come from one memory,
+of which no part is reserved for a group.
 
     gpt-oss 20B   12 layers with a window, 12 without     2 groups of 12
     Gemma 3 27B   52 layers with a window, 10 without     1 group of 10, and 6 of 8 or 9
 
-Each kind's layers go to its groups in turn, so that every stage has about as many of each.
+The layers of a kind are dealt to its groups in rotation, so that every stage has about equally many
+layers of each group.
 """
 
 from __future__ import annotations
@@ -20,22 +22,27 @@ from dataclasses import dataclass
 from services.worker.models.config import ModelConfig
 
 _MAX_GROUPS = 8
-"""Groups of about the size of the smallest kind are no more than these: each has block tables."""
+"""Approximate limit for the number of groups, since each group needs block tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVGroups:
-    """The groups of a model, and the one of each layer."""
+    """The K/V groups of a model, and the group of each layer."""
 
     windows: tuple[int | None, ...]
-    """Tokens that queries of a group see, as its blocks are kept; None, for all, comes first."""
+    """The window of each group, in tokens, for which blocks are kept. None (all tokens) comes
+    first."""
     of_layers: tuple[int, ...]
     """The group of each layer of the model."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> KVGroups:
-        """Returns the groups of a model. There is one if all layers that store anything have the
-        same window, or if what they store differs, so that blocks of groups would differ."""
+        """Returns the groups of a model.
+
+        There is one group if all layers that store keys and values have equal windows. There is
+        also one group if the sizes of the keys and values differ between layers, since blocks of
+        different groups would then differ in size.
+        """
         sizes = {kv for kv in config.layer_kv if kv.n_heads}
         kinds = Counter(
             window for window, kv in zip(_kept(config), config.layer_kv, strict=True) if kv.n_heads
@@ -43,7 +50,7 @@ class KVGroups:
         if len(kinds) < 2 or len(sizes) > 1:
             window = next(iter(kinds)) if len(kinds) == 1 else None
             return cls((window,), (0,) * config.n_layers)
-        n_layers = max(min(kinds.values()), -(-kinds.total() // _MAX_GROUPS))  # of a group
+        n_layers = max(min(kinds.values()), -(-kinds.total() // _MAX_GROUPS))  # layers of a group
         first: dict[int | None, int] = {}
         windows: list[int | None] = []
         for window in sorted(kinds, key=lambda window: window or 0):
@@ -56,13 +63,15 @@ class KVGroups:
             if kv.n_heads:
                 groups.append(first[window] + n_before[window] % windows.count(window))
                 n_before[window] += 1
-            else:  # it is in no block; its queries may go to what an earlier layer stores
+            else:  # stores nothing, and may attend to the keys of an earlier layer
                 groups.append(groups[source] if source < i else 0)
         return cls(tuple(windows), tuple(groups))
 
     def windows_on(self, layers: range, config: ModelConfig) -> Sequence[Sequence[int | None]]:
-        """Returns the different windows of a stage's layers in each group; that of the group itself
-        where the stage has none of its layers."""
+        """Returns the distinct windows of a stage's layers in each group.
+
+        For a group that has no layer on the stage, the result is the window of the group.
+        """
         on_stage: list[dict[int | None, None]] = [{} for _ in self.windows]
         for i in layers:
             on_stage[self.of_layers[i]][config.layer_windows[i]] = None
@@ -72,7 +81,7 @@ class KVGroups:
 
 
 def _kept(config: ModelConfig) -> list[int | None]:
-    """Returns the window of each layer; None if it is no shorter than the longest sequence."""
+    """Returns the window of each layer; None if it is at least as long as the longest sequence."""
     longest = config.max_position_embeddings
     return [
         None if window is None or window >= longest else window for window in config.layer_windows

@@ -1,14 +1,15 @@
 """Multi-head latent attention: a token is stored as one latent for all heads (DeepSeek-AI, 2024).
 
-The keys and values of all heads are products of a latent, a short vector of the token's own.
-Beside it stands a part of the key that turns with the position and is the same for all heads. These
-two are what is stored, once, and every rank has a copy.
+A latent is a short vector, computed for each token. The keys and values of all heads are products
+of the latent and matrices. In addition, a part of the key is rotated with the position and is equal
+in all heads. The latent and this rotated part are stored once for all heads, and every rank stores
+a copy.
 
-Heads are not expanded from it: a score is `q . (K latent)`, which is `(K' q) . latent`, and a
-weighted sum of values `V latent` is `V` times the weighted sum of latents. So queries are
-multiplied by their head's K, attend over latents as if all heads shared one K/V head, and what they
-get is multiplied by V. Keys are the latent and what turns; values are the latent, the first
-elements of the keys.
+Keys and values of heads are never computed. A score is `q . (K latent)`, which equals `(K' q) .
+latent`. A weighted sum of values `V latent` equals `V` times the weighted sum of latents. So
+queries are multiplied by the K of their head. They attend over latents as if all heads shared one
+K/V head, and the result is multiplied by V. The keys of this attention are the latent followed by
+the rotated part; the values are the latent, which is the first elements of the keys.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import Shard, TensorSource
 
-_LATENT_NORM_EPS = 1e-6  # of the norms of latents, whatever rms_norm_eps is
+_LATENT_NORM_EPS = 1e-6  # of the norms of latents; rms_norm_eps is not used
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentConfig(RotaryConfig):
-    """The fields of decoders with latent attention; `head_dim` is the part of a head that turns."""
+    """The fields of decoders with latent attention; `head_dim` is the size of the rotated part of a
+    head."""
 
     read_keys = RotaryConfig.read_keys | {
         "q_lora_rank", "qk_head_dim", "qk_nope_head_dim", "qk_rope_head_dim",
@@ -48,17 +50,17 @@ class LatentConfig(RotaryConfig):
     default_still_dim: ClassVar[int] = 128
     default_turned_dim: ClassVar[int] = 64
 
-    query_rank: PositiveInt | None  # elements of the latent that queries are made of; None: of none
+    query_rank: PositiveInt | None  # size of the query latent; None: no latent
     latent_dim: PositiveInt = field(default=512, metadata={"alias": "kv_lora_rank"})
-    still_dim: PositiveInt  # elements of a head's query that do not turn
+    still_dim: PositiveInt  # size of the part of a head's query that is not rotated
     value_dim: PositiveInt = field(default=128, metadata={"alias": "v_head_dim"})
-    attention_bias: bool = False  # of what makes latents, and of the output
-    # Whether the two elements of a pair that turns are stored side by side, and not halves apart.
+    attention_bias: bool = False  # of the projections to latents, and of the output
+    # Whether files store the two elements of a rotated pair side by side, not half a head apart.
     has_pairs: bool = field(default=True, metadata={"alias": "rope_interleave"})
 
     @property
     def query_dim(self) -> int:
-        """The size of a head's query: what does not turn, then what turns."""
+        """The size of a head's query: the part that is not rotated, then the rotated part."""
         return self.still_dim + self.head_dim
 
     @property
@@ -67,7 +69,7 @@ class LatentConfig(RotaryConfig):
 
     @property
     def score_scale(self) -> float:
-        """The factor of scores, which grows where "yarn" has stretched the context."""
+        """The factor of attention scores, which is larger if "yarn" has stretched the context."""
         scale = float(self.query_dim**-0.5)
         if self.rope.factor is not None and self.rope.mscale_all_dim:
             scale *= yarn_scale(self.rope.factor, self.rope.mscale_all_dim) ** 2
@@ -77,7 +79,7 @@ class LatentConfig(RotaryConfig):
     def read(cls, config: JsonObject) -> dict[str, Any]:
         turned_dim = config.get("qk_rope_head_dim") or cls.default_turned_dim
         still_dim = config.get("qk_nope_head_dim") or cls.default_still_dim
-        # Programs repeat sizes that follow from others.
+        # Files repeat sizes that follow from other keys.
         said = {
             "num_key_value_heads": config.get("num_attention_heads"),
             "head_dim": turned_dim,
@@ -98,7 +100,7 @@ class LatentConfig(RotaryConfig):
 
 @dataclass(frozen=True, slots=True)
 class QueryLatent:
-    """Makes the latent of which all heads' queries are made, the same on every rank."""
+    """Computes the latent from which the queries of all heads are made, equal on every rank."""
 
     down: ColumnParallelLinear
     norm: Norm
@@ -113,10 +115,12 @@ class LatentAttention:
     """This rank's heads of multi-head latent attention."""
 
     query_latent: QueryLatent | None
-    queries: ColumnParallelLinear  # of a head one after the other: what is still, what turns
-    latent: ColumnParallelLinear  # whole on every rank: the latent, and of the keys what turns
+    queries: (
+        ColumnParallelLinear  # for each head: the part that is not rotated, then the rotated part
+    )
+    latent: ColumnParallelLinear  # whole on every rank: the latent, then the rotated part of keys
     latent_norm: RMSNorm
-    to_latents: HeadProducts  # from what is still of queries
+    to_latents: HeadProducts  # from the part of queries that is not rotated
     to_values: HeadProducts
     output: RowParallelLinear
     n_heads: int
@@ -171,8 +175,8 @@ class LatentAttention:
         return self.output.describe(to, values, residual)
 
     def _describe_stored(self, to: Program, x: Buffer, layer: int) -> Buffer:
-        """Stores each token's normalised latent and the part of its key that turns; returns what is
-        stored, [n_tokens, latent_dim + turned]."""
+        """Stores each token's normalised latent and the rotated part of its key. Returns the stored
+        rows, [n_tokens, latent_dim + head_dim]."""
         made = self.latent.describe(to, x)
         self.latent_norm.describe_parts(to, made, 0, 1)
         to.turn_heads(made, made, n_heads=1, rotary=0, size=made.width - self.latent_dim)
@@ -180,7 +184,7 @@ class LatentAttention:
         return made
 
     def _describe_queries(self, to: Program, x: Buffer, key_dim: int) -> Buffer:
-        """Returns queries of latents, of `key_dim` elements for each head."""
+        """Returns the queries that attend over latents, `key_dim` elements for each head."""
         if self.query_latent is not None:
             x = self.query_latent.describe(to, x)
         q, of_latents = self.queries.describe(to, x), to.buffer(self.n_heads * key_dim)
@@ -191,7 +195,7 @@ class LatentAttention:
 
 
 class LatentStage(RotaryStage):
-    """One stage of a decoder with latent attention; families say how they read MLPs."""
+    """One stage of a decoder with latent attention; families override how MLPs are read."""
 
     config: LatentConfig
 
@@ -219,7 +223,8 @@ def _read_query_latent(
 def _read_queries(
     source: TensorSource, prefix: str, config: LatentConfig, heads: range
 ) -> ColumnParallelLinear:
-    """Reads what makes the queries of `heads`, of their latent or of hidden states."""
+    """Reads the projection to the queries of `heads`, from the query latent or from hidden
+    states."""
     name = "q_proj" if config.query_rank is None else "q_b_proj"
     size = config.query_dim
     return ColumnParallelLinear.read(
@@ -241,7 +246,7 @@ def _read_whole(
     n_out: int,
     order: Tensor | None = None,
 ) -> ColumnParallelLinear:
-    """Reads a projection of hidden states that every rank has whole."""
+    """Reads a projection of hidden states that is not divided among ranks."""
     return ColumnParallelLinear.read(
         source,
         [name],
@@ -260,10 +265,10 @@ def _read_norm(source: TensorSource, name: str, size: int) -> RMSNorm:
 def _read_head_matrices(
     source: TensorSource, name: str, config: LatentConfig, heads: range
 ) -> tuple[Tensor, Tensor]:
-    """Reads what makes keys and values of latents, in the two forms in which it is multiplied with.
+    """Reads the matrices that turn latents into keys and values, as attention multiplies by them.
 
-    Returns [n_heads, latent_dim, still_dim], from queries to latents, and
-    [n_heads, value_dim, latent_dim], from latents to values.
+    Returns [n_heads, latent_dim, still_dim], from queries to latents, and [n_heads, value_dim,
+    latent_dim], from latents to values.
     """
     size = config.still_dim + config.value_dim
     rows = range(heads.start * size, heads.stop * size)
@@ -274,10 +279,10 @@ def _read_head_matrices(
 
 
 def _turned_order(config: LatentConfig, *, n_before: int, n_heads: int) -> Tensor | None:
-    """Returns the stored place of each element of `n_heads` heads, so that the pairs that turn are
-    half of the turning elements apart; None if they are stored so.
+    """Returns the stored place of each element of `n_heads` heads, so that the two elements of a
+    rotated pair are half of the rotated part apart; None if the file already stores them so.
 
-    The first `n_before` elements of a head do not turn and stay where they are.
+    The first `n_before` elements of a head are not rotated and stay in place.
     """
     if not config.has_pairs:
         return None

@@ -1,4 +1,4 @@
-"""Layers, embeddings and heads of other forms than Llama's: norms after, multipliers, caps."""
+"""Layers, embeddings and heads that differ from Llama's: norms after a block, multipliers, caps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class ScaledEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class SandwichLayer:
-    """Adds attention and an MLP to the residual stream, each between two norms."""
+    """Adds attention and an MLP to the residual stream, each with a norm before and a norm
+    after."""
 
     attention_norm: Norm
     attention: Attention
@@ -41,7 +42,7 @@ class SandwichLayer:
 
 @dataclass(frozen=True, slots=True)
 class PostNormLayer:
-    """Adds attention and an MLP to the residual stream, each normalised after it is computed."""
+    """Adds attention and an MLP to the residual stream, and normalises the output of each first."""
 
     attention: Attention
     attended_norm: Norm
@@ -56,7 +57,8 @@ class PostNormLayer:
 
 @dataclass(frozen=True, slots=True)
 class ScaledLayer:
-    """Adds attention and an MLP to the residual stream, each behind a norm and times a factor."""
+    """Adds attention and an MLP to the residual stream, each with a norm before and a factor
+    after."""
 
     attention_norm: Norm
     attention: Attention
@@ -73,7 +75,7 @@ class ScaledLayer:
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayer:
-    """Adds attention and an MLP to the residual stream, both computed on one normalised form."""
+    """Adds attention and an MLP to the residual stream, both computed from one normalised input."""
 
     norm: Norm
     attention: Attention
@@ -97,7 +99,7 @@ class ScaledHead:
 
 @dataclass(frozen=True, slots=True)
 class CappedHead:
-    """Computes logits that stay within a cap, in float32."""
+    """Computes logits, limited to a cap by a soft function, in float32."""
 
     head: Head
     cap: float

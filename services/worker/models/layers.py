@@ -1,12 +1,12 @@
 """Linear layers, embeddings, heads and norms that model families share.
 
-Each is an object that holds tensors of a checkpoint and describes what is computed with them: its
-`describe` adds steps to a `kernels.program.Program`. A layer with a fused weight (query, key and
-value; gate and up) reads the parts of the weight into one tensor, each part divided among the ranks
-on its own.
+Each layer is an object that holds tensors of a checkpoint. Its method `describe` adds the
+computation with these tensors as steps to a `kernels.program.Program`. A layer with a fused weight
+(query, key and value; gate and up) reads the parts of the weight into one tensor, and each part is
+divided among the ranks separately.
 
-A layer that is divided among ranks (`tensor_parallel` says how) holds this rank's share, and its
-steps say where the ranks meet; other layers are the same on every rank.
+A layer that is divided among ranks (see `tensor_parallel.py`) holds this rank's share, and its
+steps contain the collectives. Other layers are equal on every rank.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class ColumnParallelLinear:
-    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is the same on every rank."""
+    """This rank's share of the outputs of `x @ weight.T + bias`; `x` is equal on every rank."""
 
     weight: LinearWeight  # [n_out of this rank, n_in]
     bias: Tensor | None  # [n_out of this rank]
@@ -45,11 +45,11 @@ class ColumnParallelLinear:
         is_transposed: bool = False,
         order: Tensor | None = None,
     ) -> Self:
-        """Reads the projections `names`, of `n_out` outputs each, as one.
+        """Reads the projections `names`, of `n_out` outputs each, as one projection.
 
         `shares` are this rank's outputs of each projection, by default an even part. A name may
         occur several times with different shares, so that one stored matrix is read as several
-        projections. With `is_transposed`, matrices are stored as [n_in, n_out]. `order` has, for
+        projections. With `is_transposed`, matrices are stored as [n_in, n_out]. `order` gives, for
         each output, its place among the outputs that are read, [n_out of this rank].
         """
         if shares is None:
@@ -66,7 +66,7 @@ class ColumnParallelLinear:
         return cls(weight, source.joined(biases, order) if has_bias else None)
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns [n_tokens, n_out of this rank]."""
+        """Returns the outputs of this rank, [n_tokens, n_out of this rank]."""
         return to.multiply(self.weight, x, self.bias)
 
 
@@ -79,11 +79,12 @@ def read_gated(
     gate: Gate,
     has_bias: bool,
 ) -> GatedMatrix:
-    """Reads the projections `names`, to gates and to the numbers that are gated, of `size` outputs
+    """Reads the projections to gates and to the values that the gates multiply, `size` outputs
     each.
 
-    A single name is the name of a matrix that holds both, one after the other. Returns this rank's
-    share of both; projections with biases are multiplied and gated in two operations.
+    `names` are the two projections, or a single matrix that holds both, one after the other.
+    Returns this rank's share of both. Projections with biases are multiplied and gated in two
+    operations.
     """
     firsts, n_stored = ((0, size), 2 * size) if len(names) == 1 else ((0, 0), size)
     names = [names[0], names[-1]]
@@ -105,10 +106,10 @@ def read_gated(
 
 @dataclass(frozen=True, slots=True)
 class RowParallelLinear:
-    """`x @ weight.T + bias`, summed over the ranks, each of which has its share of the columns of
-    `x`.
+    """`x @ weight.T + bias`, where each rank has a share of the columns of `x`.
 
-    Rank 0 alone has the `bias`, so that the sum includes the bias once.
+    The products of the ranks are summed. Rank 0 alone has the `bias`, so that the sum includes the
+    bias once.
     """
 
     weight: LinearWeight  # [n_out, n_in of this rank]
@@ -126,7 +127,8 @@ class RowParallelLinear:
         share: range | None = None,
         is_transposed: bool = False,
     ) -> Self:
-        """Reads the projection `name`; `share` are this rank's inputs, by default an even part."""
+        """Reads the projection `name`; `share` is the range of this rank's inputs, by default an
+        even part."""
         if share is None:
             share = even_share(n_in, source.tp_rank, source.tp_size, what=f"inputs of {name}")
         shape, dim = ((n_in, n_out), 0) if is_transposed else ((n_out, n_in), 1)
@@ -135,9 +137,9 @@ class RowParallelLinear:
         return cls(weight, source.tensor(f"{name}.bias", n_out) if has_bias else None)
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
-        """Returns [n_tokens, n_out], the same on every rank.
+        """Returns [n_tokens, n_out], equal on every rank.
 
-        A `residual` of that shape, the same on every rank, is added and used up.
+        A `residual` of this shape, equal on every rank, is added and may be overwritten.
         """
         if to.tp_size == 1:
             return to.multiply(self.weight, x, self.bias, residual)
@@ -147,10 +149,10 @@ class RowParallelLinear:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelEmbedding:
-    """This rank's rows of a table of tokens."""
+    """This rank's rows of an embedding table, which has a row for each token."""
 
     table: TableWeight  # [n_tokens of this rank, hidden]
-    share: range  # which tokens these are
+    share: range  # the tokens of these rows
     vocab_size: int
 
     @classmethod
@@ -163,7 +165,8 @@ class VocabParallelEmbedding:
         hidden_size: int,
         is_tied: bool = False,
     ) -> Self:
-        """Reads this rank's rows of the table `name`; `is_tied` says that a head uses it too."""
+        """Reads this rank's rows of the table `name`; `is_tied` says that the head uses the table
+        too."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
         table = source.table(part) if is_tied else source.rows(part)
@@ -172,8 +175,8 @@ class VocabParallelEmbedding:
     def describe(self, to: Program, *, is_open: bool = False) -> Buffer:
         """Returns the rows of the batch's tokens, [n_tokens, hidden].
 
-        If the table `is_open`, tokens beyond its end have the row of token 0; otherwise there are
-        none.
+        With `is_open`, the batch may have tokens beyond the end of the table, which get the row of
+        token 0.
         """
         if to.tp_size > 1 or is_open:
             share = to.embed_share(self.table, self.share, self.vocab_size, is_open=is_open)
@@ -185,15 +188,16 @@ class VocabParallelEmbedding:
 
 @dataclass(frozen=True, slots=True)
 class VocabParallelHead:
-    """Computes the scores of all tokens, each on the rank that has the token's row."""
+    """Computes the logits of all tokens; each rank computes the logits of its own tokens."""
 
     weight: LinearWeight  # [n_tokens of this rank, hidden]
-    share: range  # which tokens these are
+    share: range  # the tokens of these rows
     vocab_size: int
 
     @classmethod
     def read(cls, source: TensorSource, name: str, *, vocab_size: int, hidden_size: int) -> Self:
-        """Reads this rank's rows of the matrix `name`, for a head that has one of its own."""
+        """Reads this rank's rows of the matrix `name`, for a head that does not use the table in
+        memory."""
         share = vocab_share(vocab_size, source.tp_rank, source.tp_size)
         part = Part(name, (vocab_size, hidden_size), Shard(0, share))
         return cls(source.head(part), share, vocab_size)
@@ -204,7 +208,7 @@ class VocabParallelHead:
         return cls(embedding.table, embedding.share, embedding.vocab_size)
 
     def describe(self, to: Program, hidden: Buffer) -> Buffer:
-        """Returns logits [n, vocab_size], the same on every rank."""
+        """Returns logits [n, vocab_size], equal on every rank."""
         return to.all_gather(to.multiply(self.weight, hidden), self.vocab_size)
 
 
@@ -220,6 +224,6 @@ class RMSNorm:
         return to.rms_norm(x, self.weight, self.eps)
 
     def describe_parts(self, to: Program, x: Buffer, first: int, n: int) -> None:
-        """Normalises `n` parts of each row of `x` side by side, from the element `first` on, in
-        place."""
+        """Normalises in place `n` adjacent parts of each row of `x`, from the element `first`
+        on."""
         to.rms_norm_parts(x, first, self.weight, self.eps, n=n)

@@ -1,8 +1,9 @@
-"""A mixture of experts in place of an MLP: every token goes through the few that it chooses.
+"""A mixture of experts in place of an MLP: every token passes through the few experts that it
+chooses.
 
-Ranks that share a layer divide the inner size of each expert and not the experts. So all ranks have
-the same work, whatever experts are chosen, and one sum over the ranks ends the layer, as after any
-other MLP. All ranks choose the same experts without a message, because all have the same hidden
+Ranks that share a layer divide the inner size of each expert, not the list of experts. So all ranks
+have equal work, whichever experts are chosen, and one sum over the ranks ends the layer, as after
+any other MLP. All ranks choose equal experts without communication, because all have equal hidden
 states.
 """
 
@@ -24,37 +25,38 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A gated MLP of every token, whose result is multiplied by the sigmoid of another gate."""
+    """A gated MLP of every token, whose result is multiplied by the sigmoid of a second gate."""
 
     mlp: GatedMLP  # this rank's share
     gate: LinearWeight  # [1, hidden]
 
     @classmethod
     def read(cls, source: TensorSource, prefix: str, mlp: GatedMLP, *, hidden_size: int) -> Self:
-        """Reads the gate `shared_expert_gate` under `prefix`, of the shared expert `mlp`."""
+        """Reads the gate `shared_expert_gate` under `prefix`; `mlp` is the shared expert."""
         gate = source.tensor(f"{prefix}.shared_expert_gate.weight", 1, hidden_size)
         return cls(mlp, pack(gate))
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns this rank's summand of the result, [n_tokens, hidden]."""
+        """Returns what this rank adds to the result, [n_tokens, hidden]."""
         changed = self.mlp.describe_share(to, x)
         return to.sigmoid_and_mul(to.multiply(self.gate, x), changed)
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertMixture:
-    """The weighted sum of the gated MLPs that a linear router scores highest for a token."""
+    """The weighted sum of the experts (gated MLPs) that a linear router scores highest for a
+    token."""
 
     router: LinearWeight  # [n_experts, hidden]
     experts: ExpertMatrices  # this rank's share
     n_chosen: int
     normalises: bool  # whether the weights of the chosen experts add up to one
-    shared: SharedExpert | None = None  # beside those chosen
+    shared: SharedExpert | None = None  # for every token, besides the chosen experts
     router_bias: Tensor | None = None  # [n_experts]
 
     def describe(self, to: Program, x: Buffer, residual: Buffer | None = None) -> Buffer:
         """Implements `MLP.describe`."""
-        # As in transformers: scores in the model's element type, everything after in float32.
+        # As in transformers: scores are in the model's element type, later steps in float32.
         scores = to.multiply(self.router, x, self.router_bias)
         experts, weights = to.route(scores, self.n_chosen, normalises=self.normalises)
         out = to.run_experts(self.experts, x, experts, weights)
@@ -68,7 +70,7 @@ def read_experts(
     source: TensorSource,
     prefix: str,
     *,
-    names: tuple[str, str, str],  # of gate, up and down
+    names: tuple[str, str, str],  # names of gate, up and down
     hidden_size: int,
     size: int,
     n_experts: int,
@@ -93,7 +95,7 @@ def read_expert_mlps(
     source: TensorSource,
     prefix: str,
     *,
-    names: tuple[str, str, str],  # of gate, up and down
+    names: tuple[str, str, str],  # names of gate, up and down
     hidden_size: int,
     size: int,
     n_experts: int,

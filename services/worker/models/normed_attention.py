@@ -1,8 +1,8 @@
-"""Attention whose queries, keys and values are normalised head by head, in Gemma 3n and 4.
+"""Attention of Gemma 3n and 4, whose queries, keys and values are normalised head by head.
 
-There are three kinds of layers. One projects queries, keys and values. One projects queries and
-keys, and its keys are also its values. One projects queries alone, which attend to the keys and
-values that an earlier layer of the same stage has stored.
+There are three kinds of layers. The first kind projects queries, keys and values. The second kind
+projects queries and keys, and the keys are also the values. The third kind projects queries alone,
+which attend to the keys and values that an earlier layer of the same stage has stored.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class KVNorms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormedAttention(Attention):
-    """This rank's share of the attention; without `kv_norms` it attends to the keys and values of
-    another layer."""
+    """This rank's share of the attention of a layer. Without `kv_norms` the layer attends to the
+    keys and values of an earlier layer."""
 
     rotary: int
     q_norm: RMSNorm
@@ -54,9 +54,9 @@ class NormedAttention(Attention):
         q_norm: RMSNorm,
         kv_norms: KVNorms | None,
     ) -> Self:
-        """Reads the projections of `projected` and the output projection under `prefix`.
+        """Reads the projections named by `projected`, and the output projection, under `prefix`.
 
-        `config` says the heads of this layer.
+        The number and size of the heads in `config` must be correct for this layer.
         """
         heads = HeadShare.of(config, source.tp_rank, source.tp_size)
         q, k_or_v = heads.q_elements(config), heads.kv_elements(config)
@@ -105,7 +105,8 @@ class NormedAttention(Attention):
         return qkv
 
     def _with_values(self, to: Program, qkv: Buffer) -> Buffer:
-        """Returns queries, keys and values; if no values are projected, the keys are the values."""
+        """Returns queries, keys and values; if no values are projected, the keys are used as
+        values."""
         n_keys = self.n_kv_heads * self.head_dim
         first_key = self.n_heads * self.head_dim
         if qkv.width > first_key + n_keys:
@@ -119,8 +120,9 @@ class NormedAttention(Attention):
 def sources_of(windows: Sequence[int | None], n_shared: int) -> Sequence[int]:
     """Returns, for each layer, the layer whose keys and values it attends to.
 
-    Each of the last `n_shared` layers attends to the last earlier layer of its kind, which has a
-    window or has none. Raises ValueError if there is no such layer.
+    Each of the last `n_shared` layers attends to the last earlier layer that stores keys and is of
+    the same kind: with a window or without a window. All other layers attend to their own keys.
+    Raises ValueError if there is no such earlier layer.
     """
     n_own = len(windows) - n_shared
     last_of_kind = {windows[i] is None: i for i in range(n_own)}

@@ -1,8 +1,10 @@
-"""Inputs for each layer, in Gemma 3n and 4: a vector for each token and layer.
+"""Inputs of single layers in Gemma 3n and 4: each layer receives an additional vector for each
+token.
 
-The first stage computes the inputs of all layers from a token's row in a second table and from its
-embedding. The inputs follow the residual stream in the token's row of hidden states, so that every
-stage has them: [n_tokens, residual stream, inputs of layer 0, of layer 1, ...].
+The first stage computes these vectors for all layers, from the token's row in a second embedding
+table and from the token's embedding. The vectors are appended to the row of hidden states of the
+token, so that every stage receives them: [n_tokens, residual stream, inputs of layer 0, of layer 1,
+...].
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from services.worker.models.weights import Part, TensorSource
 
 
 def whole_weight(source: TensorSource, name: str, n_out: int, n_in: int) -> LinearWeight:
-    """Reads the matrix `{name}.weight` [n_out, n_in], which every rank has whole: summing the
-    products of a small matrix over the ranks would take longer than the product."""
+    """Reads the matrix `{name}.weight` [n_out, n_in], which every rank holds whole.
+
+    The matrix is small: summing partial products over the ranks would take longer than computing
+    the whole product.
+    """
     return source.weight([Part(f"{name}.weight", (n_out, n_in))])
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerTable:
-    """Makes the inputs of all layers."""
+    """Computes the per-layer inputs of all layers."""
 
     table: VocabParallelEmbedding  # [n_tokens, n_layers * size]
     table_factor: float
@@ -36,7 +41,8 @@ class PerLayerTable:
     size: int  # of one layer's inputs
 
     def describe(self, to: Program, embedded: Buffer) -> Buffer:
-        """Returns [n_tokens, n_layers * size] for tokens that are embedded as [n_tokens, hidden].
+        """Returns the per-layer inputs, [n_tokens, n_layers * size], of `embedded` [n_tokens,
+        hidden].
 
         Tokens beyond the end of the table have the inputs of token 0.
         """
@@ -48,12 +54,13 @@ class PerLayerTable:
 
 @dataclass(frozen=True, slots=True)
 class PerLayerGate:
-    """Multiplies the inputs of a layer by gates of the layer's hidden states."""
+    """Multiplies the per-layer inputs of one layer by gates, which are computed from the hidden
+    states."""
 
     gate: LinearWeight  # [size, hidden]
     projection: LinearWeight  # [hidden, size]
     norm: Norm
-    begin: int  # the place of the inputs in a row
+    begin: int  # the layer's inputs begin at this element of a row
 
     @classmethod
     def read(
@@ -66,7 +73,8 @@ class PerLayerGate:
         begin: int,
         norm: Norm,
     ) -> Self:
-        """Reads both matrices under `prefix`; `begin` is the place of the inputs in a row."""
+        """Reads both matrices under `prefix`. In a row of hidden states, the layer's inputs begin
+        at element `begin`."""
         return cls(
             whole_weight(source, f"{prefix}.per_layer_input_gate", size, hidden_size),
             whole_weight(source, f"{prefix}.per_layer_projection", hidden_size, size),
@@ -75,7 +83,11 @@ class PerLayerGate:
         )
 
     def describe(self, to: Program, hidden: Buffer, rows: Buffer) -> Buffer:
-        """Returns [n_tokens, hidden] of `hidden` of that shape and of whole `rows`."""
+        """Returns the gated inputs projected to [n_tokens, hidden].
+
+        The gates are computed from `hidden` [n_tokens, hidden]. `rows` are the complete rows, which
+        contain the inputs of the layer.
+        """
         gates = to.activate("gelu_tanh", to.multiply(self.gate, hidden))
         gated = to.mul(gates, rows, self.begin)
         return self.norm.describe(to, to.multiply(self.projection, gated))
@@ -83,7 +95,7 @@ class PerLayerGate:
 
 @dataclass(frozen=True, slots=True)
 class HeadWithoutInputs:
-    """A head of the residual stream, which is the first `size` elements of a row."""
+    """A head that reads the residual stream alone: the first `size` elements of a row."""
 
     head: Head
     size: int

@@ -1,8 +1,9 @@
-"""Reads `quantization_config`, which says how a checkpoint was quantised, or refuses it by name.
+"""Reads `quantization_config`, which says how a checkpoint is quantised; raises UnsupportedModel.
 
-GPTQ, AWQ, compressed-tensors and FP8 are known. A key that is not known is refused unless it is
-switched off, as everywhere in `config.json`. Activations are computed in the model's element type
-whatever is said of them: rounding them is what such a checkpoint may do, and not what it needs.
+The known methods are GPTQ, AWQ, compressed-tensors and FP8. As everywhere in `config.json`, an
+unknown key is refused unless the key is switched off. Settings of activations are ignored, and
+activations are computed in the model's element type: a checkpoint permits rounded activations, but
+does not need them.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from services.worker.models.weight_format import (
 )
 
 KEYS = frozenset(("quantization_config", "compression_config"))
-"""Keys of `config.json` that say how weights are stored; the second is an older name."""
+"""Keys of `config.json` that hold the quantisation settings; the second is an older name."""
 
-_MAX_NAME = 300  # characters of a module's name, or of an expression for it
+_MAX_NAME = 300  # characters of a module's name or expression
 _MAX_NAMES = 20_000  # some files list every layer's norms
 
 
 class _Config(BaseModel):
-    """Part of a configuration: known keys, and those that change nothing that is computed."""
+    """A part of the settings: fields for the known keys, and `ignored` keys that change no
+    result."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def read(cls, given: JsonObject) -> Self:
-        """Returns the configuration without what is ignored or switched off."""
+        """Returns the settings of `given`, without keys that are ignored or switched off."""
         kept = {
             key: value
             for key, value in given.items()
@@ -44,7 +46,7 @@ class _Config(BaseModel):
 
 
 class _Gptq(_Config):
-    """GPTQ, as AutoGPTQ, GPTQModel and Optimum write it."""
+    """The settings of GPTQ, as AutoGPTQ, GPTQModel and Optimum write them."""
 
     ignored = frozenset((
         "act_group_aware", "backend", "batch_size", "block_name_to_quantize",
@@ -68,7 +70,7 @@ class _Gptq(_Config):
     dynamic: dict[str, Any] = {}
 
     def weight_format(self) -> WeightFormat:
-        """Returns the meaning."""
+        """Returns the format of the weights that these settings describe."""
         if any(not name.startswith("-:") for name in self.dynamic):
             raise UnsupportedModel(
                 "config.json: quantization_config.dynamic gives modules bits of their own"
@@ -79,7 +81,7 @@ class _Gptq(_Config):
             bits=self.bits,
             block=(1, _group(self.group_size)),
             has_zeros=True,
-            # The first version stores zero points less one.
+            # The first version stores zero points minus one.
             zero_offset=1 if version == "gptq" else 0,
             needs_order=self.desc_act,
         )
@@ -88,7 +90,7 @@ class _Gptq(_Config):
 
 
 class _Awq(_Config):
-    """AWQ, as AutoAWQ writes it for its product of matrices ("gemm")."""
+    """The settings of AWQ, as AutoAWQ writes them for the version "gemm"."""
 
     ignored = frozenset((
         "backend", "desc_act", "exllama_config", "fuse_max_seq_len", "lm_head", "meta",
@@ -109,7 +111,10 @@ class _Awq(_Config):
         return super().read({aliases.get(key, key): value for key, value in given.items()})
 
     def weight_format(self) -> WeightFormat:
-        """Returns the meaning; zero points are stored even where all of them are the middle."""
+        """Returns the format of the weights that these settings describe.
+
+        Zero points are stored even where every zero point is the middle of the range.
+        """
         form = MatrixFormat(
             layout="awq", bits=self.bits, block=(1, _group(self.group_size)), has_zeros=True
         )
@@ -117,9 +122,9 @@ class _Awq(_Config):
 
 
 class _Fp8(_Config):
-    """FP8, as DeepSeek and Qwen publish it in blocks, and as AutoFP8 did with one scale."""
+    """The settings of FP8: with scales of blocks (DeepSeek, Qwen) or with one scale (AutoFP8)."""
 
-    # Activations, and how scales were rounded before they were stored in float32.
+    # Settings of activations, and how scales were rounded before storing in float32.
     ignored = frozenset(("activation_scheme", "dequantize"))
 
     quant_method: Literal["fp8"]
@@ -130,7 +135,7 @@ class _Fp8(_Config):
     scale_fmt: Literal["float", "ue8m0"] = "float"
 
     def weight_format(self) -> WeightFormat:
-        """Returns the meaning."""
+        """Returns the format of the weights that these settings describe."""
         block = self.weight_block_size
         if block is not None and min(block) < 1:
             raise UnsupportedModel(
@@ -163,11 +168,12 @@ class _WeightArgs(_Config):
     group_size: int | None = Field(default=None, ge=-1, le=MAX_SIZE)
     block_structure: tuple[int, int] | None = None
     dynamic: Literal[False] = False
-    # All but the first two are an order in which weights were found, and not one of the file.
+    # With "group", "dynamic" or true, the inputs of a group are not neighbours in the file.
     actorder: Literal["group", "dynamic", "weight", "static"] | bool | None = None
 
     def block(self) -> tuple[int | None, int | None]:
-        """Returns the outputs and inputs that share a scale."""
+        """Returns the numbers of outputs and of inputs that share a scale; None: all of them share
+        it."""
         strategy = self.strategy
         if strategy is None:
             strategy = "tensor" if self.group_size is None else "group"
@@ -184,9 +190,9 @@ class _WeightArgs(_Config):
 
 
 class _Group(_Config):
-    """A group of modules that compressed-tensors quantises alike."""
+    """A group of modules that compressed-tensors quantises with equal settings."""
 
-    # Of activations: see the head of the file.
+    # Settings of activations: see the docstring of this file.
     ignored = frozenset(("input_activations",))
 
     targets: tuple[str, ...]
@@ -195,7 +201,7 @@ class _Group(_Config):
 
 
 class _CompressedTensors(_Config):
-    """The configuration of a compressed-tensors checkpoint, as LLM Compressor writes it."""
+    """The settings of compressed-tensors, as LLM Compressor writes them."""
 
     ignored = frozenset(("global_compression_ratio", "version"))
 
@@ -207,7 +213,7 @@ class _CompressedTensors(_Config):
     sparsity_config: dict[str, Any] = {}
 
     def weight_format(self) -> WeightFormat:
-        """Returns the meaning."""
+        """Returns the format of the weights that these settings describe."""
         if self.sparsity_config.get("format", "dense") != "dense":
             raise UnsupportedModel(
                 "config.json: quantization_config.sparsity_config.format "
@@ -256,10 +262,10 @@ _METHODS: Mapping[str, type[_Gptq] | type[_Awq] | type[_Fp8] | type[_CompressedT
 def read_weight_format(
     config: JsonObject, summary: Callable[[ValidationError], str], own: Set[str] = frozenset()
 ) -> WeightFormat | None:
-    """Returns how the matrices are stored; None for a checkpoint that is not quantised.
+    """Returns the format of the stored matrices; None for a checkpoint that is not quantised.
 
-    None as well for the methods `own`, which the family reads by itself. `summary` puts an error
-    into words. Raises UnsupportedModel for a scheme that is not known.
+    Returns None also for the methods in `own`, whose settings the family reads itself. `summary`
+    turns a validation error into text. Raises UnsupportedModel for a method that is not known.
     """
     given = next((config[key] for key in sorted(KEYS, reverse=True) if config.get(key)), None)
     if given is None:
@@ -287,7 +293,8 @@ def read_weight_format(
 
 
 def _check_names(read: WeightFormat) -> None:
-    """Raises ValueError for names and expressions that nobody would write."""
+    """Raises ValueError for too many or too long module names, and for invalid regular
+    expressions."""
     names = [*read.ignored, *(name for form in read.forms for name in form.targets)]
     if len(names) > _MAX_NAMES or any(len(name) > _MAX_NAME for name in names):
         raise ValueError(f"more than {_MAX_NAMES} names of modules, or {_MAX_NAME} characters")
@@ -295,7 +302,8 @@ def _check_names(read: WeightFormat) -> None:
 
 
 def _group(size: int) -> int | None:
-    """Returns the inputs that share a scale; -1 means all."""
+    """Returns the number of inputs that share a scale; None (-1 in the file) if all inputs share
+    it."""
     if size == 0:
         raise ValueError("group_size is 0")
     return None if size < 0 else size

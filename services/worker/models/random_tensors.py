@@ -1,4 +1,4 @@
-"""A rank's share of a stage's tensors, made up: to measure and try models without a checkpoint."""
+"""A rank's share of a stage's tensors with random values, to run models without a checkpoint."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ _TABLE_SIZE = 1 << 20
 
 
 class RandomTensors(TensorSource):
-    """Random tensors under the names that a model asks for, the same however ranks share them.
+    """Random tensors under the names that a model asks for.
 
-    Matrices are normal with a small deviation, norms are ones and biases zeros. A row of a matrix
-    is a stretch of one table of random numbers, from a place that is drawn by the tensor's name: so
-    a rank makes its part without the rest, as fast as it copies memory.
+    The values do not depend on the number of ranks. Matrices are normally distributed with a small
+    deviation, norms are ones and biases are zeros. A row of a matrix is a slice of one table of
+    random numbers. The tensor's name is the seed that chooses where each slice starts. So a rank
+    fills its own part without computing the rest, as fast as it copies memory.
     """
 
     def __init__(

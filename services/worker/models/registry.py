@@ -1,4 +1,4 @@
-"""The registry of families, and how a rank's share of a stage of any of them is put together."""
+"""The registry of families, and how one rank's share of a stage is built for any family."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ from services.worker.models.weights import OnProgress, TensorSource, WantedTenso
 
 
 class Family(Protocol):
-    """A subclass of StageModel, as its maker."""
+    """The class of a family: a subclass of StageModel, called to build a stage."""
 
     @property
     def config_type(self) -> type[ModelConfig]: ...
@@ -131,12 +131,11 @@ def build_stage(
 ) -> StageModel:
     """Returns one rank's share of one stage, on `device`.
 
-    Its tensors are read from `files`, or are random if that is None.
-
-    Matrices are of `quantization`, but for those of experts. `on_progress`
-    hears the share's bytes read so far and in all, first with 0, then again and again. Raises
-    UnsupportedModel for what we do not compute and CheckpointError for files that are not as
-    promised, both before any weight has been read.
+    Its tensors are read from `files`, or are random if `files` is None. All matrices except those
+    of experts are quantised by `quantization`. `on_progress` is called with the bytes read so far
+    and the total bytes of the share, first with 0 bytes and then repeatedly. Raises
+    UnsupportedModel for features that are not implemented, and CheckpointError for files that do
+    not match the configuration. Both are raised before any weight is read.
     """
     config.check()
     check_rank(tp_rank, tp_size)

@@ -1,23 +1,24 @@
 """The angles of rotary embedding, in every form in which contexts were stretched.
 
-The forms are Hugging Face's `rope_type`s:
+The forms are the values of Hugging Face's `rope_type`:
 
 - "linear" divides all frequencies by the factor (Chen et al., 2023).
-- "dynamic" raises the base with the length of the sequence, once it is beyond
-  `max_position_embeddings`. Longer sequences are not served, and up to there it changes nothing.
-- "proportional" (Gemma 4) turns only the first `partial_rotary_factor` of the waves.
-- "llama3" (the Llama 3.1 release) divides only the waves that do not fit `low_freq_factor` times
-  into the original context, leaves those that fit `high_freq_factor` times, and goes over smoothly
-  in between.
-- "yarn" (Peng et al., 2023) does the same between `beta_slow` and `beta_fast` turns, smoothly over
-  the waves' numbers, and scales what turns.
-- "longrope" (Ding et al., 2024) divides each wave by a factor of its own, and has two sets of them:
-  for sequences within the original context and for longer ones.
+- "dynamic" raises the base with the length of a sequence beyond `max_position_embeddings`. Such
+  sequences are not served, so this form changes nothing.
+- "proportional" (Gemma 4) rotates only the first `partial_rotary_factor` of the pairs.
+- "llama3" (the Llama 3.1 release) divides only the frequencies with fewer than `low_freq_factor`
+  full turns in the original context, keeps the frequencies with more than `high_freq_factor` turns,
+  and interpolates in between.
+- "yarn" (Peng et al., 2023) does likewise between `beta_slow` and `beta_fast` turns, but
+  interpolates linearly over the index of the frequency, and scales the rotated elements.
+- "longrope" (Ding et al., 2024) divides each frequency by a separate factor. There are two sets of
+  factors: one for sequences within the original context and one for longer sequences.
 
-Keys are kept turned, and requests with the same beginning share them. So a position has one angle
-whatever becomes of its sequence: "longrope" takes the long factors for all sequences of a model
-whose `max_position_embeddings` is beyond the original context, and the short ones otherwise.
-A short sequence of such a model is computed as the beginning of a long one.
+Keys are stored rotated, and requests with a common prefix share stored keys. So the angle of a
+position must not depend on the final length of the sequence. Therefore "longrope" uses the long
+factors for all sequences of a model whose `max_position_embeddings` is beyond the original context,
+and the short factors otherwise. A short sequence of such a model is computed as the beginning of a
+long one.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from kernels.program import Angles
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 
 FIRST_POSITIONS = 4096
-"""The positions that the tables have before any sequence is longer."""
+"""Number of positions for which angles are computed at the start; the tables grow for longer
+sequences."""
 
 
 class RotaryEmbedding:
     """The angles of positions, in the form that `Ops.rotary` takes.
 
-    Elements of a head that do not turn have the angle 0; `head_order` says where they are.
-
-    On a CPU tables keep them, as far as sequences have come: they double when one goes beyond. On
-    other devices the angles of each batch are computed, the same for all layers: there the host
-    does not know positions without waiting for them, and recorded graphs would go on reading tables
-    that are no more.
+    Elements of a head that are not rotated have the angle 0; `head_order` says where these elements
+    are. On a CPU the angles are kept in tables, which double in length when a sequence is longer
+    than the tables. On other devices the angles are computed for each batch and used by all layers.
+    There the host would have to wait for the positions, and recorded graphs would go on reading the
+    memory of tables that have been replaced.
     """
 
     angles: Angles | None
-    """The tables; None where there are none."""
+    """The tables of angles on a CPU; None on other devices."""
 
     def __init__(self, config: RotaryConfig, *, dtype: torch.dtype, device: torch.device) -> None:
         self._n_positions = config.max_position_embeddings
@@ -68,7 +69,7 @@ class RotaryEmbedding:
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens].
 
-        Raises IndexError on a CPU for those that the model does not have.
+        On a CPU, raises IndexError for positions beyond `max_position_embeddings`.
         """
         if self.angles is None:
             return self._computed(positions)
@@ -78,8 +79,7 @@ class RotaryEmbedding:
         )
 
     def cover(self, positions: Tensor) -> None:
-        """Makes the tables, if there are any, long enough for all of `positions` that the model
-        has."""
+        """Extends the tables, if there are any, to all of `positions` that the model supports."""
         if self.angles is None:
             return
         longest = min(int(positions.max()) + 1, self._n_positions)
@@ -89,8 +89,11 @@ class RotaryEmbedding:
             self.angles.signed_sin = torch.cat((self.angles.signed_sin, sin))
 
     def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Computes the angles in float32 and only then rounds them: at position 4,000 a bfloat16
-        angle would be off by whole turns."""
+        """Returns cosines and signed sines of `positions`.
+
+        The angles are computed in float32, and only the results are rounded: at position 4,000 a
+        bfloat16 angle would be off by whole turns.
+        """
         angles = positions.to(torch.float32)[:, None, None] * self._frequencies
         cos, sin = angles.cos().mul_(self._cos_scales), angles.sin_().mul_(self._sin_scales)
         return cos.to(self._dtype), sin.to(self._dtype)
@@ -99,11 +102,10 @@ class RotaryEmbedding:
 def head_order(config: RotaryConfig) -> Sequence[int] | None:
     """Returns the stored place of each element of a head of queries or keys, [head_dim].
 
-    None if they are stored as they are turned.
-
-    In this order the two elements of each pair that turns are half a head apart, as
-    `Ops.rotary` has them, and what does not turn is at the end of each half. Scores do not
-    depend on the order, as long as queries and keys have the same.
+    Returns None if the stored order can be rotated as it is. In this order the two elements of each
+    rotated pair are half a head apart, as `Ops.rotary` needs them, and elements that are not
+    rotated are at the end of each half. Attention scores do not depend on the order, as long as
+    queries and keys have equal orders.
     """
     n_turned, n_all = config.rotary_dim, config.head_dim
     if config.turns_neighbours:
@@ -118,7 +120,7 @@ def head_order(config: RotaryConfig) -> Sequence[int] | None:
 def inverse_frequencies(rope: RopeConfig, n_turned: int, max_positions: int) -> Tensor:
     """Returns the radians per position of each pair of the `n_turned` elements, [n_turned / 2].
 
-    They are float32, for a model whose sequences have `max_positions` tokens at most.
+    The result is float32, for a model whose sequences have at most `max_positions` tokens.
     """
     exponents = torch.arange(0, n_turned, 2, dtype=torch.float32) / n_turned
     periods = rope.rope_theta**exponents  # positions per radian
@@ -140,7 +142,7 @@ def inverse_frequencies(rope: RopeConfig, n_turned: int, max_positions: int) -> 
 
 
 def attention_scale(rope: RopeConfig) -> float:
-    """Returns what the turned elements of queries and of keys are each multiplied by."""
+    """Returns the factor by which rotated elements of queries and of keys are each multiplied."""
     if rope.attention_factor is not None:
         return rope.attention_factor
     if rope.rope_type == "yarn":
@@ -155,8 +157,10 @@ def attention_scale(rope: RopeConfig) -> float:
 
 
 def yarn_scale(factor: float, mscale: float) -> float:
-    """Returns by how much "yarn" sharpens scores of a context that is stretched by `factor`, in the
-    strength `mscale`: as the factor of queries and of keys."""
+    """Returns the factor of queries and of keys with which "yarn" sharpens attention scores.
+
+    `factor` is the factor by which the context is stretched, and `mscale` is the strength.
+    """
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
@@ -173,7 +177,8 @@ def _yarn_frequencies(rope: RopeConfig, periods: Tensor) -> Tensor:
     original = _given(rope.original_max_position_embeddings)
 
     def wave_with(n_turns: float) -> float:
-        """The number of the wave that turns so often in the original context, with a fraction."""
+        """Returns the index (a real number) of the frequency with `n_turns` full turns in the
+        original context."""
         turns_of_first = original / (2 * math.pi)
         return n_turned * math.log(turns_of_first / n_turns) / (2 * math.log(rope.rope_theta))
 
@@ -182,7 +187,7 @@ def _yarn_frequencies(rope: RopeConfig, periods: Tensor) -> Tensor:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, n_turned - 1)
     if first == last:
-        last += 0.001  # as the oracle has it, since a ramp has some length
+        last += 0.001  # as in the reference, since the ramp must have a length
     waves = torch.arange(len(periods), dtype=torch.float32)
     share_stretched = ((waves - first) / (last - first)).clamp(0, 1)
     stretched = 1.0 / (_given(rope.factor) * periods)

@@ -1,7 +1,7 @@
-"""The configuration of what turns: rotary settings, and the fields of descendants of Llama.
+"""The configuration of rotary embedding, and the fields of the descendants of Llama.
 
-Rotary settings are understood in both spellings: `rope_theta` with `rope_scaling`, and the newer
-`rope_parameters`. `rope.py` makes angles of them.
+Files have one of two spellings of the rotary settings: `rope_theta` with `rope_scaling`, or the
+newer `rope_parameters`. Both are read. `rope.py` computes the angles from these settings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from services.worker.models.config import (
     require,
 )
 
-# What each type needs, and what it may have besides.
+# The keys that each type needs, and its optional keys.
 _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -50,30 +50,33 @@ _ROPE_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """How positions become angles. Only the fields of the type are set."""
+    """The settings that determine the angle of each position. Only fields that the type uses are
+    set."""
 
     rope_type: Literal[
         "default", "linear", "dynamic", "proportional", "llama3", "yarn", "longrope"
     ] = "default"
     rope_theta: PositiveFloat  # base of the wavelengths
-    partial_rotary_factor: PositiveFloat = 1.0  # the share of a head that turns, at its beginning
-    factor: PositiveFloat | None = None  # by how much the context was stretched
-    original_max_position_embeddings: PositiveInt | None = None  # before stretching, tokens
+    partial_rotary_factor: PositiveFloat = 1.0  # rotated share of a head, at its beginning
+    factor: PositiveFloat | None = None  # factor by which the context was stretched
+    original_max_position_embeddings: PositiveInt | None = None  # original context, tokens
     low_freq_factor: PositiveFloat | None = None
     high_freq_factor: PositiveFloat | None = None
-    attention_factor: PositiveFloat | None = None  # what turns is multiplied by it
+    attention_factor: PositiveFloat | None = None  # factor of rotated elements
     beta_fast: PositiveFloat | None = None  # full turns in the original context
     beta_slow: PositiveFloat | None = None
     mscale: NonNegativeFloat | None = None
     mscale_all_dim: NonNegativeFloat | None = None
     truncate: bool | None = None
-    short_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, in the original context
-    long_factor: tuple[PositiveFloat, ...] | None = None  # of each wave, beyond it
-    # By which each wave's frequency is divided, beside what the type does; files of GGUF have them.
+    short_factor: tuple[PositiveFloat, ...] | None = (
+        None  # for each frequency, in the original context
+    )
+    long_factor: tuple[PositiveFloat, ...] | None = None  # for each frequency, in longer contexts
+    # Divisors of the frequencies, in addition to the effect of the type; GGUF files have them.
     frequency_factors: tuple[PositiveFloat, ...] | None = None
 
     def check(self) -> None:
-        """Raises ValueError for settings that do not make up their type."""
+        """Raises ValueError if a setting of the type is missing or invalid."""
         for key in _ROPE_KEYS[self.rope_type][0]:
             if getattr(self, key) is None:
                 raise ValueError(f"{key} is missing for rope_type {self.rope_type!r}")
@@ -92,7 +95,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig(ModelConfig):
-    """The fields of descendants of Llama: grouped queries, rotary positions, a gated MLP."""
+    """The fields of the descendants of Llama: grouped queries, rotary positions, a gated MLP."""
 
     read_keys = frozenset((
         "num_key_value_heads", "head_dim", "hidden_act", "rope_theta", "rope_scaling",
@@ -101,9 +104,9 @@ class RotaryConfig(ModelConfig):
 
     default_rope_theta: ClassVar[float] = 10_000.0
     hidden_acts: ClassVar[tuple[str, ...]] = ("silu",)
-    # The share of a head that turns where files do not say it; None: whole heads, and nothing else.
+    # Rotated share of a head if the file lacks it; None: always whole heads.
     default_partial_rotary_factor: ClassVar[float | None] = None
-    turns_neighbours: ClassVar[bool] = False  # whether pairs are neighbours, and not halves apart
+    turns_neighbours: ClassVar[bool] = False  # rotated pairs are neighbours, not half a head apart
 
     intermediate_size: PositiveInt
     rms_norm_eps: PositiveFloat
@@ -111,9 +114,10 @@ class RotaryConfig(ModelConfig):
 
     @property
     def rotary_dim(self) -> int:
-        """How many elements of a head turn, the first ones.
+        """The number of rotated elements of a head, which are its first ones.
 
-        All where the factor is a share of waves: those that do not turn have no frequency.
+        With the type "proportional" this is the whole head: elements that are not rotated have the
+        frequency 0.
         """
         if self.rope.rope_type == "proportional":
             return self.head_dim
@@ -132,7 +136,8 @@ class RotaryConfig(ModelConfig):
             )
 
     def check_rope(self, rope: RopeConfig) -> None:
-        """Raises ValueError for settings that do not make up their type or do not fit heads."""
+        """Raises ValueError for rotary settings that are incomplete, invalid or do not fit the
+        heads."""
         rope.check()
         for key, factors in (
             ("short_factor", rope.short_factor),
@@ -164,10 +169,10 @@ class RotaryConfig(ModelConfig):
 def read_rope(
     config: JsonObject, default_theta: float, default_partial: float | None = None
 ) -> JsonObject:
-    """Returns the rotary settings of either spelling as fields of RopeConfig.
+    """Returns the rotary settings of `config`, in either spelling, as fields of RopeConfig.
 
-    `default_partial` is the share of heads that turns by default; None for families that turn whole
-    heads. Raises UnsupportedModel for what is not computed.
+    `default_partial` is the default share of a head that is rotated; None for families that rotate
+    whole heads. Raises UnsupportedModel for settings that are not implemented.
     """
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new:
@@ -185,7 +190,7 @@ def read_rope(
         raise UnsupportedModel(f"config.json: partial_rotary_factor {partial!r} is not supported")
     theta = given.pop("rope_theta", None) or config.get("rope_theta") or default_theta
     needed, optional = _ROPE_KEYS[rope_type]
-    # Some files carry settings of types that they do not use; these are what other programs skip.
+    # Some files have settings of other types, which other programs ignore, too.
     unknown = set(given) - {key for keys in _ROPE_KEYS.values() for key in (*keys[0], *keys[1])}
     if unknown:
         raise UnsupportedModel(f"config.json: unknown rotary settings {sorted(unknown)}")

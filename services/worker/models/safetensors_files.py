@@ -1,7 +1,7 @@
 """The tensors in the safetensors files of a directory.
 
-Files are mapped, and pages that were read would stay resident until the file is unmapped, so that
-is done again and again on the way.
+Files are mapped into memory. Pages that were read stay resident until the file is unmapped, so
+files are unmapped repeatedly while a checkpoint is read.
 """
 
 from __future__ import annotations
@@ -28,20 +28,21 @@ from services.worker.models.tensor_files import (
 ELEMENT_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1,
 }  # fmt: skip
-"""Bytes of an element of each type that is read."""
+"""Size in bytes of an element, for each element type that can be read."""
 
-_MAX_MAPPED_BYTES = 1 << 25  # of what was read, before files are unmapped
-_N_SAMPLES = 32  # of each weight file, spread evenly, for its digest
+_MAX_MAPPED_BYTES = 1 << 25  # bytes to read before files are unmapped
+_N_SAMPLES = 32  # samples of each weight file, spread evenly, for the digest
 _SAMPLE_BYTES = 4096
-_MAX_INDEX_BYTES = 1 << 26  # that of a model with a trillion parameters has a third
+_MAX_INDEX_BYTES = 1 << 26  # a model with a trillion parameters needs a third of this
 
 
 class SafetensorsFiles(TensorFiles):
-    """A checkpoint's files, mapped on demand and unmapped when enough of them is resident."""
+    """The safetensors files of a checkpoint, mapped on demand and unmapped after a number of bytes
+    is read."""
 
     def __init__(self, directory: Path) -> None:
-        """Reads nothing yet; what is first asked for raises CheckpointError for a directory without
-        tensors, or with a broken index."""
+        """Reads nothing yet. For a directory without tensors or with a broken index, the first
+        request for a tensor raises CheckpointError."""
         self._directory = directory
         self._files: dict[Path, Any] = {}
         self._n_bytes = 0
@@ -62,7 +63,7 @@ class SafetensorsFiles(TensorFiles):
         return Header(shape, element, math.prod(shape[1:]) * ELEMENT_SIZES.get(element, 0))
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
-        # A row counts whole, since its pages are read whole.
+        # A whole row is counted, since whole pages are read.
         n_bytes = self.header(name).row_bytes * (len(spans[0]) if spans else 1)
         if self._n_bytes + n_bytes > _MAX_MAPPED_BYTES:
             self.close()
@@ -93,9 +94,10 @@ class SafetensorsFiles(TensorFiles):
 
 
 def checkpoint_digest(model: Path) -> str:
-    """Tells checkpoints of the same shape apart, by the sizes and samples of their weight files.
+    """Returns a digest that distinguishes checkpoints of equal shapes.
 
-    It reads little, so it is no checksum. Raises CheckpointError for a file that cannot be read.
+    The digest is computed from the sizes and samples of the weight files. It is not a checksum,
+    since most bytes are not read. Raises CheckpointError for a file that cannot be read.
     """
     digest = hashlib.sha256()
     paths = [model] if is_gguf(model) else sorted(set(_tensor_paths(model).values()))
@@ -113,7 +115,7 @@ def checkpoint_digest(model: Path) -> str:
 
 
 def _tensor_paths(directory: Path) -> dict[str, Path]:
-    """Returns the file of each tensor: as the index says, or all in `model.safetensors`."""
+    """Returns the file of each tensor, by the index or, without an index, `model.safetensors`."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         try:
@@ -135,9 +137,10 @@ def _tensor_paths(directory: Path) -> dict[str, Path]:
 
 
 def _is_file_name(file: object) -> bool:
-    """Whether an index may name this file: it lies in the same folder.
+    """Whether an index may name this file: the file must be in the folder of the index.
 
-    The name counts and not where a link of that name leads, since the hub's cache is all links.
+    Only the name is checked, not the target of a symbolic link, since the cache of the Hugging Face
+    hub consists of links.
     """
     return (
         isinstance(file, str)
@@ -147,11 +150,11 @@ def _is_file_name(file: object) -> bool:
 
 
 def _spellings(name: str) -> Iterator[str]:
-    """Yields the names that a tensor may have in a checkpoint, that of its family first.
+    """Yields the names that a tensor may have in a checkpoint, first the family's own name.
 
-    Some checkpoints were saved from the model without its head (GPT-2's own, for one): their names
-    lack the first word, "transformer." or "model.". Those of `text_half` have another word before
-    or after it.
+    Some checkpoints (such as GPT-2's own) were saved from the model without the head: their names
+    lack the first word, "transformer." or "model.". Checkpoints that `text_half.py` reads have the
+    word "language_model" before or after the first word.
     """
     yield name
     first, _, rest = name.partition(".")

@@ -1,8 +1,8 @@
-"""An expert's matrix where a checkpoint has those of all experts in one tensor.
+"""Finds the matrix of one expert in checkpoints that store all experts of a layer in one tensor.
 
-Files of some families have `experts.gate_up_proj` [n_experts, 2 * size, hidden], gates before what
-they gate, and `experts.down_proj` [n_experts, hidden, size], where others have a matrix for each
-expert by itself: `experts.7.gate_proj.weight` and so on.
+Files of some families have `experts.gate_up_proj` [n_experts, 2 * size, hidden], with the gates
+before the gated values, and `experts.down_proj` [n_experts, hidden, size]. Other files have a
+separate matrix for each expert: `experts.7.gate_proj.weight` and so on.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _EXPERT = re.compile(
 
 
 def find_expert(files: TensorFiles, name: str) -> StoredTensor | None:
-    """Returns the expert's matrix `name` as a part of a stack; None if there is no such stack."""
+    """Returns the expert's matrix `name` as a slice of the tensor of all experts; None if the files
+    have no such tensor."""
     said = _EXPERT.fullmatch(name)
     if said is None:
         return None
@@ -32,14 +33,14 @@ def find_expert(files: TensorFiles, name: str) -> StoredTensor | None:
 
 
 class _StackedExpert(StoredTensor):
-    """A matrix [n_out, n_in] that is a part of a stack of floats."""
+    """A matrix [n_out, n_in] that is a slice of a tensor of floats for all experts."""
 
     def __init__(self, files: TensorFiles, stack: str, index: int, kind: str) -> None:
         self._files = files
         self._stack = stack
         self._index = index
         self._header = files.header(stack)
-        self._n_parts = 1 if kind == "down" else 2  # of an expert in this stack
+        self._n_parts = 1 if kind == "down" else 2  # matrices of one expert in this tensor
         self._part = 1 if kind == "up" else 0
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:

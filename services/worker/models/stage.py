@@ -2,12 +2,14 @@
 
 A stage holds consecutive layers [first, last) of the model (the paper's inter-layer parallelism).
 The first stage also embeds tokens, the last one also turns hidden states into logits. Ranks that
-share a stage each hold a part of every layer (intra-layer parallelism) and compute together: each
-calls the same methods with the same arguments and gets the same results. A family is one file with
-a subclass of `StageModel` and one line in the registry of `services.worker.models`. The subclass
-reads weights and describes the stage as a `kernels.program.Program`, which its operations run.
+share a stage each hold a part of every layer (intra-layer parallelism) and compute together: all
+ranks call the same methods with equal arguments and get equal results. A family is one file with a
+subclass of `StageModel` and one line in the registry of `services.worker.models`. The subclass
+reads weights and describes the stage as a `kernels.program.Program`, which the device's operations
+run.
 
-Knows no requests, no plans and no K/V bookkeeping: only flat tensors and where to store what.
+This module knows no requests, no plans and no K/V bookkeeping: only flat tensors and the places
+where keys and values are stored.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 
 
 def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
-    """Returns the layers of a stage: balanced, and earlier stages take what is left over.
+    """Returns the layers of a stage.
 
-    Earlier ones, because the last stage has the output projection on top of its layers.
+    If the stages cannot have equally many layers, earlier stages have one more. The last stage gets
+    no additional layer, because it also computes the output projection.
     """
     if not 0 <= stage_index < n_stages:
         raise UnsupportedModel(f"stage_index {stage_index} is not below n_stages {n_stages}")
@@ -45,7 +48,7 @@ def layer_range(n_layers: int, stage_index: int, n_stages: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """The place of one rank's share in the model, and the operations that compute it."""
+    """The place of one rank's share in the model, and the operations that compute the share."""
 
     layers: range
     is_first: bool
@@ -57,7 +60,8 @@ class StagePlace:
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """Where the layers of one K/V group store a batch, and how they attend."""
+    """Where the layers of one K/V group store the keys and values of a batch, and how they
+    attend."""
 
     slots: Tensor  # [n_tokens] int64
     attention: AttentionPlan
@@ -65,18 +69,19 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class StageBatch:
-    """A flat batch without its tokens or hidden states: where tokens are, and how they attend."""
+    """A flat batch without its tokens or hidden states: positions, K/V slots and the attention
+    plan."""
 
     positions: Tensor  # [n_tokens] int64, of tokens in their sequences
     slots: Tensor  # [n_tokens] int64, where their keys and values are stored
     attention: AttentionPlan
-    ranks: TensorParallel = SINGLE  # that share the stage
-    states: StateSpans | None = None  # where layers keep a state of each request
-    # Of each K/V group; layers are given `slots` and `attention` of their own. Empty: there is one.
+    ranks: TensorParallel = SINGLE  # the ranks that share the stage
+    states: StateSpans | None = None  # where layers keep the states of requests
+    # Plans of the K/V groups, which replace `slots` and `attention`. Empty: there is one group.
     groups: Sequence[GroupPlan] = ()
 
     def of_groups(self) -> list[StageBatch]:
-        """Returns the batch as the layers of each K/V group have it."""
+        """Returns, for each K/V group, the batch with the slots and attention plan of the group."""
         if len(self.groups) < 2:
             return [self]
         return [
@@ -85,17 +90,18 @@ class StageBatch:
 
 
 class StageModel:
-    """One rank's share of the weights of a stage, and what it computes with them."""
+    """One rank's share of the weights of a stage, and the computation with these weights."""
 
     config_type: ClassVar[type[ModelConfig]]  # how the family's config.json is read
 
     runner: ProgramRunner
-    """Runs the program of the stage; set when the weights have been read."""
+    """Runs the program of the stage; assigned when the weights have been read."""
 
     def __init__(
         self, config: ModelConfig, place: StagePlace, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Raises UnsupportedModel if a layer attends to what another stage stores."""
+        """Raises UnsupportedModel if a layer attends to keys and values of a layer on another
+        stage."""
         for i in place.layers:
             if config.kv_sources[i] not in place.layers:
                 raise UnsupportedModel(
@@ -125,15 +131,16 @@ class StageModel:
 
     @property
     def hidden_size(self) -> int:
-        """The size of a token's hidden states, which travel between stages in `dtype`."""
+        """The size of a token's row of hidden states, which stages send to each other in
+        `dtype`."""
         return self.config.hidden_size
 
     def forward(self, inputs: Tensor, batch: StageBatch, kv: Sequence[LayerKV]) -> Tensor:
         """Returns the hidden states after this stage's last layer, [n_tokens, hidden_size].
 
-        `inputs` are the tokens [n_tokens] on the first stage; elsewhere they are the hidden states
-        [n_tokens, hidden_size] of the stage before, and used up. Keys and values are stored in
-        `kv`, an entry for each layer.
+        `inputs` are the tokens [n_tokens] on the first stage. On other stages `inputs` are the
+        hidden states [n_tokens, hidden_size] of the previous stage, and may be overwritten. Keys
+        and values are stored in `kv`, which has an entry for each layer.
         """
         return self.runner(inputs, batch, kv)
 
@@ -142,9 +149,9 @@ class StageModel:
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
-        `sampled_tokens` [n_sampled] are their places in the batch, in order. The other arguments,
-        and what is stored, are those of `forward`. The next call may overwrite the result. Raises
-        RuntimeError on any stage but the last one.
+        `sampled_tokens` [n_sampled] are the places of these tokens in the batch, in ascending
+        order. For the other arguments, and for the storing of keys and values, see `forward`. The
+        next call may overwrite the result. Raises RuntimeError on any stage but the last one.
         """
         self._check_is_last()
         return self.runner.logits(inputs, batch, kv, sampled_tokens)
@@ -152,8 +159,8 @@ class StageModel:
     def logits(self, hidden: Tensor, ranks: TensorParallel = SINGLE) -> Tensor:
         """Returns logits [n, vocab_size] of hidden states [n, hidden_size] after the last layer.
 
-        In the model's element type, or in float32 where a family computes more than a product.
-        Raises RuntimeError on any stage but the last one.
+        The logits are in the model's element type, or in float32 for families whose head caps
+        logits. Raises RuntimeError on any stage but the last one.
         """
         self._check_is_last()
         return self.runner.head(hidden, ranks)

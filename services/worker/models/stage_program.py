@@ -1,4 +1,4 @@
-"""Puts the pieces of a stage together to a program, from tokens to logits."""
+"""Joins the pieces of a stage into one program, from tokens to logits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from services.worker.models.decoder_layers import Embedding, Head, Layer
 
 @dataclass(frozen=True, slots=True)
 class StagePieces:
-    """What a stage is made of, on one of the ranks that share it."""
+    """The pieces of a stage, on one of the ranks that share the stage."""
 
     embedding: Embedding | None  # None on all stages but the first one
-    rotaries: Sequence[RotaryAngles]  # of each kind of rotary embedding
+    rotaries: Sequence[RotaryAngles]  # one of each kind
     layers: Sequence[Layer]
     head: Head | None  # None on all stages but the last one
-    hidden_size: int  # of what travels between stages
+    hidden_size: int  # of hidden states between stages
     groups: Sequence[int] = ()  # the K/V group of each layer; empty: there is one group
 
     def program(self, dtype: torch.dtype, tp_size: int = 1) -> Program:
-        """Returns the program of the stage, whose hidden states are of `dtype` and which `tp_size`
-        ranks share."""
+        """Returns the program of the stage; hidden states are of `dtype`, and `tp_size` ranks share
+        the stage."""
         to = Program(dtype, self.rotaries, self.groups, tp_size=tp_size)
         if self.embedding is None:
             hidden = to.take_in(self.hidden_size)

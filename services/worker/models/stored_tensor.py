@@ -1,7 +1,7 @@
-"""A tensor of a checkpoint in the form in which its files hold it, read piece by piece.
+"""A tensor of a checkpoint in the form in which the files store it, read piece by piece.
 
-Some matrices are numbers of a few bits in groups of inputs. These can be read as such, and then
-take as little memory in the model as in the files.
+Some matrices are stored as quantised numbers, with a scale for each group of inputs. These matrices
+can be read without dequantising, and then take as little memory in the model as in the files.
 """
 
 from __future__ import annotations
@@ -19,50 +19,54 @@ from services.worker.models.weights import pieces
 Spans: TypeAlias = tuple[range, ...]  # indices in each dimension
 
 FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
-"""Element types that need nothing but a cast."""
+"""Element types that are read with a cast alone."""
 
 
 class StoredTensor(ABC):
-    """One tensor; its spans are those of the tensor that the model asks for."""
+    """One stored tensor. Spans are index ranges of the tensor as the model asks for it."""
 
     @abstractmethod
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
-        """Yields what keeps this from being a tensor of `shape`; nothing is read before."""
+        """Yields the reasons why this is not a valid tensor of `shape`, before any value is
+        read."""
 
     @abstractmethod
     def pieces(self, spans: Spans) -> Iterator[Spans]:
-        """Cuts a part into small ones, which together are all of it."""
+        """Divides a part into small pieces, which together cover the part."""
 
     @abstractmethod
     def n_bytes(self, spans: Spans) -> int:
-        """Returns the bytes that a piece has in the files."""
+        """Returns the number of bytes of a piece in the files."""
 
     @abstractmethod
     def read(self, spans: Spans) -> Tensor:
-        """Returns a piece, on the CPU, of any type of floats."""
+        """Returns a piece on the CPU, in any floating-point type."""
 
 
 class GroupedTensor(StoredTensor):
-    """A matrix of numbers with scales, parts of which may be in groups of neighbouring inputs."""
+    """A matrix of quantised numbers with scales, whose parts may be readable without
+    dequantising."""
 
-    has_offsets: bool  # of groups, beside their scales; they may all be zero
+    has_offsets: bool  # groups have offsets besides scales; all may be zero
 
     @abstractmethod
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form in which a part can be read as numbers; None if it cannot."""
+        """Returns the form in which a part can be read quantised; None if the part must be
+        dequantised."""
 
     @abstractmethod
     def read_numbers(self, spans: Spans) -> Tensor:
-        """Returns the numbers of a piece of such a part, [n_rows, n_columns], as `GroupedMatrix`
-        has them."""
+        """Returns the quantised numbers of a piece, [n_rows, n_columns], in the encoding of
+        `GroupedMatrix`. The piece must be of a part for which `group_form` returns a form."""
 
     @abstractmethod
     def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
-        """Returns the scales of a part and its offsets, if it has any, [n_rows, n_groups] each."""
+        """Returns the scales of a part and its offsets (None if there are none), [n_rows, n_groups]
+        each."""
 
 
 class PlainTensor(StoredTensor):
-    """Floats as they are."""
+    """A tensor of floats that the files store without quantisation."""
 
     def __init__(self, files: TensorFiles, name: str) -> None:
         self._files = files
@@ -81,7 +85,7 @@ class PlainTensor(StoredTensor):
             yield (range(rows.start + begin, rows.start + end), *others)
 
     def n_bytes(self, spans: Spans) -> int:
-        # A share of a row counts as such, though its pages are read whole.
+        # Only the share of a row is counted, although whole pages are read.
         n_columns = n_all = 1
         for span, size in zip(spans[1:], self._header.shape[1:], strict=True):
             n_columns, n_all = n_columns * len(span), n_all * size

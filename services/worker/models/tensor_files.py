@@ -1,7 +1,7 @@
-"""Files that hold a checkpoint's tensors, whatever their format.
+"""The interface of files that hold a checkpoint's tensors, whatever the format of the files.
 
-`SafetensorsFiles` and `GgufFile` implement it. Names are those of the family, and each may have
-another spelling in the files.
+`SafetensorsFiles` and `GgufFile` implement it. Tensors have the names that the family uses, and
+`find` returns the name in the files.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 
 from services.common.cannot_start import CannotStart
 
-_MAX_PROBLEMS = 8  # named in one error; a wrong checkpoint usually has hundreds of the same kind
+_MAX_PROBLEMS = 8  # listed in one error; a wrong checkpoint usually has hundreds
 
 
 class CheckpointError(CannotStart):
-    """The checkpoint's files are not what its configuration promises; the message names them."""
+    """The checkpoint's files do not match its configuration; the message names the problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +27,28 @@ class Header:
 
     shape: tuple[int, ...]
     element: str
-    row_bytes: int  # of all that is in the file for one index of the first dimension
+    row_bytes: int  # stored bytes of one index of the first dimension
 
 
 class TensorFiles(Protocol):
-    """The tensors of a checkpoint."""
+    """The tensors of a checkpoint, read from its files."""
 
     def find(self, name: str) -> str | None:
-        """Returns the name that a tensor of the family has in the files; None if there is none."""
+        """Returns the name in the files of the family's tensor `name`; None if the files lack the
+        tensor."""
 
     def header(self, name: str) -> Header:
-        """Returns what the file says of the tensor that is called `name` there."""
+        """Returns the header of the tensor; `name` is the name in the files."""
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
-        """Returns a part of that tensor, on the CPU: the indices of `spans` in each dimension."""
+        """Returns a part of the tensor, on the CPU: the indices `spans` of each dimension. `name`
+        is the name in the files."""
 
     def close(self) -> None:
-        """Gives back the memory of what was read; the next read opens files anew."""
+        """Releases the memory of tensors that were read; the next read opens files again."""
 
 
 def enumerate_problems(problems: list[str]) -> str:
-    """Returns the first problems as one line, and how many more there are."""
+    """Returns one line with the first problems and the number of further problems."""
     rest = len(problems) - _MAX_PROBLEMS
     return "; ".join(problems[:_MAX_PROBLEMS]) + (f"; and {rest} more" if rest > 0 else "")

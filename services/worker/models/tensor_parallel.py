@@ -1,9 +1,11 @@
-"""The ranks that share a stage's layers: who holds what, and how they put it together.
+"""The ranks that share a stage's layers: which rank holds which weights, and how results are
+combined.
 
-Megatron's cut (Shoeybi et al., 2019): the first linear layer of attention and of an MLP is divided
-by outputs, the second by inputs, so that one sum over the ranks ends each; embedding and head are
-divided by vocabulary. Weights outlive an epoch and process groups do not, so weights are cut by
-`tp_rank` and `tp_size` alone, and the collectives are passed to each forward pass.
+The division is Megatron's (Shoeybi et al., 2019): the first linear layer of attention and of an MLP
+is divided by outputs, the second by inputs, so that one sum over the ranks ends each. Embedding and
+head are divided by vocabulary. Weights live longer than an epoch, but process groups do not. So
+weights are divided by `tp_rank` and `tp_size` alone, and the collectives are passed to each forward
+pass.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from services.worker.models.config import ModelConfig, UnsupportedModel
 
 
 class TensorParallel(Protocol):
-    """This rank's place in its stage, and the two collectives that layers need."""
+    """This rank's place in its stage, and the two collective operations that layers need."""
 
     @property
     def rank(self) -> int:
@@ -31,17 +33,18 @@ class TensorParallel(Protocol):
         """Sums `tensor` over all ranks, in place."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns the ranks' tensors side by side along the last dimension, in their order."""
+        """Returns the tensors of all ranks, concatenated along the last dimension in order of
+        rank."""
 
 
 class _Single:
-    """A stage of one rank: nothing to sum, nothing to gather."""
+    """The collectives of a stage with one rank, which need no communication."""
 
     rank = 0
     size = 1
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Does nothing: there is nothing to add."""
+        """Does nothing: there is only one rank."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Returns `tensor` itself."""
@@ -52,7 +55,10 @@ SINGLE: TensorParallel = _Single()
 
 
 def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
-    """Returns the equal part of `n` that a rank has; raises UnsupportedModel naming `what`."""
+    """Returns the rank's equal part of the range `n`.
+
+    Raises UnsupportedModel if `tp_size` does not divide `n`; the message begins with `what`.
+    """
     if n % tp_size:
         raise UnsupportedModel(f"{what}: {n} cannot be divided among tp_size {tp_size} ranks")
     size = n // tp_size
@@ -60,10 +66,10 @@ def even_share(n: int, tp_rank: int, tp_size: int, *, what: str) -> range:
 
 
 def vocab_share(vocab_size: int, tp_rank: int, tp_size: int) -> range:
-    """Returns a rank's part of the vocabulary; if it is not divisible, the last ranks have less.
+    """Returns a rank's part of the vocabulary.
 
-    All but these have `ceil(vocab_size / tp_size)` tokens, so that what is missing of equal parts
-    is missing at the end.
+    All ranks but the last ones have `ceil(vocab_size / tp_size)` tokens. If the vocabulary cannot
+    be divided equally, the last ranks have fewer tokens or none.
     """
     size = -(-vocab_size // tp_size)
     return range(min(tp_rank * size, vocab_size), min((tp_rank + 1) * size, vocab_size))
@@ -71,9 +77,9 @@ def vocab_share(vocab_size: int, tp_rank: int, tp_size: int) -> range:
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """The heads of one rank, as numbers of the model's heads.
+    """The heads of one rank, as indices among the model's heads.
 
-    With fewer K/V heads than ranks, several ranks hold a copy of the same one: that which their
+    With fewer K/V heads than ranks, several ranks hold a copy of one K/V head: the head that their
     query heads use.
     """
 
@@ -82,7 +88,8 @@ class HeadShare:
 
     @classmethod
     def of(cls, config: ModelConfig, tp_rank: int, tp_size: int) -> Self:
-        """Returns a rank's heads; raises UnsupportedModel if they cannot be divided so."""
+        """Returns a rank's heads; raises UnsupportedModel if the ranks cannot have equally many
+        heads."""
         q = even_share(config.n_heads, tp_rank, tp_size, what="num_attention_heads")
         n_kv = config.n_kv_heads
         if tp_size <= n_kv:
@@ -95,11 +102,12 @@ class HeadShare:
         return cls(q, range(head, head + 1))
 
     def q_elements(self, config: ModelConfig) -> range:
-        """Returns the outputs of the query projection that belong to these heads."""
+        """Returns the outputs of the query projection that belong to this rank's heads."""
         return range(self.q.start * config.head_dim, self.q.stop * config.head_dim)
 
     def kv_elements(self, config: ModelConfig) -> range:
-        """Returns the outputs of the key and of the value projection that belong to these heads."""
+        """Returns the outputs of the key projection, or of the value projection, of this rank's
+        heads."""
         return range(self.kv.start * config.head_dim, self.kv.stop * config.head_dim)
 
 

@@ -1,11 +1,12 @@
-"""The text model inside a checkpoint that takes images as well.
+"""The text model inside a checkpoint that also takes images.
 
-Such a checkpoint (`...ForConditionalGeneration`) keeps a text model of a family, and describes it
-in `text_config`. With text alone it computes what the family computes: requests here have no
-images, and positions in three dimensions (mrope) are all the same number where there is only text.
-So the text model is served, and its tensors are found under the names that they have there.
+Such a checkpoint (`...ForConditionalGeneration`) contains a text model of a known family, described
+in `text_config`. Requests have no images, and with text alone the checkpoint computes what the
+family computes. Its positions in three dimensions (mrope) are three equal numbers where there is
+only text. So the text model alone is served. `safetensors_files.py` finds its tensors under the
+names that such checkpoints use.
 
-Knows the keys of `config.json`, no files and no fields of configurations.
+This module knows the keys of `config.json`, but no files and no fields of configurations.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from services.worker.models.config import JsonObject, UnsupportedModel, require
 
-# About images, and where they come into a text.
+# Keys about images and their places in a text.
 _IMAGE_KEYS = frozenset((
     "boi_token_id", "boi_token_index", "eoi_token_id", "eoi_token_index", "ignore_index",
     "image_grid_pinpoints", "image_seq_length", "image_token_id", "image_token_index",
@@ -28,13 +29,13 @@ _IMAGE_KEYS = frozenset((
     "vision_token_id",
 ))  # fmt: skip
 
-# About sounds, of checkpoints that take these as well.
+# Keys about sounds, in checkpoints that also take sounds.
 _SOUND_KEYS = frozenset((
     "audio_config", "audio_soft_tokens_per_image", "audio_token_id", "boa_token_id",
     "eoa_token_id", "eoa_token_index",
 ))  # fmt: skip
 
-# Said of the whole checkpoint, for both of its halves.
+# Keys that apply to the whole checkpoint, also to its text model.
 _SHARED_KEYS = frozenset((
     "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype",
 ))  # fmt: skip
@@ -44,13 +45,15 @@ _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling"))
 
 @dataclass(frozen=True, slots=True)
 class TextModel:
-    """A kind of text model: its family, and what a file means that leaves keys out."""
+    """A kind of text model: its family, and the values of keys that a file may leave out."""
 
     architecture: str
     defaults: Mapping[str, Any]
     has_mrope: bool = False  # rotary positions have three dimensions
-    requires: Mapping[str, Sequence[Any]] = field(default_factory=dict)  # values of its keys
-    ignores: frozenset[str] = frozenset()  # keys that say nothing of text, beside those of images
+    requires: Mapping[str, Sequence[Any]] = field(
+        default_factory=dict
+    )  # the values that a key must have
+    ignores: frozenset[str] = frozenset()  # keys without effect on text, besides image keys
 
 
 _LLAMA = TextModel(
@@ -161,7 +164,7 @@ WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
     "Gemma4ForConditionalGeneration": {"gemma4_text": _GEMMA4},
     "Gemma4UnifiedForConditionalGeneration": {"gemma4_unified_text": _GEMMA4_UNIFIED},
     "KimiK25ForConditionalGeneration": _KIMI,
-    "Kimi_K25ForConditionalGeneration": _KIMI,  # as transformers writes it
+    "Kimi_K25ForConditionalGeneration": _KIMI,  # the spelling of transformers
     "LlavaForConditionalGeneration": {"llama": _LLAMA, "mistral": _MISTRAL},
     "Mistral3ForConditionalGeneration": {"mistral": _MISTRAL, "ministral3": _MINISTRAL3},
     "Qwen2VLForConditionalGeneration": {"qwen2_vl_text": _QWEN2_VL, "qwen2_vl": _QWEN2_VL},
@@ -177,23 +180,23 @@ WRAPPERS: Mapping[str, Mapping[str, TextModel]] = {
 
 @dataclass(frozen=True, slots=True)
 class TextHalf:
-    """A text model's configuration, and what a file says around it that concerns text."""
+    """A text model's configuration, and the keys outside of `text_config` that may concern text."""
 
     config: JsonObject
     around: JsonObject
 
 
 def text_half(config: JsonObject, architecture: str) -> TextHalf:
-    """Returns the configuration of the text model of an `architecture`, in its family's words.
+    """Returns the configuration of the text model of `architecture`, with the keys of its family.
 
-    It is `config` itself for an architecture that takes no images. Raises UnsupportedModel for a
+    For an architecture that takes no images, this is `config` itself. Raises UnsupportedModel for a
     text model of another kind.
     """
     models = WRAPPERS.get(architecture)
     if models is None:
         return TextHalf(config, {})
     text = config.get("text_config")
-    if text is None:  # older files of Qwen2-VL have both halves in one
+    if text is None:  # older files of Qwen2-VL have no `text_config`
         text = config
     elif not isinstance(text, Mapping):
         raise UnsupportedModel(f"config.json: text_config is no object but {type(text).__name__}")
@@ -203,7 +206,7 @@ def text_half(config: JsonObject, architecture: str) -> TextHalf:
     if model.has_mrope:
         kept |= {key: without_mrope(kept[key]) for key in _ROPE_KEYS & kept.keys()}
     shared = {key: config[key] for key in _SHARED_KEYS if config.get(key) is not None}
-    # Older files say inside what newer ones say outside.
+    # Older files have this key inside `text_config`, newer files outside.
     said = [each.get("tie_word_embeddings") for each in (config, text)]
     ties = [is_tied for is_tied in said if is_tied is not None]
     if ties:
@@ -228,7 +231,7 @@ def _model_of(text: JsonObject, models: Mapping[str, TextModel]) -> TextModel:
 
 
 def without_mrope(rope: Any) -> Any:
-    """Returns rotary settings as those of one position for each token."""
+    """Returns rotary settings without mrope, for one position for each token."""
     if not isinstance(rope, Mapping):
         return rope
     kept = {key: value for key, value in rope.items() if not key.startswith("mrope_")}

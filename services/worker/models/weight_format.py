@@ -1,7 +1,7 @@
-"""How the matrices of a quantised checkpoint are stored, in our words.
+"""How the matrices of a quantised checkpoint are stored, independent of the quantisation method.
 
-`quantization_config.py` reads it from `config.json`; `quantised` has the arithmetic.
-Knows no files and no tensors.
+`quantization_config.py` reads this format from `config.json`; `quantised/` has the arithmetic. This
+module knows no files and no tensors.
 """
 
 from __future__ import annotations
@@ -14,35 +14,37 @@ from typing import Literal
 Layout = Literal["gptq", "awq", "packed", "scaled"]
 
 EVERY_MATRIX = "Linear"
-"""The target that means the matrices of all layers."""
+"""The target that stands for the matrices of all linear layers."""
 
-_PATTERN = "re:"  # in front of a target that is a regular expression
+_PATTERN = "re:"  # prefix of a target that is a regular expression
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixFormat:
-    """The form of some of the matrices [n_out, n_in]: whole numbers or FP8, and their scales."""
+    """The format of some of the matrices [n_out, n_in]: quantised numbers (integers or FP8) and
+    scales."""
 
     layout: Layout
     bits: Literal[4, 8]
-    # Outputs and inputs that share a scale; None: all of them do.
+    # Numbers of outputs and of inputs that share a scale; None: all of them share it.
     block: tuple[int | None, int | None]
-    has_zeros: bool = False  # numbers are stored with the zero point of each scale
-    zero_offset: int = 0  # is added to the zero points that are stored
-    needs_order: bool = False  # the file says of each input which scale it has
+    has_zeros: bool = False  # a zero point is stored for each scale
+    zero_offset: int = 0  # number to add to stored zero points
+    needs_order: bool = False  # the file has a tensor with the group of each input
     scale_name: str = "weight_scale"  # of layout "scaled"
     targets: tuple[str, ...] = (EVERY_MATRIX,)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """The forms of a checkpoint's matrices; the first whose targets name a module is its form."""
+    """The formats of a checkpoint's matrices. A module has the first format whose targets match its
+    name."""
 
     forms: tuple[MatrixFormat, ...]
     ignored: tuple[str, ...] = ()  # modules that are not quantised
 
     def of(self, module: str) -> MatrixFormat | None:
-        """Returns the form of a module's matrix; None if that is not quantised."""
+        """Returns the format of a module's matrix; None if the matrix is not quantised."""
         if _names(self.ignored, module):
             return None
         for form in self.forms:
@@ -52,7 +54,7 @@ class WeightFormat:
 
 
 def check_targets(targets: Iterable[str]) -> None:
-    """Raises ValueError for a regular expression that is none."""
+    """Raises ValueError for a target that is an invalid regular expression."""
     for target in targets:
         if target.startswith(_PATTERN):
             try:
@@ -62,7 +64,11 @@ def check_targets(targets: Iterable[str]) -> None:
 
 
 def _names(targets: Iterable[str], module: str) -> bool:
-    """Whether a target is the module's name, whole names in it, or an expression it begins with."""
+    """Whether a target matches the module's name.
+
+    A target that begins with `re:` is a regular expression that must match from the beginning of
+    the name. Any other target must be one or more whole parts of the name, between dots.
+    """
     for target in targets:
         if target.startswith(_PATTERN):
             if re.match(target.removeprefix(_PATTERN), module):

@@ -1,15 +1,16 @@
-"""The tensors that a model asks for on behalf of one rank, and where it may take them from.
+"""The tensors that a model asks for on behalf of one rank, and the sources of these tensors.
 
-A model is built twice from the same code: first from `WantedTensors`, which records what it asks
-for and answers with tensors that have no storage, then from a source that knows by then how much
-there is to fill: `CheckpointTensors` or `RandomTensors`. So a wrong checkpoint is refused before a
-single weight has been read, with all that is wrong with it.
+A model is built twice by the same code. The first time, the source is `WantedTensors`, which
+records the requests and returns tensors without storage. The second time, the source is
+`CheckpointTensors` or `RandomTensors`, which then knows all requests. So an invalid checkpoint is
+refused before any weight is read, with a list of all problems.
 
-Nothing is in memory that the rank does not keep. Of a tensor that ranks share, each reads its own
-part. Parts that become one tensor (query, key and value; all experts) are read into their places
-and not joined afterwards; of the matrices that are packed, one at a time is there twice.
+Only tensors that the rank keeps are in memory. Each rank reads its own part of a tensor that ranks
+share. Parts that become one tensor (query, key and value; all experts) are read into their places,
+so that they need not be joined afterwards. While a matrix is packed, this one matrix is in memory
+twice.
 
-Knows names, shapes and parts, not what a tensor is for.
+This module knows names, shapes and parts, but not the purpose of a tensor.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ from services.worker.models.config import UnsupportedModel
 LoadFormat = Literal["safetensors", "random"]
 OnProgress = Callable[[int, int], None]  # bytes done, bytes total
 
-_MAX_ELEMENTS = 1 << 48  # of a tensor; no machine has as many, and their bytes can be counted
-_PIECE_BYTES = 1 << 24  # filled at once
+_MAX_ELEMENTS = 1 << 48  # limit for a tensor, beyond any machine; 64 bits can count the bytes
+_PIECE_BYTES = 1 << 24  # read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ class Part:
     """A tensor of the checkpoint, or a shard of it, that becomes part of a tensor of the model."""
 
     name: str
-    shape: tuple[int, ...]  # of the whole tensor as it is stored
+    shape: tuple[int, ...]  # the whole stored tensor
     shard: Shard | None = None
-    is_transposed: bool = False  # the model wants the transpose of what is stored (two dimensions)
-    is_mxfp4: bool = False  # it is stored as `quantised/mxfp4.py` says
+    is_transposed: bool = False  # the model needs the transpose of the stored matrix
+    is_mxfp4: bool = False  # stored in the layout of `quantised/mxfp4.py`
 
     @property
     def spans(self) -> tuple[range, ...]:
-        """The indices that are read, along each dimension as stored."""
+        """The indices that are read, along each dimension of the stored tensor."""
         whole = tuple(range(size) for size in self.shape)
         if self.shard is None:
             return whole
@@ -73,7 +74,7 @@ class Part:
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        """The shape in which the model gets the part."""
+        """The shape of the part in the model."""
         sizes = tuple(len(span) for span in self.spans)
         return sizes[::-1] if self.is_transposed else sizes
 
@@ -84,9 +85,10 @@ class Part:
 
 
 class TensorSource(ABC):
-    """Gives a model its tensors, on behalf of one of the ranks that share them.
+    """Returns tensors to a model, on behalf of one of the ranks that share them.
 
-    Matrices are of `quantization`, each rank's share by itself, but for those of experts.
+    All matrices except those of experts are quantised by `quantization`. Each rank's share is
+    quantised separately.
     """
 
     def __init__(self, tp_rank: int, tp_size: int, quantization: Quantization = "none") -> None:
@@ -101,9 +103,9 @@ class TensorSource(ABC):
         shard: Shard | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Returns the tensor `name`, which must have that shape, or a shard of it.
+        """Returns the tensor `name`, or a shard of it; the stored tensor must have the given shape.
 
-        It is of `dtype`, by default the model's element type.
+        The result is of `dtype`, by default the model's element type.
         """
         return self.joined([Part(name, shape, shard)], dtype=dtype)
 
@@ -114,10 +116,10 @@ class TensorSource(ABC):
         *,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Returns the parts joined along the first dimension; the other dimensions must agree.
+        """Returns the parts joined along the first dimension; the other dimensions must be equal.
 
-        `order` are the places of its rows among those that are read, [n_rows], if they differ. The
-        result is of `dtype`, by default the model's element type.
+        `order` [n_rows], if given, is the place of each row of the result among the rows that are
+        read. The result is of `dtype`, by default the model's element type.
         """
         sizes = [part.out_shape[0] for part in parts]
         out = self._allocate((sum(sizes), *parts[0].out_shape[1:]), dtype)
@@ -126,18 +128,19 @@ class TensorSource(ABC):
         return out if order is None else out[order]
 
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
-        """Returns the joined parts packed as a layer's matrix; the plain one is gone by then."""
+        """Returns the joined parts packed as the matrix of a linear layer; the plain matrix is not
+        kept."""
         return pack(self.joined(parts, order), self.quantization)
 
     def gated(self, parts: Sequence[Part], gate: Gate) -> GatedMatrix:
-        """Returns the joined parts packed as one matrix: to gates, then to the numbers that are
-        gated."""
+        """Returns the joined parts packed as one matrix: the projection to gates, then the
+        projection to the values that the gates multiply."""
         return pack_gated(self.joined(parts), gate, self.quantization)
 
     def experts(self, gate_up: Sequence[Sequence[Part]], down: Sequence[Part]) -> ExpertMatrices:
-        """Returns experts gated by SiLU, of plain matrices whatever `quantization` says.
+        """Returns experts gated by SiLU; the matrices are plain, whatever `quantization` says.
 
-        `gate_up` has the parts of each expert's first matrix, the gate's first, and `down` the
+        `gate_up` has, for each expert, the parts of its first matrix: gate, then up. `down` has the
         second matrix of each expert.
         """
         first = self.joined([part for parts in gate_up for part in parts])
@@ -150,25 +153,27 @@ class TensorSource(ABC):
     def stacked_experts(
         self, gate_up: Part, down: Part, order: Tensor, form: ExpertForm
     ) -> ExpertMatrices:
-        """Returns experts whose matrices are stored as one tensor each, [n_experts, n_out, n_in].
+        """Returns experts from two tensors [n_experts, n_out, n_in], which hold the matrices of all
+        experts.
 
-        `order` has the places of gates, and then of the numbers that are gated, among the outputs
-        of `gate_up`. The matrices are plain, whatever `quantization` says.
+        `order` has the places, among the outputs of `gate_up`, of the gates and then of the values
+        that the gates multiply. The matrices are plain, whatever `quantization` says.
         """
         return pack_experts(self.joined([gate_up])[:, order], self.joined([down]), form)
 
     def head(self, part: Part) -> LinearWeight:
-        """Returns the matrix of a head, packed."""
+        """Returns the matrix of a head that does not use the embedding's table in memory,
+        packed."""
         if self.quantization == "none":
             return pack(self.joined([part]))
         return self.table(part)
 
     def table(self, part: Part) -> TableWeight:
-        """Returns a matrix to multiply with and to look up in, packed."""
+        """Returns a matrix for both multiplication and row look-up, packed."""
         return pack_table(self.joined([part]), self.quantization)
 
     def rows(self, part: Part) -> TableWeight:
-        """Returns a matrix to look up in, which stays as it is unless it is quantised."""
+        """Returns a matrix for row look-up alone, which is plain unless it is quantised."""
         if self.quantization == "none":
             return PlainWeight(self.joined([part]))
         return self.table(part)
@@ -179,11 +184,13 @@ class TensorSource(ABC):
 
     @abstractmethod
     def _read(self, part: Part, out: Tensor) -> None:
-        """Fills `out`, which has the shape of the part as stored."""
+        """Fills `out` with the values of the part; `out` has the shape of the part as it is
+        stored."""
 
 
 class WantedTensors(TensorSource):
-    """Records what a model asks for; its tensors have shapes and no storage."""
+    """Records the tensors that a model asks for; the returned tensors have shapes and no
+    storage."""
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)
@@ -199,7 +206,8 @@ class WantedTensors(TensorSource):
 
 
 class Progress:
-    """Counts the bytes of a share and reports them, first that there are none."""
+    """Counts the bytes of a rank's share that have been read and reports each change; the first
+    report is 0 bytes."""
 
     def __init__(self, n_bytes: int, on_progress: OnProgress) -> None:
         self._n_done = 0
@@ -208,13 +216,14 @@ class Progress:
         on_progress(0, n_bytes)
 
     def add(self, n_bytes: int) -> None:
-        """Reports `n_bytes` more."""
+        """Adds `n_bytes` to the bytes that have been read, and reports the sum."""
         self._n_done += n_bytes
         self._on_progress(self._n_done, self._n_total)
 
 
 def pieces(n_rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """Cuts rows of `row_bytes` each into small pieces; yields the begin and the end of each."""
+    """Divides rows of `row_bytes` each into small pieces; yields the begin and the end of each
+    piece."""
     size = max(1, _PIECE_BYTES // max(row_bytes, 1))
     for begin in range(0, n_rows, size):
         yield begin, min(begin + size, n_rows)

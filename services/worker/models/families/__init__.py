@@ -1,4 +1,5 @@
-"""The model families, one file each: a configuration and what its stage fills in.
+"""The model families, one file each: a configuration, and the methods that a stage overrides.
 
-`services.worker.models.registry` lists them; docs/adding-a-model.md says how one is added.
+`services.worker.models.registry` lists the families; docs/adding-a-model.md explains how to add
+one.
 """

@@ -1,6 +1,7 @@
-"""Command R: attention and MLP beside each other behind one layer norm (Cohere, 2024).
+"""Command R: attention and MLP are computed in parallel from one layer norm (Cohere, 2024).
 
-Neighbours turn, norms have no biases, and logits are scaled. `cohere2.py` has the later ones.
+Rotary embedding rotates pairs of neighbouring elements, norms have no biases, and logits are
+scaled. `cohere2.py` has the later models.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What older files say of what is always so, and of what newer ones say in other keys.
+# Keys of older files, which must have these values.
 _ALWAYS: Mapping[str, Sequence[Any]] = {
     "order_of_interleaved_layers": ("local_attn_first",),
     "position_embedding_type": ("rope_gptj",),
@@ -39,13 +40,13 @@ _ALWAYS: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CohereConfig(RotaryConfig):
-    """`CohereConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `CohereConfig`."""
 
     architecture = "CohereForCausalLM"
     read_keys = RotaryConfig.read_keys | {*_ALWAYS}
     turns_neighbours = True
 
-    # Of layer norms here.
+    # The eps of layer norms, in spite of the field's name.
     rms_norm_eps: PositiveFloat = field(default=1e-5, metadata={"alias": "layer_norm_eps"})
     logit_scale: PositiveFloat = 0.0625
     attention_bias: bool = False
@@ -54,7 +55,7 @@ class CohereConfig(RotaryConfig):
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
         require(config, **_ALWAYS)
-        # Heads share the hidden size, whatever a file says of their own.
+        # Heads divide the hidden size; another head_dim is refused.
         head_dim = default_head_dim(config.get("hidden_size"), config.get("num_attention_heads"))
         require(config, head_dim=(head_dim, None))
         return super().read(config)
@@ -91,7 +92,8 @@ class CohereStage(RotaryStage):
         )
 
     def rotary(self, index: int) -> int | None:
-        """Returns which angles turn the heads of layer `index`; here there is one kind."""
+        """Returns the index of the rotary embedding of layer `index`, or None; by default the only
+        one, 0."""
         return 0
 
     def read_head(self, source: TensorSource) -> Head:

@@ -1,6 +1,6 @@
 """Command R7B and Command A: Command R with windows in three layers of four (Cohere, 2024).
 
-The fourth sees everything and knows no positions.
+The fourth layer has no window and no rotary embedding.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 from services.worker.models.config import JsonObject, PositiveInt, read_windows
 from services.worker.models.families.cohere import CohereConfig, CohereStage
 
-# What `Cohere2Config` means by a file that does not say it.
+# Defaults of `Cohere2Config` for missing keys.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_PATTERN = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cohere2Config(CohereConfig):
-    """`Cohere2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Cohere2Config`."""
 
     architecture = "Cohere2ForCausalLM"
     read_keys = CohereConfig.read_keys | {"sliding_window", "sliding_window_pattern", "layer_types"}
-    # `layer_switch` says again what `sliding_window_pattern` says.
+    # `layer_switch` repeats `sliding_window_pattern`.
     ignored_keys = frozenset(("cache_implementation", "layer_switch"))
 
     windows: tuple[PositiveInt | None, ...]

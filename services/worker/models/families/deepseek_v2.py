@@ -1,4 +1,5 @@
-"""DeepSeek-V2: latent attention, and experts in groups beside shared ones (DeepSeek-AI, 2024)."""
+"""DeepSeek-V2: latent attention, and groups of experts in addition to shared experts (DeepSeek-AI,
+2024)."""
 
 from __future__ import annotations
 
@@ -18,21 +19,21 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV2Config(LatentConfig):
-    """`DeepseekV2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `DeepseekV2Config`."""
 
     architecture = "DeepseekV2ForCausalLM"
     read_keys = LatentConfig.read_keys | {
         "first_k_dense_replace", "moe_layer_freq", "n_group", "norm_topk_prob", "scoring_func",
         "topk_group", "topk_method",
     }  # fmt: skip
-    # Code, training, how other programs divide experts, and how many layers predict further tokens:
-    # those come behind the model's, which computes the same without them.
+    # Keys about code, training, the division of experts in other programs, and the number of
+    # additional layers that predict further tokens, which are not run.
     ignored_keys = frozenset((
         "auto_map", "aux_loss_alpha", "ep_size", "num_mtp_layers", "num_nextn_predict_layers",
         "output_router_logits", "pretraining_tp", "router_aux_loss_coef", "seq_aux",
     ))  # fmt: skip
 
-    # The values of keys that are computed, the default first.
+    # The supported values of keys, the default first.
     computed: ClassVar[Mapping[str, Sequence[Any]]] = {
         "moe_layer_freq": (1, None),
         "norm_topk_prob": (False, None),
@@ -40,9 +41,11 @@ class DeepseekV2Config(LatentConfig):
         "scoring_func": ("softmax", None),
         "topk_method": ("greedy", "group_limited_greedy"),
     }
-    default_n_dense: ClassVar[int] = 0  # layers in front, `first_k_dense_replace`
+    default_n_dense: ClassVar[int] = (
+        0  # number of first layers without experts, `first_k_dense_replace`
+    )
     default_groups: ClassVar[tuple[int, int]] = (1, 1)  # `n_group` and `topk_group`
-    n_best: ClassVar[int] = 1  # experts that a group is chosen by
+    n_best: ClassVar[int] = 1  # number of best experts whose scores choose a group
 
     n_experts: Count = field(default=64, metadata={"alias": "n_routed_experts"})
     n_chosen: PositiveInt = field(metadata={"alias": "num_experts_per_tok"})
@@ -115,7 +118,8 @@ class DeepseekV2Stage(LatentStage):
         )
 
     def read_router(self, source: TensorSource, prefix: str) -> GroupRouter:
-        """Reads what chooses experts; here by shares that add up to one."""
+        """Reads the router of the experts; by default the weights of all experts add up to one
+        (softmax)."""
         config = self.config
         weight = source.tensor(f"{prefix}.weight", config.n_experts, config.hidden_size)
         return GroupRouter(

@@ -1,6 +1,6 @@
 """DeepSeek-V3: DeepSeek-V2 whose experts are balanced by a bias (DeepSeek-AI, 2024).
 
-Kimi K2 and the text model of Kimi K2.5 are such models, too.
+Kimi K2 and the text model of Kimi K2.5 also have this architecture.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class DeepseekV3Config(DeepseekV2Config):
-    """`DeepseekV3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `DeepseekV3Config`."""
 
     architecture = "DeepseekV3ForCausalLM"
     read_keys = DeepseekV2Config.read_keys - {"norm_topk_prob"}

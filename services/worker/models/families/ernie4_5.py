@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense: Llama in which neighbours turn (Baidu, 2025)."""
+"""ERNIE 4.5, dense: Llama whose rotary embedding rotates neighbouring elements (Baidu, 2025)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Ernie4_5Config` means by a file that does not say it.
+# Defaults of `Ernie4_5Config` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ernie4_5Config(RotaryConfig):
-    """`Ernie4_5Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Ernie4_5Config`."""
 
     architecture = "Ernie4_5ForCausalLM"
     default_rope_theta = 500_000.0

@@ -1,6 +1,7 @@
-"""EXAONE 4: norms after and over heads; layers with windows know positions (LG AI Research, 2025).
+"""EXAONE 4: norms after attention and MLP, and over each head (LG AI Research, 2025).
 
-Models without windows know positions in every layer.
+Layers with windows have rotary embedding, and other layers have none. Models without windows have
+rotary embedding in every layer.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Exaone4Config` means by a file that does not say it.
+# Defaults of `Exaone4Config` for missing keys.
 _DEFAULT_WINDOW, _DEFAULT_PATTERN = 4096, 4
 _DEFAULT_KV_HEADS = 32
 
-_TURNING, _STILL = 0, 1  # kinds of angles, by their places in `make_rotaries`
+_TURNING, _STILL = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 _NO_WAVE = RopeConfig(rope_type="proportional", rope_theta=1.0, partial_rotary_factor=1e-9)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exaone4Config(RotaryConfig):
-    """`Exaone4Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Exaone4Config`."""
 
     architecture = "Exaone4ForCausalLM"
     read_keys = RotaryConfig.read_keys | {
@@ -36,7 +37,7 @@ class Exaone4Config(RotaryConfig):
     }  # fmt: skip
 
     windows: tuple[PositiveInt | None, ...]
-    has_windows: bool  # and layers without one know no positions
+    has_windows: bool  # then layers without a window have no rotary embedding
 
     @property
     def layer_windows(self) -> Sequence[int | None]:

@@ -1,4 +1,4 @@
-"""Gemma, the first: Llama with Gemma's norms, gate and scaled embeddings (Gemma Team, 2024)."""
+"""The first Gemma: Llama with Gemma's norms, gate and scaled embeddings (Gemma Team, 2024)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma1Config(GemmaConfig):
-    """`GemmaConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `GemmaConfig`."""
 
     architecture = "GemmaForCausalLM"
-    read_keys = RotaryConfig.read_keys | {"hidden_activation"}  # there are no windows
+    read_keys = RotaryConfig.read_keys | {"hidden_activation"}  # without the keys of windows
     ignored_keys = frozenset(("cache_implementation",))
-    hidden_acts = (*GemmaConfig.hidden_acts, "gelu")  # which older files call the same
+    hidden_acts = (*GemmaConfig.hidden_acts, "gelu")  # the name of this activation in older files
 
     attn_logit_softcapping: None = None
     final_logit_softcapping: None = None

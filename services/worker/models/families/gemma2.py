@@ -1,6 +1,7 @@
-"""Gemma 2: norms before and after, capped scores, windows in turn (Gemma Team, 2024).
+"""Gemma 2: norms before and after each part of a layer, and capped scores (Gemma Team, 2024).
 
-Its norms scale by one plus their weight, and its embeddings by the root of their size.
+Every second layer has a window. Norms scale by one plus the stored weight. Embeddings are scaled by
+the square root of the hidden size.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class GemmaConfig(RotaryConfig):
     """The fields that configurations of Gemma 1, 2 and 3 share."""
 
     read_keys = RotaryConfig.read_keys | {"hidden_activation", "sliding_window", "layer_types"}
-    # `sliding_window_size` says again what `sliding_window` says.
+    # `sliding_window_size` repeats `sliding_window`.
     ignored_keys = frozenset(("cache_implementation", "sliding_window_size"))
     hidden_acts: ClassVar[tuple[str, ...]] = (_ACTIVATION,)
 
     attention_bias: bool = False
-    query_pre_attn_scalar: PositiveFloat = 256.0  # scores are divided by its root
+    query_pre_attn_scalar: PositiveFloat = 256.0  # scores are divided by the square root
     attn_logit_softcapping: PositiveFloat | None
     final_logit_softcapping: PositiveFloat | None
     windows: tuple[PositiveInt | None, ...]
@@ -59,7 +60,8 @@ class GemmaConfig(RotaryConfig):
 
     @classmethod
     def read_gemma(cls, config: JsonObject, *, sliding: Sequence[bool]) -> dict[str, Any]:
-        """Returns the derived fields; `sliding` says which layers have a window by default."""
+        """Returns the fields that depend on several keys; `sliding` says which layers have a window
+        by default."""
         require(config, hidden_activation=(_ACTIVATION, None))
         window = config.get("sliding_window", 4096)
         return super().read({"head_dim": 256, **config}) | {
@@ -69,7 +71,7 @@ class GemmaConfig(RotaryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma2Config(GemmaConfig):
-    """`Gemma2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Gemma2Config`."""
 
     architecture = "Gemma2ForCausalLM"
 
@@ -80,7 +82,7 @@ class Gemma2Config(GemmaConfig):
     def read(cls, config: JsonObject) -> dict[str, Any]:
         sliding = [i % 2 == 0 for i in range(config.get("num_hidden_layers") or 0)]
         return cls.read_gemma(config, sliding=sliding) | {
-            # Null switches a cap off and is not the same as silence.
+            # null switches a cap off; a missing key means the default.
             key: None
             for key in ("attn_logit_softcapping", "final_logit_softcapping")
             if key in config and config[key] is None
@@ -88,17 +90,17 @@ class Gemma2Config(GemmaConfig):
 
 
 class GemmaStage(RotaryStage):
-    """One stage of a Gemma 1, 2 or 3 model, in all that these do alike."""
+    """One stage of a Gemma 1, 2 or 3 model: the parts that these models share."""
 
     config: GemmaConfig
 
     def read_embedding(self, source: TensorSource, tokens: Embedding) -> Embedding:
-        # Rounded to the element type first, as in training.
+        # The factor is rounded to the element type, as in training.
         factor = torch.tensor(self.hidden_size**0.5, dtype=self.dtype).item()
         return ScaledEmbedding(tokens, factor)
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return 1 + super().read_scale(source, name, size).float()  # not rounded
+        return 1 + super().read_scale(source, name, size).float()  # kept in float32
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         def norm(name: str) -> Norm:
@@ -129,7 +131,7 @@ class GemmaStage(RotaryStage):
         return GatedMLP.read(source, prefix, self.config, size=size, gate="gelu_tanh")
 
     def form(self, index: int) -> AttentionForm:
-        """Returns what the attention of layer `index` computes."""
+        """Returns the window, scale and cap of the attention of layer `index`."""
         return AttentionForm(
             window=self.config.layer_windows[index],
             scale=self.config.query_pre_attn_scalar**-0.5,

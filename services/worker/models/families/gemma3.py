@@ -1,6 +1,6 @@
-"""Gemma 3, text only: Gemma 2 with norms over heads and two kinds of angles (Gemma Team, 2025).
+"""Gemma 3, text only: Gemma 2 with norms over heads and two rotary embeddings (Gemma Team, 2025).
 
-Five layers in six have a window, and turn by shorter waves than the sixth.
+Five layers in six have a window, and a smaller rotary base than the sixth layer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
 from services.worker.models.weights import TensorSource
 
-_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
+_FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Config(GemmaConfig):
-    """`Gemma3TextConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Gemma3TextConfig`."""
 
     architecture = "Gemma3ForCausalLM"
     read_keys = GemmaConfig.read_keys | {
@@ -29,10 +29,10 @@ class Gemma3Config(GemmaConfig):
     }  # fmt: skip
     default_rope_theta = 1_000_000.0
 
-    # Written into files, but computed by nobody: a value would be a promise that is not kept.
+    # Files have this key, but no implementation computes it: a value is refused.
     attn_logit_softcapping: None = None
     final_logit_softcapping: PositiveFloat | None = None
-    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+    sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
 
     def check(self) -> None:
         super().check()
@@ -50,7 +50,11 @@ class Gemma3Config(GemmaConfig):
 
 
 def split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the rotary settings of full and of sliding layers, each as a config of one kind."""
+    """Returns `config` changes for the rotary settings of full layers, and of sliding layers.
+
+    Each result has the keys of a file with one kind of layers. Raises UnsupportedModel for other
+    kinds.
+    """
     both = config.get("rope_parameters")
     if both is None:
         return {}, {"rope_theta": config.get("rope_local_base_freq")}

@@ -1,9 +1,9 @@
 """Gemma 3n, text only: Gemma 3 with several residual streams and inputs for each layer (2025).
 
-A layer predicts all streams, computes one of them, and corrects all streams by the difference
-(AltUp; Baykal et al., 2023). Beside attention there is a product of low rank (Laurel). The MLPs of
-the first layers close all but the largest gates. The last layers attend to keys and values of
-earlier layers.
+A layer predicts all streams, computes one of the streams, and corrects all streams by the
+difference (AltUp; Baykal et al., 2023). The output of attention is added to a low-rank product
+(Laurel). The MLPs of the first layers set all gates but the largest ones to zero. The last layers
+attend to keys and values of earlier layers.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from services.worker.models.rotary_config import RopeConfig, RotaryConfig, read_
 from services.worker.models.weights import TensorSource
 
 _ACTIVATION = "gelu_pytorch_tanh"
-_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
+_FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class SharedKVConfig(RotaryConfig):
     attention_bias: bool = False
     final_logit_softcapping: PositiveFloat | None = None
     windows: tuple[PositiveInt | None, ...]
-    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+    sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
     n_shared_layers: NonNegativeInt = field(default=0, metadata={"alias": "num_kv_shared_layers"})
     per_layer_size: NonNegativeInt = field(
         default=256, metadata={"alias": "hidden_size_per_layer_input"}
@@ -97,12 +97,12 @@ class SharedKVConfig(RotaryConfig):
 
     @property
     def full(self) -> Self:
-        """The configuration of a model whose layers are all like those without a window."""
+        """The configuration with the attention settings of layers without a window."""
         return self
 
     @property
     def sliding(self) -> Self:
-        """The configuration of a model whose layers are all like those with a window."""
+        """The configuration with the attention settings of layers with a window."""
         return replace(self, rope=self.sliding_rope)
 
     @property
@@ -127,7 +127,7 @@ class SharedKVConfig(RotaryConfig):
 
     @classmethod
     def read_shared(cls, config: JsonObject, rope: JsonObject | None) -> dict[str, Any]:
-        """Returns the derived fields without the windows.
+        """Returns the fields that depend on several keys, except the windows.
 
         `rope` holds the rotary settings of both kinds of layers in files with the newer spelling.
         """
@@ -137,19 +137,22 @@ class SharedKVConfig(RotaryConfig):
             "sliding_rope": read_rope(sliding, default_theta=10_000.0)
         }
         cap = "final_logit_softcapping"
-        if cap in config and config[cap] is None:  # which is not the same as silence
+        if (
+            cap in config and config[cap] is None
+        ):  # null switches the cap off; a missing key does not
             fields[cap] = None
         return fields
 
 
 class SharedKVStage(RotaryStage):
-    """What a stage of a Gemma 3n model and a stage of a Gemma 4 model have in common."""
+    """The parts that the stages of Gemma 3n and Gemma 4 models share."""
 
     config: SharedKVConfig
 
     @property
     def stream_size(self) -> int:
-        """Number of elements in a row of hidden states before the inputs of the layers."""
+        """Number of elements of the residual streams in a row of hidden states; per-layer inputs
+        follow."""
         return self.config.hidden_size
 
     @property
@@ -163,18 +166,21 @@ class SharedKVStage(RotaryStage):
         ]
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return super().read_scale(source, name, size).float()  # what it scales is rounded after
+        return (
+            super().read_scale(source, name, size).float()
+        )  # kept in float32: the scaled result is rounded
 
     def plain_norm(self, size: int) -> RMSNorm:
-        """Returns a norm without a scale of its own."""
+        """Returns a norm whose scale is one."""
         return RMSNorm(torch.ones(size, device=self.device), self.config.rms_norm_eps)
 
     def scaled(self, tokens: Embedding) -> Embedding:
-        """Returns the embedding of tokens times the root of its size."""
+        """Returns the embedding of tokens, scaled by the square root of the hidden size."""
         return ScaledEmbedding(tokens, self._rounded(self.config.hidden_size**0.5))
 
     def read_per_layer_table(self, source: TensorSource) -> PerLayerTable:
-        """Reads the table and the projection that make the inputs of all layers."""
+        """Reads the table and the projection from which the per-layer inputs of all layers are
+        computed."""
         config, name = self.config, "model.per_layer_model_projection"
         size = config.per_layer_size
         width = config.n_layers * size
@@ -193,7 +199,7 @@ class SharedKVStage(RotaryStage):
         )
 
     def read_per_layer_gate(self, source: TensorSource, prefix: str, index: int) -> PerLayerGate:
-        """Reads the gate of the inputs of layer `index`."""
+        """Reads the gate of the per-layer inputs of layer `index`."""
         hidden_size, size = self.config.hidden_size, self.config.per_layer_size
         return PerLayerGate.read(
             source,
@@ -205,7 +211,11 @@ class SharedKVStage(RotaryStage):
         )
 
     def projected(self, index: int) -> Projected:
-        """Returns which projections the attention of layer `index` has."""
+        """Returns the projections of the attention of layer `index`.
+
+        The result is "q" for a layer that attends to the keys and values of an earlier layer,
+        otherwise "qkv".
+        """
         return "qkv" if self.config.kv_sources[index] == index else "q"
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
@@ -241,13 +251,13 @@ class SharedKVStage(RotaryStage):
         return head if cap is None else CappedHead(head, cap)
 
     def _rounded(self, factor: float) -> float:
-        """Returns a factor in the element type, as in training."""
+        """Returns `factor` rounded to the model's element type, as in training."""
         return torch.tensor(factor, dtype=self.dtype).item()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3nConfig(SharedKVConfig):
-    """`Gemma3nTextConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Gemma3nTextConfig`."""
 
     architecture = "Gemma3nForCausalLM"
     read_keys = SharedKVConfig.read_keys | {
@@ -263,7 +273,7 @@ class Gemma3nConfig(SharedKVConfig):
     scales_corrected: bool = field(default=True, metadata={"alias": "altup_correct_scale"})
     laurel_rank: PositiveInt = 64
     intermediate_sizes: tuple[PositiveInt, ...]  # of each layer
-    sparsities: tuple[NonNegativeFloat, ...]  # the share of gates that each layer closes
+    sparsities: tuple[NonNegativeFloat, ...]  # share of gates set to zero, for each layer
 
     def check(self) -> None:
         super().check()
@@ -305,14 +315,14 @@ class Gemma3nConfig(SharedKVConfig):
 
 @dataclass(frozen=True, slots=True)
 class SparseMLP:
-    """This rank's share of an MLP that closes all gates of a token below a limit.
+    """This rank's share of an MLP that sets all gates of a token below a limit to zero.
 
     The limit is `n_deviations` standard deviations above the mean of the token's gates.
     """
 
     gate_up: ColumnParallelLinear
     down: RowParallelLinear
-    size: int  # gates of all ranks
+    size: int  # number of gates on all ranks
     n_deviations: float
 
     @classmethod
@@ -325,8 +335,10 @@ class SparseMLP:
         size: int,
         sparsity: float,
     ) -> Self:
-        """Reads `gate_proj`, `up_proj` and `down_proj`; `sparsity` is the share of gates that are
-        closed if they are normally distributed."""
+        """Reads `gate_proj`, `up_proj` and `down_proj` under `prefix`.
+
+        `sparsity` is the share of gates that become zero if gates are normally distributed.
+        """
         names = [f"{prefix}.{name}_proj" for name in ("gate", "up")]
         gate_up = ColumnParallelLinear.read(
             source, names, n_in=hidden_size, n_out=(size, size), has_bias=False
@@ -349,28 +361,29 @@ class SparseMLP:
         return self.down.describe(to, to.gate("gelu_tanh", both), residual)
 
     def _squares(self, gates: Tensor, total: Tensor) -> Tensor:
-        """Returns the sums of this rank's squared deviations from the mean, [n_tokens, 1]."""
+        """Returns this rank's sum of squared deviations of gates from the mean, [n_tokens, 1]."""
         return (gates - total / self.size).square().sum(-1, keepdim=True)
 
     def _closed(self, both: Tensor, gates: Tensor, total: Tensor, squares: Tensor) -> Tensor:
-        """Returns `both` with closed gates in its first half, which is changed."""
+        """Returns `both`, whose first half is overwritten with the gates minus the limit, or
+        zero."""
         limit = total / self.size + self.n_deviations * (squares / self.size).sqrt()
         both[:, : gates.shape[1]] = F.relu(gates - limit)
         return both
 
 
 def _with_sums(both: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the gates, which are the first half of `both`, and their sums, in float32."""
+    """Returns the gates (the first half of `both`), and their sum on this rank, in float32."""
     gates = both[:, : both.shape[1] // 2].to(torch.float32, copy=True)
     return gates, gates.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True, slots=True)
 class AltUp:
-    """Predicts the residual streams after a layer, and corrects them by the stream that the layer
-    has computed.
+    """Predicts the residual streams after a layer, and corrects the prediction.
 
-    Streams are [n_tokens, n_streams, hidden]. Sums over them are in float32, stream by stream.
+    The correction uses the one stream that the layer has computed. Streams are [n_tokens,
+    n_streams, hidden]. Sums over streams are computed in float32, stream by stream.
     """
 
     norm: Norm
@@ -378,12 +391,12 @@ class AltUp:
     predicting: LinearWeight  # [n_streams * n_streams, n_streams]
     correcting: LinearWeight  # [n_streams, n_streams]
     n_streams: int
-    active: int  # the stream that is computed
-    factor: float  # of what the router sees
+    active: int  # index of the stream that the layer computes
+    factor: float  # factor of the router's input
 
     @classmethod
     def read(cls, source: TensorSource, prefix: str, config: Gemma3nConfig, norm: Norm) -> Self:
-        """Reads the matrices under `prefix`, which are never quantised."""
+        """Reads the matrices under `prefix`, which are not quantised."""
 
         def weight(name: str, n_out: int, n_in: int) -> LinearWeight:
             return pack(source.tensor(f"{prefix}.{name}.weight", n_out, n_in))
@@ -400,13 +413,15 @@ class AltUp:
         )
 
     def describe_routed(self, to: Program, active: Buffer) -> Buffer:
-        """Returns the router's product with the active stream, [n_tokens, n_streams]."""
+        """Returns the router's output for the active stream, [n_tokens, n_streams]."""
         normed = self.norm.describe(to, active)
         return to.multiply(self.router, to.scale(normed, self.factor))
 
     def predict(self, routed: Tensor, streams: Tensor) -> Tensor:
-        """Returns the streams that are expected after the layer, of the shape of `streams`; the
-        router's product is `routed`."""
+        """Returns the predicted streams after the layer, in the shape of `streams`.
+
+        `routed` is the router's output for the active stream before the layer.
+        """
         coefs = self.predicting(_modes(routed)).float()
         coefs = coefs.view(-1, self.n_streams, self.n_streams)  # [n_tokens, to, from]
         wide = streams.float()
@@ -416,28 +431,32 @@ class AltUp:
         return predicted.to(streams.dtype)
 
     def correct(self, routed: Tensor, predicted: Tensor, computed: Tensor) -> Tensor:
-        """Returns the predicted streams, corrected by the active one as it was `computed`,
-        [n_tokens, hidden], with which the router's product is `routed`."""
+        """Returns the predicted streams, corrected by the difference of the active stream.
+
+        The difference is `computed` [n_tokens, hidden] minus the prediction. `routed` is the
+        router's output for `computed`.
+        """
         coefs = self.correcting(_modes(routed)) + 1
         surprise = computed - predicted[:, self.active]
         return predicted + coefs[:, :, None] * surprise[:, None]
 
 
 def _modes(routed: Tensor) -> Tensor:
-    """Returns [n_tokens, n_streams] numbers between -1 and 1."""
+    """Returns the tanh of the router's output, [n_tokens, n_streams]."""
     return torch.tanh(routed.float()).to(routed.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class Laurel:
-    """A product of low rank beside attention."""
+    """A low-rank product, whose result is added to the output of attention."""
 
     left: LinearWeight  # [rank, hidden]
     right: LinearWeight  # [hidden, rank]
     norm: Norm
 
     def describe(self, to: Program, x: Buffer) -> Buffer:
-        """Returns [n_tokens, hidden]; `x` of that shape is used up."""
+        """Returns `x` plus the normed low-rank product, [n_tokens, hidden]; `x` may be
+        overwritten."""
         low = to.multiply(self.left, x)
         return to.add(x, self.norm.describe(to, to.multiply(self.right, low)))
 
@@ -473,7 +492,7 @@ class StreamsLayer:
         return hidden
 
     def _describe_active(self, to: Program, active: Buffer, layer: int) -> Buffer:
-        """Returns the active stream after attention and MLP; `active` is used up."""
+        """Returns the active stream after attention and MLP; `active` may be overwritten."""
         normed = self.attention_norm.describe(to, active)
         attended = self.attended_norm.describe(to, self.attention.describe(to, normed, layer))
         attended = to.add(to.add(active, attended), self.laurel.describe(to, normed))
@@ -483,11 +502,12 @@ class StreamsLayer:
 
     @property
     def size(self) -> int:
-        """The elements of a stream."""
+        """The number of elements of a stream."""
         return self.per_layer.projection.shape[0]
 
     def _streams(self, rows: Tensor) -> Tensor:
-        """Returns the streams at the beginning of rows, [n_tokens, n_streams, hidden]."""
+        """Returns the streams, which are the first elements of `rows`, as [n_tokens, n_streams,
+        hidden]."""
         return _streams(rows, self.altup.n_streams, self.size)
 
     def _predicted(self, routed: Tensor, hidden: Tensor) -> Tensor:
@@ -496,32 +516,34 @@ class StreamsLayer:
     def _corrected(
         self, routed: Tensor, predicted: Tensor, computed: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Returns the corrected streams, and the active one as it sees the layer's own inputs."""
+        """Returns the corrected streams, and the scaled active stream from which the gates are
+        computed."""
         corrected = self.altup.correct(routed, self._streams(predicted), computed)
         active = corrected[:, self.altup.active]
         scaled = active.clone() if self.scale is None else active * self.scale
         return corrected.flatten(1), scaled
 
     def _with_inputs(self, corrected: Tensor, own: Tensor) -> Tensor:
-        """Adds the layer's own inputs to all streams of `corrected` but the first."""
+        """Adds the gated per-layer inputs `own` to all streams of `corrected` but the first."""
         self._streams(corrected)[:, 1:] += own[:, None]
         return corrected
 
 
 def _streams(rows: Tensor, n_streams: int, size: int) -> Tensor:
-    """Returns the streams at the beginning of rows, [n_tokens, n_streams, hidden]."""
+    """Returns the streams, which are the first elements of `rows`, as [n_tokens, n_streams,
+    hidden]."""
     return rows[:, : n_streams * size].view(-1, n_streams, size)
 
 
 def _mean_square(x: Tensor) -> Tensor:
-    """Returns the mean square of each row of `x` [n_tokens, size], [n_tokens, 1] float32."""
+    """Returns the mean square of each row, [n_tokens, 1] in float32; `x` is [n_tokens, size]."""
     return x.float().square().sum(-1, keepdim=True) / x.shape[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsEmbedding:
-    """Embeds tokens in the first stream, projects them to the others, and appends the inputs of the
-    layers."""
+    """Embeds tokens as the first stream, computes the other streams as projections of the first,
+    and appends the per-layer inputs."""
 
     tokens: Embedding
     projections: Sequence[LinearWeight]  # [hidden, hidden], of the streams after the first
@@ -534,20 +556,22 @@ class StreamsEmbedding:
         return to.join(first, *others, self.per_layer.describe(to, first))
 
     def _others(self, first: Tensor) -> tuple[Tensor, ...]:
-        """Returns the streams after the `first`, of its shape."""
+        """Returns the streams after the first one, each in the shape of `first`."""
         magnitude = _mean_square(first).sqrt()
         others = (_of_magnitude(weight(first), magnitude) for weight in self.projections)
         return tuple(each.to(first.dtype) for each in others)
 
 
 def _of_magnitude(x: Tensor, magnitude: Tensor) -> Tensor:
-    """Returns the rows of `x` with a root mean square of `magnitude` [n_tokens, 1], in float32."""
+    """Returns `x` in float32, scaled so that each row has the root mean square `magnitude`
+    [n_tokens, 1]."""
     return x.float() * magnitude / _mean_square(x).clamp(min=1e-5).sqrt()
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsHead:
-    """A head of the mean of all streams; the streams after the first are projected before."""
+    """A head of the mean of all streams. The streams after the first are projected before the
+    mean."""
 
     head: Head
     projections: Sequence[LinearWeight]  # [hidden, hidden]

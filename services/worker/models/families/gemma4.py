@@ -1,8 +1,9 @@
-"""Gemma 4, text only: full layers have other heads, whose keys may be their values (Google, 2026).
+"""Gemma 4, text only: layers without a window have different heads (Google, 2026).
 
-Every kind of model has parts of its own: inputs of layers and shared keys and values in the small
-ones (E2B, E4B), experts beside a dense MLP in one (26B-A4B). Checkpoints without encoders of images
-and sounds are called unified (12B), and compute the same.
+In some models the keys of these layers are also their values. Each size of the model has additional
+parts: the small models (E2B, E4B) have per-layer inputs and shared keys and values, and one model
+(26B-A4B) has experts in addition to a dense MLP. Checkpoints without encoders of images and sounds
+are called unified (12B), and compute the same as other Gemma 4 checkpoints.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from services.worker.models.per_layer_inputs import HeadWithoutInputs, PerLayerG
 from services.worker.models.tensor_parallel import even_share
 from services.worker.models.weights import Shard, TensorSource
 
-# What `Gemma4TextConfig` means by a file that does not say it.
+# Defaults of `Gemma4TextConfig` for missing keys.
 _DEFAULT_ROPE: JsonObject = {
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25},
     "sliding_attention": {"rope_type": "default"},
 }
 _DEFAULT_FULL_HEAD_DIM = 512
 
-_OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))  # what full layers have of their own
+_OVERRIDDEN = frozenset(("head_dim", "num_key_value_heads"))  # settings of layers without a window
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,10 @@ class Experts:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4Config(SharedKVConfig):
-    """`Gemma4TextConfig` of Hugging Face; `head_dim` and `n_kv_heads` are of sliding layers."""
+    """Counterpart of Hugging Face's `Gemma4TextConfig`.
+
+    `head_dim` and `n_kv_heads` are the values of layers with a window.
+    """
 
     architecture = "Gemma4ForCausalLM"
     read_keys = SharedKVConfig.read_keys | {
@@ -83,7 +87,8 @@ class Gemma4Config(SharedKVConfig):
 
     @property
     def experts(self) -> Experts | None:
-        """The experts of every layer; None if there are none. Raises ValueError without sizes."""
+        """The sizes of the experts of a layer; None without experts. Raises ValueError if a size is
+        missing."""
         if not self.has_experts:
             return None
         if self.n_experts is None or self.n_chosen is None or self.expert_size is None:
@@ -107,7 +112,7 @@ class Gemma4Config(SharedKVConfig):
 
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
-        # Images alone are seen in both directions by "vision".
+        # "vision" means that only images are attended to in both directions.
         require(config, use_bidirectional_attention=("vision", None))
         n_layers = config.get("num_hidden_layers") or 0
         windows = read_windows(
@@ -115,7 +120,7 @@ class Gemma4Config(SharedKVConfig):
             window=config.get("sliding_window", cls.default_window),
             default=[(i + 1) % 6 != 0 for i in range(n_layers)],
         )
-        windows = (*windows[:-1], None)  # whatever the file says of the last layer
+        windows = (*windows[:-1], None)  # the last layer never has a window
         given = {"num_key_value_heads": 4, **config}
         fields = cls.read_shared(given, config.get("rope_parameters") or _DEFAULT_ROPE)
         own = _read_full_heads(config, [i for i, window in enumerate(windows) if window is None])
@@ -127,11 +132,12 @@ class Gemma4Config(SharedKVConfig):
 
 
 def _read_full_heads(config: JsonObject, full_layers: list[int]) -> JsonObject:
-    """Returns the settings in which full layers differ, under the keys of the same settings of all
+    """Returns the settings of layers without a window that differ from the settings of other
     layers.
 
-    Files of `transformers` 5.23 and later list these settings for each layer. Raises
-    UnsupportedModel if full layers differ from each other.
+    The result has the keys `head_dim` and `num_key_value_heads`. Files of `transformers` 5.23 and
+    later list these settings for each layer. Raises UnsupportedModel if layers without a window
+    differ from each other.
     """
     by_layer = config.get("per_layer_config")
     if by_layer is None:
@@ -152,7 +158,7 @@ def _read_full_heads(config: JsonObject, full_layers: list[int]) -> JsonObject:
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma4UnifiedConfig(Gemma4Config):
-    """`Gemma4UnifiedTextConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Gemma4UnifiedTextConfig`."""
 
     architecture = "Gemma4UnifiedForCausalLM"
     default_window = 1024
@@ -167,7 +173,7 @@ class Gemma4UnifiedConfig(Gemma4Config):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingWithInputs:
-    """Embeds tokens and appends the inputs of all layers to their rows."""
+    """Embeds tokens and appends the per-layer inputs of all layers to each row."""
 
     tokens: Embedding
     per_layer: PerLayerTable
@@ -179,7 +185,7 @@ class EmbeddingWithInputs:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Layer:
-    """A layer with norms before and after, whose result is multiplied by a scale."""
+    """A layer with norms before and after each part; the result is multiplied by a scale."""
 
     layer: SandwichLayer
     scale: Tensor  # [1]
@@ -190,13 +196,15 @@ class Gemma4Layer:
 
 @dataclass(frozen=True, slots=True)
 class LayerWithInputs:
-    """A layer with norms before and after, then the layer's own inputs; the sum of both is
-    multiplied by a scale."""
+    """A layer with norms before and after each part, followed by the gated per-layer inputs.
+
+    The inputs are added, and the sum is multiplied by a scale.
+    """
 
     layer: SandwichLayer
     per_layer: PerLayerGate
     scale: Tensor  # [1]
-    size: int  # of the residual stream, at the beginning of a row
+    size: int  # of the residual stream, which begins a row
 
     def describe(self, to: Program, hidden: Buffer, layer: int) -> Buffer:
         stream = self.layer.describe(to, to.take_part(hidden, 0, self.size), layer)
@@ -207,8 +215,10 @@ class LayerWithInputs:
 
 @dataclass(frozen=True, slots=True)
 class ScaledRouter:
-    """Chooses experts by the direction of hidden states times a scale, and multiplies the weight of
-    each expert by a scale of the expert."""
+    """Chooses experts by the normalised hidden states times a scale.
+
+    The weight of each chosen expert is multiplied by a scale of that expert.
+    """
 
     norm: Norm
     scale: Tensor  # [hidden]
@@ -218,7 +228,8 @@ class ScaledRouter:
     n_chosen: int
 
     def describe(self, to: Program, x: Buffer) -> tuple[Buffer, Buffer]:
-        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        """Returns the indices of the chosen experts and their weights, [n_tokens, n_chosen]
+        each."""
         experts = to.buffer(self.n_chosen, torch.int64)
         weights = to.buffer(self.n_chosen, torch.float32)
         scaled = to.buffer(x.width)
@@ -229,7 +240,8 @@ class ScaledRouter:
         return experts, weights
 
     def _chosen(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        """Returns the indices of the chosen experts and their weights, [n_tokens, n_chosen]
+        each."""
         weights, experts = scores.float().softmax(-1).topk(self.n_chosen)
         weights = weights / weights.sum(-1, keepdim=True)
         return experts, weights * self.expert_scales[experts]
@@ -237,7 +249,10 @@ class ScaledRouter:
 
 @dataclass(frozen=True, slots=True)
 class DenseBesideExperts:
-    """Adds a dense MLP and a mixture of experts, each between two norms of the same stream."""
+    """Adds the outputs of a dense MLP and of a mixture of experts.
+
+    Each of the two has a norm before and a norm after, and both have the same input `x`.
+    """
 
     dense_norm: Norm
     dense: MLP
@@ -291,7 +306,7 @@ class Gemma4Stage(SharedKVStage):
         mlp = self.read_mlp(source, f"{prefix}.mlp", index)
         if experts is not None:
             mlp = self._beside_experts(source, prefix, experts, mlp_norm, mlp)
-            mlp_norm = NoNorm()  # the MLP normalises by itself
+            mlp_norm = NoNorm()  # `DenseBesideExperts` has the norms
         layer = SandwichLayer(
             norm("input"),
             self.read_attention(source, f"{prefix}.self_attn", index),
@@ -336,7 +351,8 @@ class Gemma4Stage(SharedKVStage):
         )
 
     def _read_experts(self, source: TensorSource, prefix: str, experts: Experts) -> ExpertMatrices:
-        """Reads this rank's share of the experts, each a part of its inside."""
+        """Reads this rank's share of every expert, which is a part of the expert's inner
+        elements."""
         n, size, hidden_size = experts.n, experts.size, self.config.hidden_size
         share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
         name = f"{prefix}.gate_up_proj"

@@ -1,6 +1,8 @@
-"""GLM-4: neighbours turn in the first half of each head, gate and up are fused (GLM Team, 2024).
+"""GLM-4: rotary embedding rotates neighbouring elements in the first half of each head (GLM Team,
+2024).
 
-Of the checkpoints that say `GlmForCausalLM`; `glm4.py` has the later ones.
+Gate and up are one fused projection. This file is for checkpoints of `GlmForCausalLM`; `glm4.py`
+has the later models.
 """
 
 from __future__ import annotations
@@ -16,13 +18,13 @@ from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `GlmConfig` means by a file that does not say it.
+# Defaults of `GlmConfig` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
 class GlmConfig(RotaryConfig):
-    """`GlmConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `GlmConfig`."""
 
     architecture = "GlmForCausalLM"
     default_partial_rotary_factor = 0.5

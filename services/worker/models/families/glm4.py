@@ -1,4 +1,4 @@
-"""GLM-4 of 2025: GLM-4 with norms after attention and MLP as well (GLM Team, 2025)."""
+"""GLM-4 of 2025: GLM-4 with additional norms after attention and after the MLP (GLM Team, 2025)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4Config(GlmConfig):
-    """`Glm4Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Glm4Config`."""
 
     architecture = "Glm4ForCausalLM"
 

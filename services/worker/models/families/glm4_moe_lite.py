@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: DeepSeek-V3 in other sizes (GLM-4.5 Team, 2025)."""
+"""GLM-4.7-Flash: DeepSeek-V3 with different sizes (GLM-4.5 Team, 2025)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from services.worker.models.families.deepseek_v3 import DeepseekV3Config, Deepse
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4MoeLiteConfig(DeepseekV3Config):
-    """`Glm4MoeLiteConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Glm4MoeLiteConfig`."""
 
     architecture = "Glm4MoeLiteForCausalLM"
     read_keys = DeepseekV3Config.read_keys | {"mlp_layer_types"}

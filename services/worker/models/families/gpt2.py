@@ -1,6 +1,7 @@
-"""GPT-2: learned positions, layer norms with shift, a plain MLP (Radford et al., 2019).
+"""GPT-2: learned positions, layer norms with biases, an MLP without gates (Radford et al., 2019).
 
-Its linear layers are stored transposed, [n_in, n_out], and query, key and value as one.
+The matrices of linear layers are stored transposed, [n_in, n_out]. Query, key and value are one
+matrix.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config(ModelConfig):
-    """`GPT2Config` of Hugging Face, whose keys have names of their own."""
+    """Counterpart of Hugging Face's `GPT2Config`, whose keys differ from the keys of other
+    families."""
 
     architecture = "GPT2LMHeadModel"
     read_keys = frozenset(("n_inner",))
-    # `reorder_and_upcast_attn` changes the order of roundings only; `n_ctx` says again what
-    # `n_positions` says; the summary is for other tasks.
+    # `reorder_and_upcast_attn` changes the order of roundings only; `n_ctx` repeats
+    # `n_positions`; the keys of summaries are for other tasks.
     ignored_keys = frozenset((
         "attn_pdrop", "embd_pdrop", "resid_pdrop", "n_ctx", "reorder_and_upcast_attn",
         "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
@@ -92,7 +94,7 @@ class GPT2Stage(DecoderStage):
         if self.config.scale_attn_by_inverse_layer_idx:
             scale /= index + 1
         heads = HeadShare.of(self.config, source.tp_rank, source.tp_size)
-        q = heads.q_elements(self.config)  # and k and v after it in the same matrix
+        q = heads.q_elements(self.config)  # k and v follow in this matrix
         return Attention(
             qkv=ColumnParallelLinear.read(
                 source,

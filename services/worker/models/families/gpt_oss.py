@@ -1,7 +1,8 @@
-"""gpt-oss: experts everywhere, sinks in attention, a window in every other layer (OpenAI, 2025).
+"""gpt-oss: experts in every layer, and attention with sinks (OpenAI, 2025).
 
-Its experts' gates and what they gate are stored in turn, and checkpoints as they are published have
-experts in MXFP4, which stay so on a CPU and are dequantised when they are read on a GPU.
+Every second layer has a window. The outputs of an expert's first matrix alternate between a gate
+and the value that the gate multiplies. Published checkpoints have experts in MXFP4, which stay
+quantised on a CPU and are dequantised when they are read on a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.tensor_parallel import HeadShare, even_share
 from services.worker.models.weights import Part, Shard, TensorSource
 
-# What `GptOssConfig` means by a file that does not say it.
+# Defaults of `GptOssConfig` for missing keys.
 _DEFAULTS: JsonObject = {"head_dim": 64, "num_key_value_heads": 8}
 _DEFAULT_WINDOW = 128
 _DEFAULT_ROPE: JsonObject = {
@@ -48,20 +49,20 @@ _DEFAULT_ROPE: JsonObject = {
     "original_max_position_embeddings": 4096,
 }
 
-# The last is how other programs are to load the file.
+# The last key is for other programs that load the file.
 _QUANTIZATION_KEYS = frozenset(("quant_method", "modules_to_not_convert", "dequantize"))
-_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # patterns of modules, and characters of one
+_MAX_PATTERNS, _MAX_PATTERN = 10_000, 300  # number of patterns, and characters of a pattern
 
 
 @dataclass(frozen=True, kw_only=True)
 class GptOssConfig(RotaryConfig):
-    """`GptOssConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `GptOssConfig`."""
 
     architecture = "GptOssForCausalLM"
     read_keys = RotaryConfig.read_keys | {
         "sliding_window", "layer_types", "quantization_config", "experts_per_token",
     }  # fmt: skip
-    # The first two matter to training only; the last says again what the rotary settings say.
+    # The first two matter to training only; the last repeats a rotary setting.
     ignored_keys = frozenset(
         ("output_router_logits", "router_aux_loss_coef", "initial_context_length")
     )
@@ -76,7 +77,7 @@ class GptOssConfig(RotaryConfig):
     n_chosen: PositiveInt = field(default=4, metadata={"alias": "num_experts_per_tok"})
     swiglu_alpha: PositiveFloat = 1.702
     swiglu_limit: PositiveFloat = 7.0
-    packed_layers: tuple[int, ...] = ()  # whose experts are stored in MXFP4
+    packed_layers: tuple[int, ...] = ()  # layers whose experts are stored in MXFP4
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
@@ -120,12 +121,13 @@ class GptOssConfig(RotaryConfig):
             "packed_layers": packed_layers,
         }
         if packed_layers and not (config.get("dtype") or config.get("torch_dtype")):
-            fields["checkpoint_dtype"] = "bfloat16"  # which OpenAI's files leave out
+            fields["checkpoint_dtype"] = "bfloat16"  # missing in OpenAI's files
         return fields
 
 
 def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
-    """Returns the layers whose experts are stored in MXFP4; raises UnsupportedModel for others."""
+    """Returns the layers whose experts are in MXFP4; raises UnsupportedModel for other
+    quantisation."""
     if not quantization:
         return ()
     method = quantization.get("quant_method")
@@ -149,9 +151,9 @@ def _read_packed_layers(quantization: Any, n_layers: int) -> tuple[int, ...]:
 
 
 def _names(patterns: Sequence[str], module: str) -> bool:
-    """Whether a pattern names a module or one that it is in, from its beginning, or its end.
+    """Whether a pattern matches `module`, a parent of `module`, or the end of its name.
 
-    As in transformers, but that a pattern has no other signs than `*`.
+    The rules are those of transformers, except that `*` is the only special character of a pattern.
     """
     return any(
         fnmatchcase(module, pattern)
@@ -168,7 +170,9 @@ class GptOssStage(RotaryStage):
     config: GptOssConfig
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return super().read_scale(source, name, size).float()  # what it scales is rounded after
+        return (
+            super().read_scale(source, name, size).float()
+        )  # kept in float32: the scaled result is rounded
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         n_heads = self.config.n_heads
@@ -199,7 +203,7 @@ class GptOssStage(RotaryStage):
 
 
 class _Experts:
-    """Reads this rank's share of the experts of a layer, each a part of its inside."""
+    """Reads this rank's share of every expert of a layer, a part of the expert's inner elements."""
 
     def __init__(self, config: GptOssConfig, source: TensorSource, prefix: str, index: int) -> None:
         self._config = config
@@ -208,11 +212,11 @@ class _Experts:
         self._is_packed = index in config.packed_layers
         size = config.intermediate_size
         self._share = even_share(size, source.tp_rank, source.tp_size, what=f"inside of {prefix}")
-        # Gates are at even places, and what they gate beside them.
+        # Gates have even indices; the value of each gate has the next odd index.
         self._pairs = range(2 * self._share.start, 2 * self._share.stop)
 
     def packed(self) -> ExpertMatrices:
-        """Returns the experts as they are computed fastest."""
+        """Returns the experts in the form that is computed fastest."""
         n, hidden_size = self._config.n_experts, self._config.hidden_size
         size = self._config.intermediate_size
         gate_up, down = f"{self._prefix}.gate_up_proj", f"{self._prefix}.down_proj"
@@ -224,7 +228,7 @@ class _Experts:
                 _gates_first(torch.arange(len(self._pairs))[None])[0],
                 self._form(),
             )
-        # Stored with inputs first.
+        # These matrices are stored with inputs first.
         first = self._source.tensor(gate_up, n, hidden_size, 2 * size, shard=Shard(2, self._pairs))
         second = self._source.tensor(down, n, size, hidden_size, shard=Shard(1, self._share))
         return pack_experts(
@@ -234,7 +238,11 @@ class _Experts:
         )
 
     def _form(self) -> ExpertForm:
-        """Returns biases and the gate; the sum over the ranks has the second bias once."""
+        """Returns the biases and the gate of the experts.
+
+        Rank 0 alone has the bias of the second matrix, so that the sum over the ranks includes this
+        bias once.
+        """
         n, size = self._config.n_experts, self._config.intermediate_size
         gate_up = self._source.tensor(
             f"{self._prefix}.gate_up_proj_bias", n, 2 * size, shard=Shard(1, self._pairs)
@@ -248,5 +256,6 @@ class _Experts:
 
 
 def _gates_first(x: Tensor) -> Tensor:
-    """Returns `x` [n_experts, 2 * size, ...] with its even places before the odd ones."""
+    """Returns `x` [n_experts, 2 * size, ...] with the rows of even index before the rows of odd
+    index."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)

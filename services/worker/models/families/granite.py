@@ -1,4 +1,4 @@
-"""Granite 3: Llama with multipliers of embeddings, scores, residuals and logits (IBM, 2024)."""
+"""Granite 3: Llama with factors of embeddings, scores, residuals and logits (IBM, 2024)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(LlamaConfig):
-    """`GraniteConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `GraniteConfig`."""
 
     architecture = "GraniteForCausalLM"
 
     embedding_multiplier: PositiveFloat = 1.0
-    attention_multiplier: PositiveFloat = 1.0  # instead of dividing by the root of the heads' size
-    residual_multiplier: PositiveFloat = 1.0  # of what a layer adds
-    logits_scaling: PositiveFloat = 1.0  # logits are divided by it
+    attention_multiplier: PositiveFloat = 1.0  # factor of scores, instead of 1 / sqrt(head_dim)
+    residual_multiplier: PositiveFloat = 1.0  # factor of the output of attention and of the MLP
+    logits_scaling: PositiveFloat = 1.0  # divisor of logits
 
 
 class GraniteStage(LlamaStage):

@@ -1,6 +1,6 @@
-"""Llama, and what calls itself so: a pre-norm decoder with rotary grouped-query attention.
+"""Llama and compatible models: a pre-norm decoder with rotary grouped-query attention.
 
-Touvron et al., 2023; names of tensors as in Hugging Face's `LlamaForCausalLM`.
+The model is by Touvron et al., 2023. Tensors have the names of Hugging Face's `LlamaForCausalLM`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(RotaryConfig):
-    """`LlamaConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `LlamaConfig`."""
 
     architecture = "LlamaForCausalLM"
-    # `pretraining_tp` only cuts the same matrices into slices.
+    # `pretraining_tp` only divides matrices into slices, with an equal result.
     ignored_keys = frozenset(("pretraining_tp", "is_llama_config"))
 
     attention_bias: bool = False

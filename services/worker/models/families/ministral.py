@@ -10,14 +10,14 @@ from services.worker.models.config import JsonObject, PositiveInt, read_windows
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.rotary_config import RotaryConfig
 
-# What `MinistralConfig` means by a file that does not mention them; no window is written as null.
+# Defaults of `MinistralConfig` for missing keys; null means no window.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_KV_HEADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class MinistralConfig(RotaryConfig):
-    """`MinistralConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `MinistralConfig`."""
 
     architecture = "MinistralForCausalLM"
     read_keys = RotaryConfig.read_keys | {"sliding_window", "layer_types"}

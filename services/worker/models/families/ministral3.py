@@ -1,6 +1,7 @@
-"""Ministral 3: Mistral whose queries grow with their distance from the start (Mistral AI, 2025).
+"""Ministral 3: Mistral whose queries are scaled by a factor of their position (Mistral AI, 2025).
 
-Beyond each further length of the original context, scores are sharper by a little.
+The factor is larger after each further length of the original context, which sharpens scores a
+little.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Ministral3Config` means by a file that does not say it.
+# Defaults of `Ministral3Config` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 _DEFAULT_ROPE = {
     "rope_type": "yarn",
@@ -43,14 +44,14 @@ _DEFAULT_ROPE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Ministral3Config(RotaryConfig):
-    """`Ministral3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Ministral3Config`."""
 
     architecture = "Ministral3ForCausalLM"
     read_keys = RotaryConfig.read_keys - {"rope_theta", "rope_scaling"}
 
     window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})
     query_growth: NonNegativeFloat  # `llama_4_scaling_beta`
-    growth_length: PositiveInt  # tokens after each of which queries grow
+    growth_length: PositiveInt  # number of positions with an equal factor
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
@@ -59,7 +60,7 @@ class Ministral3Config(RotaryConfig):
     @classmethod
     def read(cls, config: JsonObject) -> dict[str, Any]:
         rope = dict(config.get("rope_parameters") or _DEFAULT_ROPE)
-        rope.pop("max_position_embeddings", None)  # which is said outside as well
+        rope.pop("max_position_embeddings", None)  # repeated outside of `rope_parameters`
         growth = rope.pop("llama_4_scaling_beta", None)
         length = rope.get("original_max_position_embeddings")
         if growth is None or length is None:
@@ -75,10 +76,10 @@ class Ministral3Config(RotaryConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrowingAttention(Attention):
-    """Attention whose queries are multiplied by a factor of their position."""
+    """Attention whose queries are multiplied by a factor that depends on the position."""
 
     factors: Tensor  # [n_lengths], of the type of queries
-    length: int  # positions that have one factor
+    length: int  # number of positions with an equal factor
 
     def describe_stored(self, to: Program, qkv: Buffer, layer: int) -> Buffer:
         qkv = Attention.describe_stored(self, to, qkv, layer)
@@ -102,7 +103,8 @@ class Ministral3Stage(RotaryStage):
         )
 
     def _factors(self) -> Tensor:
-        """Returns the factors of all positions, one for each length of the original context."""
+        """Returns the factors of queries: one for each range of positions as long as the original
+        context."""
         n_lengths = -(-self.config.max_position_embeddings // self.config.growth_length)
         factors = 1 + self.config.query_growth * torch.log1p(torch.arange(n_lengths).float())
         return factors.to(dtype=self.dtype, device=self.device)

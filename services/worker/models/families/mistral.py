@@ -1,4 +1,4 @@
-"""Mistral: Llama whose layers all see a sliding window of the sequence (Jiang et al., 2023)."""
+"""Mistral: Llama with a sliding window in all layers (Jiang et al., 2023)."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from services.worker.models.config import JsonObject, PositiveInt
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.rotary_config import RotaryConfig
 
-# What `MistralConfig` means by a file that does not mention the window; null means none.
+# Default of `MistralConfig` for a missing window; null means no window.
 _DEFAULT_WINDOW = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class MistralConfig(RotaryConfig):
-    """`MistralConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `MistralConfig`."""
 
     architecture = "MistralForCausalLM"
     read_keys = RotaryConfig.read_keys | {"sliding_window"}

@@ -15,7 +15,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class MixtralConfig(RotaryConfig):
-    """`MixtralConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `MixtralConfig`."""
 
     architecture = "MixtralForCausalLM"
     # All three matter to training only.
@@ -48,7 +48,7 @@ class MixtralStage(RotaryStage):
     config: MixtralConfig
 
     def read_mlp(self, source: TensorSource, prefix: str, index: int) -> MLP:
-        # Hugging Face's Mixtral calls this place by another name than its Llama does.
+        # The tensors of Hugging Face's Mixtral have another prefix than Llama's.
         place = prefix.removesuffix("mlp") + "block_sparse_moe"
         return read_experts(
             source,

@@ -1,4 +1,7 @@
-"""OLMo 2: norms after attention and MLP, and over all queries or keys at once (OLMo Team, 2024)."""
+"""OLMo 2: norms after attention and MLP, and over all heads together (OLMo Team, 2024).
+
+One norm is over all heads of queries, another one over all heads of keys.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from services.worker.models.weights import Part, Shard, TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo2Config(RotaryConfig):
-    """`Olmo2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Olmo2Config`."""
 
     architecture = "Olmo2ForCausalLM"
 
@@ -33,14 +36,14 @@ class Olmo2Config(RotaryConfig):
 class WideNorms:
     """Root-mean-square norms over all heads of queries, and over all heads of keys.
 
-    A rank normalises the heads of its share, by the mean square of the heads of all ranks.
+    A rank normalises its own heads, by the mean square over the heads of all ranks.
     """
 
     weight: Tensor  # [n_q + n_k], of the elements of this rank's queries and then of its keys
     n_q: int
-    n_all_q: int  # elements of all ranks together, as the next
+    n_all_q: int  # elements on all ranks, like n_all_k
     n_all_k: int
-    n_copies: int  # ranks that have the same keys
+    n_copies: int  # number of ranks with copies of each K/V head
     eps: float
 
     @classmethod
@@ -76,7 +79,7 @@ class WideNorms:
         to.copy_part(normed, 0, normed.width, qkv, 0)
 
     def _means(self, qkv: Tensor) -> Tensor:
-        """Returns this rank's summands of the mean squares of queries and of keys, [n_tokens, 2]
+        """Returns what this rank adds to the mean squares of queries and of keys, [n_tokens, 2] in
         float32."""
         squares = qkv[:, : len(self.weight)].float().square()
         q, k = squares[:, : self.n_q].sum(-1), squares[:, self.n_q :].sum(-1)
@@ -91,13 +94,14 @@ class WideNorms:
         return normed.to(qkv.dtype)
 
     def _parts(self) -> tuple[tuple[int, Tensor], ...]:
-        """Returns the first element of queries and of keys in a row, each with its weights."""
+        """Returns, for queries and for keys, the first element in a row and the weight of the
+        norm."""
         return (0, self.weight[: self.n_q]), (self.n_q, self.weight[self.n_q :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WideNormAttention(Attention):
-    """Attention whose queries and keys are normalised across heads before they turn."""
+    """Attention whose queries and keys are normalised across all heads before rotary embedding."""
 
     norms: WideNorms
 
@@ -112,7 +116,7 @@ class WideNormAttention(Attention):
         has_bias: bool,
         rotary: int = 0,
     ) -> Self:
-        """Reads all projections under `prefix`, and the norms `q_norm` and `k_norm`."""
+        """Reads all projections of attention and the norms `q_norm` and `k_norm` under `prefix`."""
         plain = Attention.read(
             source,
             prefix,
@@ -160,5 +164,6 @@ class Olmo2Stage(RotaryStage):
         )
 
     def rotary(self, index: int) -> int:
-        """Returns which angles turn the heads of layer `index`; here there is one kind."""
+        """Returns the index of the rotary embedding of layer `index`; by default the only one,
+        0."""
         return 0

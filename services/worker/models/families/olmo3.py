@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows in three layers of four, which turn by angles of their own."""
+"""OLMo 3: OLMo 2 with windows in three layers of four, which have their own rotary embedding."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from services.worker.models.families.olmo2 import Olmo2Config, Olmo2Stage
 from services.worker.models.rope import RotaryEmbedding
 from services.worker.models.rotary_config import RopeConfig, read_rope
 
-_FULL, _SLIDING = 0, 1  # kinds of angles, by their places in `make_rotaries`
-_DEFAULT_WINDOW = 4096  # of a file that does not mention it
+_FULL, _SLIDING = 0, 1  # indices of the rotary embeddings in `make_rotaries`
+_DEFAULT_WINDOW = 4096  # default for files without the key
 
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo3Config(Olmo2Config):
-    """`Olmo3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Olmo3Config`."""
 
     architecture = "Olmo3ForCausalLM"
     read_keys = Olmo2Config.read_keys | {"sliding_window", "layer_types"}
     default_rope_theta = 500_000.0
 
     windows: tuple[PositiveInt | None, ...]
-    sliding_rope: RopeConfig  # of layers with a window; `rope` is that of the others
+    sliding_rope: RopeConfig  # for layers with a window; `rope` is for all others
 
     @property
     def layer_windows(self) -> Sequence[int | None]:
@@ -51,9 +51,11 @@ class Olmo3Config(Olmo2Config):
 
 
 def _split_rope(config: JsonObject) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Returns the rotary settings of full and of sliding layers, each as a config of one kind.
+    """Returns `config` changes for the rotary settings of full layers, and of sliding layers.
 
-    Older files have one kind, and stretch full layers alone.
+    Each result has the keys of a file with one kind of layers. Older files have one rotary setting,
+    which stretches the context of full layers only. Raises UnsupportedModel for other kinds of
+    layers.
     """
     length = {"max_position_embeddings": config.get("max_position_embeddings")}
     both = config.get("rope_parameters")

@@ -1,4 +1,7 @@
-"""OLMoE: experts in every layer, and norms over all queries or keys at once (Muennighoff, 2024)."""
+"""OLMoE: experts in every layer, and norms over all heads together (Muennighoff et al., 2024).
+
+One norm is over all heads of queries, another one over all heads of keys.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class OlmoeConfig(RotaryConfig):
-    """`OlmoeConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `OlmoeConfig`."""
 
     architecture = "OlmoeForCausalLM"
     # Both matter to training only.

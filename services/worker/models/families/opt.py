@@ -1,6 +1,6 @@
-"""OPT: learned positions, layer norms with shift, a plain MLP (Zhang et al., 2022).
+"""OPT: learned positions, layer norms with biases, an MLP without gates (Zhang et al., 2022).
 
-The shapes of the Orca paper's GPT-3 models are served as this family (`models/configs`).
+The GPT-3 models of the Orca paper are served in their shapes as OPT models (`models/configs`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from services.worker.models.layers import ColumnParallelLinear, RowParallelLinea
 from services.worker.models.weights import TensorSource
 
 _LAYER_NORM_EPS = 1e-5
-_POSITION_OFFSET = 2  # the table's first rows belonged to padding
+_POSITION_OFFSET = 2  # the first rows of the table are unused (padding)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OPTConfig(ModelConfig):
-    """`OPTConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `OPTConfig`."""
 
     architecture = "OPTForCausalLM"
     read_keys = frozenset((
@@ -69,7 +69,7 @@ class OPTConfig(ModelConfig):
 
 @dataclass(frozen=True, slots=True)
 class NormedSumLayer:
-    """Adds attention and an MLP to the residual stream, and normalises it after each."""
+    """Adds attention and an MLP to the residual stream, and normalises the sum after each."""
 
     attention: Attention
     attention_norm: Norm

@@ -1,6 +1,7 @@
-"""Phi-3 and Phi-4: Llama with fused projections and two sets of angles (Abdin et al., 2024).
+"""Phi-3 and Phi-4: Llama with fused projections and "longrope" angles (Abdin et al., 2024).
 
-In the later small ones a part of each head turns. `rope.py` says which angles are taken.
+"longrope" has two sets of factors; `rope.py` says which set is used. In the later small models only
+a part of each head is rotated.
 """
 
 from __future__ import annotations
@@ -17,19 +18,19 @@ from services.worker.models.rope import head_order
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Phi3Config` means by a file that does not say it.
+# Defaults of `Phi3Config` for missing keys.
 _DEFAULT_ORIGINAL_LENGTH = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phi3Config(RotaryConfig):
-    """`Phi3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Phi3Config`."""
 
     architecture = "Phi3ForCausalLM"
     read_keys = RotaryConfig.read_keys | {
         "sliding_window", "original_max_position_embeddings", "full_attn_mod", "interpolate_factor",
     }  # fmt: skip
-    # Training, and code beside the weights that is not run.
+    # Keys for training, and for code in the checkpoint, which is not run.
     ignored_keys = frozenset(("resid_pdrop", "embd_pdrop", "auto_map"))
     default_partial_rotary_factor = 1.0
 
@@ -48,7 +49,8 @@ class Phi3Config(RotaryConfig):
 
 
 def _longrope(config: JsonObject) -> JsonObject:
-    """Returns the rotary settings under their key, in the words of other families."""
+    """Returns the key of the rotary settings with the settings, converted to the names of other
+    families."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     rope = dict(config.get(key) or {})
     rope_type = rope.pop("rope_type", None) or rope.get("type") or "default"

@@ -13,14 +13,14 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Qwen2Config` and `Qwen3Config` mean by a file that does not say it.
+# Defaults of `Qwen2Config` and `Qwen3Config` for missing keys.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class QwenConfig(RotaryConfig):
-    """The fields that configurations of Qwen2 and later share: windows of the later layers."""
+    """The fields that Qwen2 and later configurations share: the later layers may have windows."""
 
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "max_window_layers", "layer_types",
@@ -46,7 +46,7 @@ class QwenConfig(RotaryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2Config(QwenConfig):
-    """`Qwen2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen2Config`."""
 
     architecture = "Qwen2ForCausalLM"
 

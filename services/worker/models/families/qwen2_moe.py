@@ -1,4 +1,4 @@
-"""Qwen2-MoE: Qwen2 with experts, and one more that every token goes through (Yang et al., 2024)."""
+"""Qwen2-MoE: Qwen2 with experts, and a shared expert for every token (Yang et al., 2024)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from services.worker.models.mixture import SharedExpert, read_experts
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
-# What `Qwen2MoeConfig` means by a file that does not say it.
+# Defaults of `Qwen2MoeConfig` for missing keys.
 _DEFAULT_WINDOW = 4096
 _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen2MoeConfig(RotaryConfig):
-    """`Qwen2MoeConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen2MoeConfig`."""
 
     architecture = "Qwen2MoeForCausalLM"
     read_keys = RotaryConfig.read_keys | {
@@ -63,7 +63,7 @@ class Qwen2MoeConfig(RotaryConfig):
         if config.get("use_sliding_window"):
             window = config.get("sliding_window", _DEFAULT_WINDOW)
         n_sliding = config.get("max_window_layers", _DEFAULT_MAX_WINDOW_LAYERS)
-        # Every other one of the first layers, unlike in Qwen2.
+        # Every second one of the first layers has a window, unlike in Qwen2.
         n_layers = config.get("num_hidden_layers") or 0
         default = [i % 2 == 0 and i < n_sliding for i in range(n_layers)]
         return super().read(config) | {

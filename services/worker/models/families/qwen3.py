@@ -1,4 +1,4 @@
-"""Qwen3: no biases, but a norm over every head of queries and keys (Yang et al., 2025)."""
+"""Qwen3: no biases, and a norm over each head of queries and keys (Yang et al., 2025)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.qwen2 import QwenConfig
 from services.worker.models.weights import TensorSource
 
-# What `Qwen3Config` means by a file that does not say it.
+# Defaults of `Qwen3Config` for missing keys.
 _DEFAULT_HEAD_DIM = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(QwenConfig):
-    """`Qwen3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen3Config`."""
 
     architecture = "Qwen3ForCausalLM"
 
@@ -31,7 +31,7 @@ class Qwen3Config(QwenConfig):
 
 
 class QwenHeadNormStage(RotaryStage):
-    """One stage of a model with Qwen3's attention."""
+    """One stage of a model with Qwen3's attention, which normalises each head."""
 
     def read_attention(self, source: TensorSource, prefix: str, index: int) -> Attention:
         return Attention.read(

@@ -1,4 +1,4 @@
-"""Qwen3.5 and 3.6, text: Qwen3-Next with projections of their own and one MLP (Qwen, 2026)."""
+"""Qwen3.5 and 3.6, text only: Qwen3-Next with separate projections and one MLP (Qwen, 2026)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35Config(HybridConfig):
-    """`Qwen3_5TextConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen3_5TextConfig`."""
 
     architecture = "Qwen3_5ForCausalLM"
     default_n_kv_heads = 4
@@ -26,13 +26,15 @@ class Qwen35Config(HybridConfig):
 
 
 def one_position(config: JsonObject) -> JsonObject:
-    """Returns a configuration whose rotary positions are one number for each token, as those of a
-    text are, in each of the three dimensions that images have."""
+    """Returns `config` with rotary settings for one position per token.
+
+    Images need positions in three dimensions, but the three are equal in text.
+    """
     return {**config, "rope_parameters": without_mrope(config.get("rope_parameters"))}
 
 
 class Qwen35HybridStage(HybridStage):
-    """One stage of a Qwen3.5 text model, with whatever MLPs."""
+    """One stage of a Qwen3.5 text model; subclasses determine the MLPs."""
 
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare

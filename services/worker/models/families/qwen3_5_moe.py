@@ -1,4 +1,4 @@
-"""Qwen3.5-MoE and 3.6, text: Qwen3.5 with experts in every layer (Qwen, 2026)."""
+"""Qwen3.5-MoE and 3.6-MoE, text only: Qwen3.5 with experts in every layer (Qwen, 2026)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen35MoeConfig(SparseHybridConfig):
-    """`Qwen3_5MoeTextConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen3_5MoeTextConfig`."""
 
     architecture = "Qwen3_5MoeForCausalLM"
     default_n_kv_heads = 2
-    # Of an MLP that no layer has.
+    # Size of an MLP that no layer has.
     ignored_keys = SparseHybridConfig.ignored_keys | {"intermediate_size"}
 
     n_experts: Count = field(default=256, metadata={"alias": "num_experts"})

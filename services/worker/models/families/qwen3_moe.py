@@ -16,13 +16,13 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3MoeConfig(RotaryConfig):
-    """`Qwen3MoeConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen3MoeConfig`."""
 
     architecture = "Qwen3MoeForCausalLM"
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "num_experts", "num_local_experts",
     }  # fmt: skip
-    # The first two matter to training only; the last to families whose layers differ in windows.
+    # The first two matter to training only; the last only if layers have different windows.
     ignored_keys = frozenset(("output_router_logits", "router_aux_loss_coef", "max_window_layers"))
 
     attention_bias: bool = False

@@ -1,6 +1,7 @@
 """Qwen3-Next: three layers in four keep a state (Gated DeltaNet), all have experts (Qwen, 2025).
 
-Norms scale by one more than their weights, a quarter of each head turns, and attention is gated.
+Norms scale by one plus the stored weight, a quarter of each head is rotated, and the output of
+attention is multiplied by gates.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import TensorSource
 
 _LINEAR, _FULL = "linear_attention", "full_attention"
-_DEFAULT_INTERVAL = 4  # of layers with full attention
+_DEFAULT_INTERVAL = 4  # every fourth layer has full attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +49,10 @@ class HybridConfig(RotaryConfig):
     read_keys = RotaryConfig.read_keys | {
         "layer_types", "full_attention_interval", "attn_output_gate", "mamba_ssm_dtype",
     }  # fmt: skip
-    # Layers behind the last one, which draft further tokens and are not run.
+    # Additional layers that draft further tokens, which are not run.
     ignored_keys = frozenset(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
     default_partial_rotary_factor = 0.25
-    # What a file means that leaves them out.
+    # Defaults for missing keys.
     default_head_dim: ClassVar[int] = 256
     default_n_kv_heads: ClassVar[int]
 
@@ -61,7 +62,7 @@ class HybridConfig(RotaryConfig):
     key_dim: PositiveInt = field(default=128, metadata={"alias": "linear_key_head_dim"})
     value_dim: PositiveInt = field(default=128, metadata={"alias": "linear_value_head_dim"})
     kernel_size: PositiveInt = field(default=4, metadata={"alias": "linear_conv_kernel_dim"})
-    linear_layers: tuple[bool, ...]  # whether each layer keeps a state and no keys
+    linear_layers: tuple[bool, ...]  # whether each layer keeps a state instead of keys
 
     def check(self) -> None:
         super().check()
@@ -75,7 +76,7 @@ class HybridConfig(RotaryConfig):
 
     @property
     def delta_net(self) -> DeltaNetShape:
-        """The heads of layers that keep a state."""
+        """The shape of the Gated DeltaNet layers, which keep a state."""
         return DeltaNetShape(
             self.n_key_heads, self.n_value_heads, self.key_dim, self.value_dim, self.kernel_size
         )
@@ -99,7 +100,8 @@ class HybridConfig(RotaryConfig):
 
 
 def _linear(config: JsonObject) -> tuple[bool, ...]:
-    """Returns which layers keep a state; raises UnsupportedModel for those of another kind."""
+    """Returns whether each layer keeps a state; raises UnsupportedModel for unknown kinds of
+    layers."""
     n_layers, kinds = config.get("num_hidden_layers") or 0, config.get("layer_types")
     if kinds is None:
         interval = config.get("full_attention_interval") or _DEFAULT_INTERVAL
@@ -115,7 +117,7 @@ def _linear(config: JsonObject) -> tuple[bool, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseHybridConfig(HybridConfig):
-    """The fields of hybrids with experts."""
+    """The fields that configurations of hybrid models with experts share."""
 
     # Both matter to training only.
     ignored_keys = HybridConfig.ignored_keys | {"output_router_logits", "router_aux_loss_coef"}
@@ -136,12 +138,12 @@ class SparseHybridConfig(HybridConfig):
 
 
 class HybridStage(RotaryStage):
-    """One stage of a hybrid; families say how they store projections, and what their MLPs are."""
+    """One stage of a hybrid model; families override the reading of projections and of MLPs."""
 
     config: HybridConfig
 
     def read_scale(self, source: TensorSource, name: str, size: int) -> Tensor:
-        return 1 + super().read_scale(source, name, size).float()  # not rounded
+        return 1 + super().read_scale(source, name, size).float()  # kept in float32
 
     def read_layer(self, source: TensorSource, prefix: str, index: int) -> Layer:
         hidden_size = self.config.hidden_size
@@ -157,7 +159,8 @@ class HybridStage(RotaryStage):
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare
     ) -> ColumnParallelLinear:
-        """Reads the projection to this rank's queries, keys, values, z, b and a."""
+        """Reads the projection to this rank's queries, keys, values, z, b and a (see
+        `Ops.delta_net`)."""
 
     def _read_delta_net(self, source: TensorSource, prefix: str) -> Mixer:
         prefix = f"{prefix}.linear_attn"
@@ -192,7 +195,7 @@ class HybridStage(RotaryStage):
         *,
         normalises: bool,
     ) -> MLP:
-        """Reads experts, and the shared one beside them."""
+        """Reads a mixture of experts with a shared expert."""
         hidden_size, size = self.config.hidden_size, config.shared_expert_size
         shared = GatedMLP.read(source, f"{prefix}.shared_expert", self.config, size=size)
         return read_experts(
@@ -210,7 +213,7 @@ class HybridStage(RotaryStage):
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3NextConfig(SparseHybridConfig):
-    """`Qwen3NextConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `Qwen3NextConfig`."""
 
     architecture = "Qwen3NextForCausalLM"
     default_n_kv_heads = 2
@@ -235,8 +238,8 @@ class Qwen3NextStage(HybridStage):
     def read_delta_inputs(
         self, source: TensorSource, prefix: str, share: DeltaNetShare
     ) -> ColumnParallelLinear:
-        # Stored key head by key head: its query, its key, and the values and z of its value heads;
-        # then, in another matrix, their b and a.
+        # One matrix stores, for each key head, the query, the key, and the values and z of the
+        # value heads that share the key head. Another matrix stores b and a of these value heads.
         shape, n_groups = share.shape, len(share.key_heads)
         n_values, n_heads = shape.group_size * shape.value_dim, shape.group_size
         kinds = (shape.key_dim, shape.key_dim, n_values, n_values)
@@ -259,7 +262,11 @@ class Qwen3NextStage(HybridStage):
 
 
 def _rows_by_kind(n_groups: int, kinds: Sequence[int]) -> Tensor:
-    """Returns the rows of `n_groups` groups, of each kind in turn; a group is stored with `kinds`
-    rows of each kind, one kind after the other."""
+    """Returns the stored rows of `n_groups` groups, ordered by kind.
+
+    Each group is stored as consecutive rows of each kind; `kinds` are the numbers of rows. The
+    result has the rows of the first kind in all groups, then the rows of the second kind, and so
+    on.
+    """
     groups = torch.arange(n_groups * sum(kinds)).view(n_groups, -1)
     return torch.cat([rows.flatten() for rows in torch.split(groups, list(kinds), 1)])

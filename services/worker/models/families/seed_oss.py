@@ -1,4 +1,5 @@
-"""Seed-OSS: Llama whose output projection has a bias of its own or none (ByteDance Seed, 2025)."""
+"""Seed-OSS: Llama with separate settings for the bias of the output projection (ByteDance Seed,
+2025)."""
 
 from __future__ import annotations
 
@@ -11,16 +12,16 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.llama import LlamaConfig, LlamaStage
 from services.worker.models.weights import TensorSource
 
-# What `SeedOssConfig` means by a file that does not say it.
+# Defaults of `SeedOssConfig` for missing keys.
 _DEFAULTS = {"head_dim": 128, "num_key_value_heads": 8}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SeedOssConfig(LlamaConfig):
-    """`SeedOssConfig` of Hugging Face."""
+    """Counterpart of Hugging Face's `SeedOssConfig`."""
 
     architecture = "SeedOssForCausalLM"
-    ignored_keys = LlamaConfig.ignored_keys | {"residual_dropout"}  # of training
+    ignored_keys = LlamaConfig.ignored_keys | {"residual_dropout"}  # for training only
 
     attention_bias: bool = True  # of queries, keys and values
     attention_out_bias: bool = False

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which every fourth layer knows no positions (Hugging Face, 2025)."""
+"""SmolLM3: Llama in which every fourth layer has no rotary embedding (Hugging Face, 2025)."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from services.worker.models.decoder_layers import Attention
 from services.worker.models.families.llama import LlamaConfig, LlamaStage
 from services.worker.models.weights import TensorSource
 
-# What `SmolLM3Config` means by a file that does not say it.
+# Defaults of `SmolLM3Config` for missing keys.
 _DEFAULT_KV_HEADS = 4
 _DEFAULT_INTERVAL = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmolLM3Config(LlamaConfig):
-    """`SmolLM3Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `SmolLM3Config`."""
 
     architecture = "SmolLM3ForCausalLM"
     read_keys = LlamaConfig.read_keys | {
         "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "sliding_window",
         "layer_types",
     }  # fmt: skip
-    ignored_keys = frozenset(("pretraining_tp", "max_window_layers"))  # the latter is Qwen2's
+    ignored_keys = frozenset(
+        ("pretraining_tp", "max_window_layers")
+    )  # the second is a key of Qwen2
     default_rope_theta = 2_000_000.0
 
     turns: tuple[bool, ...]  # which layers have rotary positions
@@ -54,7 +56,11 @@ class SmolLM3Config(LlamaConfig):
 
 
 def _turning_layers(config: JsonObject) -> tuple[bool, ...]:
-    """Returns which layers have rotary positions: 1 in `no_rope_layers`, or all but every n-th."""
+    """Returns whether each layer has rotary positions.
+
+    The key `no_rope_layers` has 1 for such layers. Without this key, every n-th layer has no rotary
+    positions.
+    """
     n_layers = config.get("num_hidden_layers") or 0
     listed = config.get("no_rope_layers")
     if listed is None:

@@ -1,4 +1,5 @@
-"""StarCoder2: Llama's attention between layer norms, a plain MLP, biases (Lozhkov et al., 2024)."""
+"""StarCoder2: Llama's attention, layer norms, an MLP without gates, biases (Lozhkov et al.,
+2024)."""
 
 from __future__ import annotations
 
@@ -24,18 +25,18 @@ from services.worker.models.weights import TensorSource
 
 @dataclass(frozen=True, kw_only=True)
 class Starcoder2Config(RotaryConfig):
-    """`Starcoder2Config` of Hugging Face."""
+    """Counterpart of Hugging Face's `Starcoder2Config`."""
 
     architecture = "Starcoder2ForCausalLM"
     read_keys = RotaryConfig.read_keys | {"mlp_type", "norm_type", "scale_attn_weights"}
-    # `norm_epsilon` is what counts of the two; a softmax is in float32 anyway.
+    # `norm_epsilon` is used, not `layer_norm_epsilon`; a softmax is always in float32.
     ignored_keys = frozenset((
         "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "embedding_dropout",
         "residual_dropout", "layer_norm_epsilon",
     ))  # fmt: skip
     hidden_acts = ("gelu_pytorch_tanh", "gelu", "gelu_new", "relu")
 
-    # Of layer norms here.
+    # The eps of layer norms, in spite of the field's name.
     rms_norm_eps: PositiveFloat = field(default=1e-5, metadata={"alias": "norm_epsilon"})
     activation: Activation = field(default="gelu_pytorch_tanh", metadata={"alias": "hidden_act"})
     use_bias: bool = True

@@ -1,4 +1,5 @@
-"""Finds out how a checkpoint has a tensor: as it is, or quantised in one of the layouts."""
+"""Finds the form in which a checkpoint stores a tensor: plain, or quantised in one of the
+layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +18,11 @@ from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weight_format import Layout, WeightFormat
 from services.worker.models.weights import Part
 
-_NUMBERS = {"gptq": "qweight", "awq": "qweight", "packed": "weight_packed"}  # beside `weight`
+_NUMBERS = {
+    "gptq": "qweight",
+    "awq": "qweight",
+    "packed": "weight_packed",
+}  # names of the tensors with the numbers, instead of `weight`
 
 _LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
     "gptq": GptqMatrix,
@@ -30,10 +35,10 @@ _LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
 def find_stored(
     part: Part, files: TensorFiles, weight_format: WeightFormat | None
 ) -> StoredTensor | None:
-    """Returns the tensor that a part is of, as the files have it; None if they do not.
+    """Returns the stored tensor that contains a part; None if the files lack the tensor.
 
-    What is in the files decides whether it is quantised, and `weight_format` how; but MXFP4 is
-    what the family asks for.
+    The files determine whether the tensor is quantised, and `weight_format` determines the layout.
+    MXFP4 is used only where the family asks for MXFP4.
     """
     if part.is_mxfp4:
         return Mxfp4Tensor(files, part.name)
@@ -55,7 +60,8 @@ def find_stored(
 
 
 def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:
-    """Returns the quantised matrix whose numbers are the tensor `name`; raises CheckpointError."""
+    """Returns the quantised matrix whose numbers are in the tensor `name`; raises
+    CheckpointError."""
     module, _, numbers = name.rpartition(".")
     form = weight_format.of(part.name.removesuffix(".weight")) and weight_format.of(module)
     if form is None:
@@ -70,7 +76,8 @@ def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightForm
 
 
 class _FloatsOfQuantised(PlainTensor):
-    """A matrix that a quantised checkpoint has as it is, and so without scales."""
+    """A matrix that is stored without quantisation in a quantised checkpoint, and so has no
+    scales."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         module = self._name.removesuffix(".weight")

@@ -1,8 +1,9 @@
-"""Matrices in the blocks of GGUF files, of which some are read as numbers with scales.
+"""Matrices in the blocks of GGUF files, of which some types are read without dequantising.
 
-A row is blocks, one after the other, and a block has a scale and perhaps a minimum, in float16, for
-all of its numbers. In the types whose names end in K these apply to whole scales and minimums of a
-few bits, which parts of the block have. Bytes are laid out as the specification of ggml says.
+A row consists of blocks, one after the other. A block has one float16 scale, and in some types one
+float16 minimum, for all numbers of the block. In the types whose names end in K, each part of a
+block also has a scale and perhaps a minimum, stored as integers of a few bits. The float16 values
+of the block multiply these integers. The layout of bytes follows the specification of ggml.
 """
 
 from __future__ import annotations
@@ -18,33 +19,35 @@ from kernels.weights.groups import MULTIPLE, WHOLE, Bits, GroupForm
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.stored_tensor import GroupedTensor, PlainTensor, Spans
 
-_MIDDLE = -min(WHOLE)  # of the values of four bits
+_MIDDLE = -min(WHOLE)  # the middle of the values of four bits
 
-# The values of four bits in IQ4_NL.
+# The value of each four-bit number in IQ4_NL.
 _NON_LINEAR = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 
 
 @dataclass(frozen=True, slots=True)
 class _BlockType:
-    """A type of blocks; both functions take blocks [n, n_bytes]."""
+    """A type of blocks. The functions `numbers` and `scales` take the bytes of blocks, [n,
+    n_bytes]."""
 
     bits: Bits
-    size: int  # numbers of a block
+    size: int  # numbers in a block
     n_bytes: int
     group_size: int  # numbers that share a scale
     numbers: Callable[[Tensor], Tensor]  # [n, size], as `GroupedMatrix` has them
-    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # and offsets, [n, groups] each
+    scales: Callable[[Tensor], tuple[Tensor, Tensor | None]]  # scales and offsets, [n, groups] each
     has_offsets: bool = False
     values: tuple[int, ...] = WHOLE
 
 
 def _half(blocks: Tensor, at: int) -> Tensor:
-    """Returns the float16 at a byte of each block, [n, 1] in float32."""
+    """Returns the float16 at byte `at` of each block, [n, 1] in float32."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(pairs: Tensor) -> Tensor:
-    """Returns the lower halves of bytes [n, n_bytes], then the upper ones, [n, 2 * n_bytes]."""
+    """Returns the lower four bits of all bytes, then the upper four: [n, n_bytes] to [n, 2 *
+    n_bytes]."""
     return torch.cat((pairs & 15, pairs >> 4), 1)
 
 
@@ -58,13 +61,18 @@ def _q4_1_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _q4_k_numbers(blocks: Tensor) -> Tensor:
-    # 32 bytes have the numbers of two groups.
+    # Each 32 bytes hold the numbers of two groups.
     return _nibbles(blocks[:, 16:].reshape(-1, 32)).view(len(blocks), 256)
 
 
 def _q4_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Eight scales and eight minimums of six bits are in twelve bytes: those of the first four
-    groups in the lower bits of eight, and those of the others in four and what is left of eight."""
+    """Returns the scales and offsets of the eight groups of each block.
+
+    Twelve bytes hold eight scales and eight minimums of six bits. The lower six bits of the first
+    four bytes are the scales of groups 0 to 3, and of the next four bytes the minimums of groups 0
+    to 3. Each of the last four bytes has the lower four bits of a scale and of a minimum of groups
+    4 to 7. Their upper two bits are the upper two bits of the first eight bytes.
+    """
     first, second, third = blocks[:, 4:16].view(-1, 3, 4).unbind(1)
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), 1)
     minimums = torch.cat((second & 63, third >> 4 | second >> 6 << 4), 1)
@@ -73,7 +81,10 @@ def _q4_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _q6_k_numbers(blocks: Tensor) -> Tensor:
-    """The lower four bits of 128 numbers are in 64 bytes, and the upper two in 32."""
+    """Returns the numbers of blocks, [n, 256].
+
+    For each 128 numbers, 64 bytes hold the lower four bits and 32 bytes hold the upper two bits.
+    """
     lower = blocks[:, :128].reshape(-1, 64)
     upper = blocks[:, 128:192].reshape(-1, 32)
     quarters = torch.cat([upper >> shift & 3 for shift in (0, 2, 4, 6)], 1)
@@ -105,7 +116,7 @@ _TYPES: Mapping[str, _BlockType] = {
 
 
 class GgufMatrix(PlainTensor, GroupedTensor):
-    """A matrix in blocks, which is dequantised where its type is not read as numbers."""
+    """A matrix in GGUF blocks, which is dequantised unless its type is in `_TYPES`."""
 
     def __init__(self, files: GgufFile, name: str) -> None:
         super().__init__(files, name)
@@ -140,5 +151,5 @@ class GgufMatrix(PlainTensor, GroupedTensor):
         return self._type
 
     def _blocks(self, kind: _BlockType, rows: range) -> Tensor:
-        """Returns the blocks of rows, one after the other, [n, n_bytes]."""
+        """Returns the bytes of all blocks in the rows, one block after the other, [n, n_bytes]."""
         return self._file.read_blocks(self._name, rows).view(-1, kind.n_bytes)

@@ -1,8 +1,8 @@
 """The layouts of GPTQ and AWQ, in which inputs are the first dimension.
 
-`qweight` has the numbers, `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out] those of
-groups of inputs, where `n` are the numbers in a word; `g_idx` [n_in], if it is there, says which
-group an input is of.
+`qweight` has the quantised numbers. `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out]
+have the zero points and scales of groups of inputs, where `n` is the count of numbers in a word.
+The tensor `g_idx` [n_in], if it exists, gives the group of each input.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from services.worker.models.quantised.matrix import (
 from services.worker.models.stored_tensor import FLOATS, Spans
 from services.worker.models.weights import pieces
 
-# Places in a word of AWQ, of the outputs in their order: they are unpacked two by two there.
+# The place in a word of AWQ of each output, in the order of outputs.
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class InputsFirst(QuantisedMatrix):
-    """A matrix of GPTQ or AWQ, which both store by inputs first, with scales [n_groups, n_out]."""
+    """A matrix of GPTQ or AWQ. Both store inputs first, with scales [n_groups, n_out]."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         yield from self.wrong_numbers()
@@ -69,28 +69,30 @@ class InputsFirst(QuantisedMatrix):
         return scales[groups].t(), offsets[groups].t()
 
     def _scales_and_zeros(self, groups: range, rows: range) -> tuple[Tensor, Tensor]:
-        """Returns the scales and the zero points of groups, [n_groups, n_rows] each."""
+        """Returns the scales and the zero points of `groups` for the outputs `rows`, [n_groups,
+        n_rows] each."""
         scales = self.tensor("scales", groups, rows).float()
         zeros = self.unpacked("qzeros", groups, rows) + self.form.zero_offset
         return scales, zeros & (1 << self.form.bits) - 1
 
     def unpacked(self, suffix: str, rows: range, columns: range) -> Tensor:
-        """Returns numbers whose words lie along the second dimension."""
+        """Returns numbers from the tensor `suffix`, whose words are packed along the second
+        dimension."""
         words = self.tensor(suffix, rows, words_of(columns, self.per_word))
         numbers = unpack(words, self.form.bits)
         return numbers_of(numbers, columns, self.per_word)
 
     @abstractmethod
     def wrong_numbers(self) -> Iterator[str]:
-        """Yields what is wrong with `qweight`."""
+        """Yields the problems of the tensor `qweight`."""
 
     @abstractmethod
     def numbers(self, rows: range, columns: range) -> Tensor:
-        """Returns the numbers of those outputs and inputs, [n_columns, n_rows]."""
+        """Returns the numbers of outputs `rows` and inputs `columns`, [n_columns, n_rows]."""
 
 
 class GptqMatrix(InputsFirst):
-    """GPTQ: inputs share words."""
+    """A matrix of GPTQ, whose words pack the numbers of consecutive inputs."""
 
     def wrong_numbers(self) -> Iterator[str]:
         if self.n_in % self.per_word:
@@ -103,7 +105,7 @@ class GptqMatrix(InputsFirst):
 
 
 class AwqMatrix(InputsFirst):
-    """AWQ: outputs share words, and are in another order there."""
+    """A matrix of AWQ, whose words pack the numbers of outputs in a different order."""
 
     def wrong_numbers(self) -> Iterator[str]:
         yield from self.wrong("qweight", (self.n_in, self.n_out // self.per_word))

@@ -1,4 +1,4 @@
-"""What the layouts of quantised matrices have alike, and numbers of a few bits in words of 32."""
+"""The parts that the layouts of quantised matrices share, and the unpacking of 32-bit words."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class QuantisedMatrix(GroupedTensor):
 
     @property
     def group_size(self) -> int:
-        """The inputs that share a scale."""
+        """The number of inputs that share a scale."""
         return self.form.block[1] or max(self.n_in, 1)
 
     @property
     def n_groups(self) -> int:
-        """The scales along the inputs."""
+        """The number of scales along the inputs."""
         return -(-self.n_in // self.group_size)
 
     def n_bytes(self, spans: Spans) -> int:
@@ -53,12 +53,16 @@ class QuantisedMatrix(GroupedTensor):
 
     @property
     def middle(self) -> int:
-        """The number in the middle, which is zero where there are no zero points."""
+        """The middle of the range of unsigned numbers, which is the zero point if none is
+        stored."""
         return 1 << self.form.bits - 1
 
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form of a part; None if groups are not in the order of inputs, or begin
-        where no form takes them."""
+        """Returns the form in which a part can be read quantised.
+
+        Returns None if `MULTIPLE` does not divide the group size and the first column of the part.
+        Subclasses also return None if the inputs of a group are not neighbours.
+        """
         _, columns = spans
         if self.n_groups == 1:
             return GroupForm(self.form.bits, max(len(columns), 1))
@@ -66,23 +70,24 @@ class QuantisedMatrix(GroupedTensor):
         return None if size % MULTIPLE else GroupForm(self.form.bits, size)
 
     def as_values(self, numbers: Tensor) -> Tensor:
-        """Returns numbers that none is negative of as `GroupedMatrix` has them."""
+        """Returns unsigned numbers in the encoding of `GroupedMatrix`."""
         if self.form.bits == 8:
             return (numbers - self.middle).to(torch.int8)
         return numbers.to(torch.uint8)
 
     def has(self, suffix: str) -> bool:
-        """Whether the module has such a tensor."""
+        """Whether the files have a tensor of the module with the name `suffix`."""
         return self._files.find(f"{self._module}.{suffix}") is not None
 
     def tensor(self, suffix: str, *spans: range) -> Tensor:
-        """Returns a part of one of the module's tensors."""
+        """Returns a part of the module's tensor `suffix`."""
         return self._files.read(f"{self._module}.{suffix}", spans)
 
     def wrong(
         self, suffix: str, shape: Sequence[int], elements: frozenset[str] = INT32
     ) -> Iterator[str]:
-        """Yields what is wrong with one of the module's tensors."""
+        """Yields the problem of the module's tensor `suffix`, if its shape or element type is
+        wrong."""
         name = f"{self._module}.{suffix}"
         header = self._header(suffix)
         if header is None:
@@ -96,14 +101,19 @@ class QuantisedMatrix(GroupedTensor):
         return self._files.header(f"{self._module}.{suffix}") if self.has(suffix) else None
 
     def wrong_order(self, suffix: str) -> Iterator[str]:
-        """Yields what is wrong with the scale of each input, which may be left out."""
+        """Yields the problem of the tensor `suffix`, which gives the group of each input.
+
+        The tensor may be missing unless the format needs it.
+        """
         if self.has(suffix) or self.form.needs_order:
             yield from self.wrong(suffix, (self.n_in,), INT32 | {"I64"})
 
     def groups(self, columns: range, suffix: str) -> Tensor:
-        """Returns the number of each input's scale, [n_columns], as `suffix` says if it is there.
+        """Returns the group of each input in `columns`, [n_columns], from the tensor `suffix` if it
+        exists.
 
-        Raises CheckpointError for one that is not there.
+        Without this tensor, neighbouring inputs form groups. Raises CheckpointError for a group
+        that does not exist.
         """
         if not self.has(suffix):
             return torch.arange(columns.start, columns.stop) // self.group_size
@@ -124,25 +134,29 @@ class QuantisedMatrix(GroupedTensor):
 
 
 def words_of(span: range, per_word: int) -> range:
-    """Returns the words that hold the numbers of `span`."""
+    """Returns the range of words that hold the numbers of `span`."""
     return range(span.start // per_word, -(-span.stop // per_word))
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """Returns the numbers in words [n, n_words], in their order, [n, n_words * numbers a word]."""
+    """Returns the numbers packed in words [n, n_words], in order, [n, n_words * numbers per
+    word]."""
     shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     numbers = (words[:, :, None] >> shifts) & ((1 << bits) - 1)
     return numbers.flatten(1)
 
 
 def numbers_of(numbers: Tensor, span: range, per_word: int) -> Tensor:
-    """Returns those of `span` of the numbers in its words, along the second dimension."""
+    """Returns the numbers of `span` along the second dimension.
+
+    `numbers` are all numbers of the words that contain `span`.
+    """
     skipped = span.start % per_word
     return numbers[:, skipped : skipped + len(span)]
 
 
 def range_of(groups: Tensor) -> range:
-    """Returns the smallest range that has all of the groups."""
+    """Returns the smallest range that contains all `groups`."""
     if not groups.numel():
         return range(0)
     return range(int(groups.min()), int(groups.max()) + 1)

@@ -1,8 +1,9 @@
 """The layout MXFP4: numbers of four bits, 32 of which share a power of two (OCP, 2023).
 
-Of a tensor [..., n] a checkpoint has `{name}_blocks` [..., n / 32, 16], bytes of two numbers with
-the first one in the lower half, and `{name}_scales` [..., n / 32], powers counted from -127. They
-are the same numbers as `convert_moe_packed_tensors` of `transformers` makes, to the bit.
+A checkpoint stores a tensor [..., n] as two tensors. `{name}_blocks` [..., n / 32, 16] has bytes of
+two numbers, with the first number in the lower half. `{name}_scales` [..., n / 32] has exponents
+plus 127. The dequantised numbers are equal to the bit to the result of `convert_moe_packed_tensors`
+of `transformers`.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import pieces
 
 BLOCK = 32
-"""Numbers that share a power."""
+"""Number of elements that share a power of two."""
 
-_STORED_BYTES = 17  # of a block and its power
-_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # of the numbers that four bits may be, but for their sign
+_STORED_BYTES = 17  # a block and its exponent
+_HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of three bits; the fourth bit is the sign
 _VALUES = (*_HALVES, *(-half for half in _HALVES))
 _BIAS = 127
 
 
 class Mxfp4Tensor(GroupedTensor):
-    """A tensor of any number of dimensions, whose last one is a multiple of a block."""
+    """A tensor of any number of dimensions; the size of the last dimension is a multiple of
+    `BLOCK`."""
 
     has_offsets = False
 
@@ -92,21 +94,22 @@ class Mxfp4Tensor(GroupedTensor):
 
 
 def blocks_of(columns: range) -> range:
-    """Returns the blocks that numbers with these places in their row are in."""
+    """Returns the range of blocks that contain `columns`."""
     return range(columns.start // BLOCK, -(-columns.stop // BLOCK))
 
 
 def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Returns the numbers [..., n] in bfloat16, in which all but those too large are exact.
+    """Returns the dequantised numbers [..., n] in bfloat16, exact unless a number is too large for
+    bfloat16.
 
     `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
     """
     halves = torch.tensor(_VALUES, dtype=torch.bfloat16)
     of_byte = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), -1)  # [256, 2]
-    # Two numbers are looked up as one: a byte's at once.
+    # One look-up returns both numbers of a byte.
     pairs = of_byte.view(torch.int32).flatten()
     numbers = pairs.index_select(0, blocks.flatten().int()).view(torch.bfloat16)
-    # Half of each power, which for the largest is still a number.
+    # Half of each power of two, so that the largest is finite.
     powers = torch.ldexp(torch.ones(256), torch.arange(256) - (_BIAS + 1)).bfloat16()
     of_blocks = powers.index_select(0, scales.flatten().int())[:, None]
     shape = (*scales.shape[:-1], scales.shape[-1] * BLOCK)

@@ -1,8 +1,8 @@
 """The layout "pack-quantized" of compressed-tensors, in which outputs are the first dimension.
 
-`weight_packed` [n_out, n_in / n] has the numbers, `n` in a word, `weight_scale` [n_out, n_groups]
-and `weight_zero_point` [n_out / n, n_groups] those of groups of inputs; `weight_g_idx` [n_in], if
-it is there, says which group an input is of.
+`weight_packed` [n_out, n_in / n] has the quantised numbers, `n` in a word. `weight_scale` [n_out,
+n_groups] and `weight_zero_point` [n_out / n, n_groups] have the scales and zero points of groups of
+inputs. The tensor `weight_g_idx` [n_in], if it exists, gives the group of each input.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from services.worker.models.stored_tensor import FLOATS, Spans
 
 
 class PackedMatrix(QuantisedMatrix):
-    """The "pack-quantized" of compressed-tensors: signed numbers, raised until none is negative."""
+    """A matrix of "pack-quantized". The signed numbers are stored unsigned, with `middle` added."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         packed_in = -(-self.n_in // self.per_word)
@@ -75,12 +75,13 @@ class PackedMatrix(QuantisedMatrix):
         return scales, (self.middle - self._zeros(rows, used)[:, groups]) * scales
 
     def _numbers(self, rows: range, columns: range) -> Tensor:
-        """Returns numbers [n_rows, n_columns], raised until none is negative."""
+        """Returns the unsigned numbers as stored, [n_rows, n_columns]."""
         words = self.tensor("weight_packed", rows, words_of(columns, self.per_word))
         return numbers_of(unpack(words, self.form.bits), columns, self.per_word)
 
     def _zeros(self, rows: range, groups: range) -> Tensor:
-        """Returns the zero points [n_rows, n_groups], raised as the numbers are."""
+        """Returns the unsigned zero points, [n_rows, n_groups], with `middle` added like the
+        numbers."""
         if not self.form.has_zeros:
             return torch.full((len(rows), len(groups)), self.middle, dtype=torch.int32)
         words = self.tensor("weight_zero_point", words_of(rows, self.per_word), groups)

@@ -1,6 +1,6 @@
-"""The layout of int8 and FP8: `weight` [n_out, n_in], and a scale for each block of it.
+"""The layout of int8 and FP8: `weight` [n_out, n_in], and a scale for each block of the matrix.
 
-A block may be the whole matrix, an output, or a rectangle.
+A block is the whole matrix, one output, or a rectangle.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.stored_tensor import FLOATS, Spans
 
 QUANTISED = frozenset(("I8", "F8_E4M3"))
-"""Element types of the matrix itself."""
+"""Element types of the tensor `weight`."""
 
 
 class ScaledMatrix(QuantisedMatrix):
-    """A matrix of int8 or FP8, with a scale for each block of it."""
+    """A matrix of int8 or FP8, with a scale for each block."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         yield from self.wrong("weight", shape, QUANTISED)
@@ -37,12 +37,12 @@ class ScaledMatrix(QuantisedMatrix):
 
     @property
     def _block(self) -> tuple[int, int]:
-        """The outputs and the inputs that share a scale."""
+        """The number of outputs and the number of inputs that share a scale."""
         return self.form.block[0] or max(self.n_out, 1), self.group_size
 
     @property
     def _grid(self) -> tuple[int, int]:
-        """The shape of the scales; dimensions of one may be left out in the file."""
+        """The shape of the scales; the file may leave out dimensions of size one."""
         return -(-self.n_out // self._block[0]), self.n_groups
 
     def n_bytes(self, spans: Spans) -> int:
@@ -56,7 +56,8 @@ class ScaledMatrix(QuantisedMatrix):
         return weight.mul_(self._spread(self.form.scale_name, rows, columns))
 
     def group_form(self, spans: Spans) -> GroupForm | None:
-        """Returns the form of a part of int8; FP8 has none."""
+        """Returns the form in which a part can be read quantised; None for FP8, which is
+        dequantised."""
         header = self._header("weight")
         is_int8 = header is not None and header.element == "I8"
         return super().group_form(spans) if is_int8 else None
@@ -74,7 +75,8 @@ class ScaledMatrix(QuantisedMatrix):
         return scales, -zeros * scales
 
     def _spread(self, suffix: str, rows: range, columns: range) -> Tensor:
-        """Returns the scale of each element, [n_rows, n_columns], or what broadcasts to it."""
+        """Returns the scale or zero point of each element, [n_rows, n_columns] or a shape that
+        broadcasts."""
         by_row, by_column = self._block
         used = (
             range(rows.start // by_row, -(-rows.stop // by_row)),
@@ -83,7 +85,7 @@ class ScaledMatrix(QuantisedMatrix):
         header = self._header(suffix)
         kept: tuple[range, ...] = used
         if header is not None and len(header.shape) < 2:
-            # Dimensions of one are left out; of two that are, the rest is one number or none.
+            # Dimensions of size one are missing. If both are, the tensor has shape [1] or [].
             is_long = [size != 1 for size in self._grid]
             kept = tuple(span for span, keeps in zip(used, is_long, strict=True) if keeps)
             if not kept and header.shape:
