@@ -1,4 +1,4 @@
-"""Anthropic's protocol, POST /v1/messages and its count of tokens.
+"""Anthropic's protocol: POST /v1/messages, and POST /v1/messages/count_tokens.
 
 turns      the turns of a conversation, as the body has them
 request    the bodies

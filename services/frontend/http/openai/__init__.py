@@ -1,4 +1,4 @@
-"""OpenAI's completions and chats, and the paths that other servers of that API have besides.
+"""OpenAI's completions and chats, and further paths that other servers of OpenAI's API offer.
 
 answer                                the types of all answers
 request, reply, errors                what completions and chats share
