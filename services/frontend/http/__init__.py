@@ -1,4 +1,4 @@
-"""The HTTP API: bodies, answers, server-sent events and errors as clients know them.
+"""The HTTP API: bodies, answers, server-sent events and errors, in the forms of several protocols.
 
 openai, responses, anthropic    a folder for each protocol
 operations                      the server's own paths
