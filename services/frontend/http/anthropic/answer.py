@@ -46,16 +46,16 @@ class AnthropicToolUse(TypedDict):
 
 @answer_object
 class AnthropicUsage(TypedDict):
-    """Tokens of the prompt and of the answer."""
+    """Numbers of tokens of the prompt and of the answer."""
 
     input_tokens: int
-    """Tokens of the prompt without `cache_read_input_tokens`."""
+    """Number of tokens of the prompt, without the tokens of `cache_read_input_tokens`."""
     cache_creation_input_tokens: int
     """Always 0."""
     cache_read_input_tokens: int
-    """Tokens of the prompt that were taken from a cache instead of being computed."""
+    """Number of tokens of the prompt that were taken from a cache instead of being computed."""
     output_tokens: int
-    """Tokens generated."""
+    """Number of generated tokens."""
 
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -80,4 +80,4 @@ class AnthropicMessage(TypedDict):
     stop_sequence: str | None
     """The stop text that ended the answer, or null."""
     usage: AnthropicUsage
-    """Tokens read and written."""
+    """Numbers of tokens of the prompt and of the answer."""

@@ -1,4 +1,4 @@
-"""The reply of Anthropic's POST /v1/messages: a message of blocks, and its events.
+"""The reply of Anthropic's POST /v1/messages: a message of blocks, and the events of the message.
 
 A block of reasoning has a signature. Clients send the signature back with the block, and the server
 does not check it.

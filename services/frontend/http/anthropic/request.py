@@ -85,7 +85,7 @@ class ToolUseChoice(ExactModel):
     """The tool that must be called."""
 
     type: Literal["tool"]
-    """One tool must be called."""
+    """`tool`: the tool `name` must be called."""
     name: ToolName
     """Name of the tool."""
     disable_parallel_tool_use: bool | None = None
@@ -115,10 +115,10 @@ class ThinkingOptions(ExactModel):
 
 
 class JsonSchemaOutput(ExactModel):
-    """JSON that keeps a schema."""
+    """The format of JSON that keeps a schema."""
 
     type: Literal["json_schema"]
-    """JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that keeps a schema."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The JSON schema."""
 

@@ -11,22 +11,22 @@ from services.frontend.request.finish_reason import FinishReason
 
 @answer_object
 class PromptTokensDetails(TypedDict):
-    """Tokens of the prompts, counted by where each came from."""
+    """Numbers of tokens of the prompts, by the origin of the tokens."""
 
     cached_tokens: int
-    """Tokens of the prompts that were taken from a cache instead of being computed."""
+    """Number of tokens of the prompts that were taken from a cache instead of being computed."""
 
 
 @answer_object
 class Usage(TypedDict):
-    """Tokens read and written."""
+    """Numbers of tokens of the prompts and of the answers."""
 
     prompt_tokens: int
-    """Tokens of all prompts."""
+    """Number of tokens of all prompts."""
     prompt_tokens_details: PromptTokensDetails
-    """Tokens of the prompts, counted by where each came from."""
+    """Numbers of tokens of the prompts, by the origin of the tokens."""
     completion_tokens: int
-    """Tokens generated, over all answers."""
+    """Number of generated tokens, over all answers."""
     total_tokens: int
     """Sum of `prompt_tokens` and `completion_tokens`."""
 
@@ -114,7 +114,7 @@ class Completion(TypedDict):
     choices: list[CompletionChoice]
     """The answers, or pieces of answers."""
     usage: NotRequired[Usage | None]
-    """Tokens read and written."""
+    """Numbers of tokens of the prompts and of the answers."""
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
 
@@ -219,7 +219,7 @@ class ChatCompletion(TypedDict):
     choices: list[ChatChoice]
     """The answers."""
     usage: Usage
-    """Tokens read and written."""
+    """Numbers of tokens of the prompts and of the answers."""
     prompt_token_ids: NotRequired[Sequence[int]]
     """Tokens of the conversation; with `return_token_ids`."""
     prompt_logprobs: NotRequired[PromptLogprobs]
@@ -301,7 +301,7 @@ class ChatChunk(TypedDict):
     choices: list[ChatChunkChoice]
     """A piece of an answer."""
     usage: NotRequired[Usage | None]
-    """Tokens read and written, with `include_usage`. Only the last chunk has the numbers, and other
-    chunks have null, unless `continuous_usage_stats` is true."""
+    """Numbers of tokens of the prompts and of the answers, with `include_usage`. Only the last
+    chunk has the numbers, and other chunks have null, unless `continuous_usage_stats` is true."""
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk."""

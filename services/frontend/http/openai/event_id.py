@@ -1,5 +1,5 @@
 """Ids of the events of a stream. The id of an event says which parts of each answer a client has
-received once it has the event.
+received with this event and all events before.
 
     6921f3aa0c5b…e1:12,7f,-          12 tokens of answer 0, all 7 of answer 1, nothing of answer 2
     6921f3aa0c5b…e1:20f,7f,3f;usage  all answers, and the usage

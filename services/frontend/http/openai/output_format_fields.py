@@ -3,7 +3,7 @@ servers.
 
     response_format               OpenAI: text, json_object, json_schema
     structured_outputs            vLLM: one of json, json_object, regex, choice, grammar
-    guided_json, guided_regex, …  vLLM before that
+    guided_json, guided_regex, …  older versions of vLLM
     json_schema, regex, ebnf      SGLang
 
 A request may use only one of these fields.
@@ -59,24 +59,24 @@ class JsonSchema(ExactModel):
 
 
 class TextFormat(ExactModel):
-    """Any text."""
+    """The format of any text."""
 
     type: Literal["text"]
-    """Any text."""
+    """`text`: the output may be any text."""
 
 
 class JsonObjectFormat(ExactModel):
-    """Any JSON object."""
+    """The format of any JSON object."""
 
     type: Literal["json_object"]
-    """Any JSON object."""
+    """`json_object`: the output may be any JSON object."""
 
 
 class JsonSchemaFormat(ExactModel):
-    """JSON that keeps a schema."""
+    """The format of JSON that keeps a schema."""
 
     type: Literal["json_schema"]
-    """JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that keeps a schema."""
     json_schema: JsonSchema
     """The schema."""
 
@@ -99,7 +99,7 @@ class StructuredOutputs(ExactModel):
     json_: Annotated[Schema | None, BodyField(alias="json")] = None
     """A JSON schema, or its text."""
     json_object: bool | None = None
-    """Any JSON object, if true."""
+    """Whether the output must be a JSON object."""
     regex: str | None = None
     """A regular expression in Rust's syntax, which the whole output must match."""
     choice: Choices | None = None

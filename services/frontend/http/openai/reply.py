@@ -87,9 +87,7 @@ class GenerationReply(Reply):
         # All chunks of a stream share a beginning and an end, which are serialized once.
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
         self._chunk_end = b',"usage":null}' if options.includes_usage else b"}"
-        self._text_starts: dict[
-            int, bytes
-        ] = {}  # beginnings of chunks that have only text, by index
+        self._text_starts: dict[int, bytes] = {}  # start of chunks with only text, by index
         self._text_end = self.text_end + b"]" + self._chunk_end + b"\n\n"
         wants_more = generation.options.n_logprobs is not None or options.counts_usage
         self._has_text_only = not wants_more and not self._has_ids

@@ -1,2 +1,2 @@
-"""Paths for operating the server: probes, and the page that shows the pipeline at work. Also the
-spans of requests."""
+"""Paths for operating the server: probes, and the page that shows the pipeline at work. The spans
+of requests are made here as well."""

@@ -48,9 +48,7 @@ class TracedApp:
                 context = {}
         parent = tracing.parent_in(context)
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER)
-        otel_context.attach(
-            trace.set_span_in_context(span)
-        )  # never detached: the task ends with the request
+        otel_context.attach(trace.set_span_in_context(span))  # for the rest of this task
         if not span.is_recording():
             await self._app(scope, receive, send)
             return

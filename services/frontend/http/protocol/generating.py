@@ -23,8 +23,8 @@ from services.frontend.request.logprobs import MANY_LOGPROBS
 def stream_reply(
     service: GenerationService, body: RequestBody, account: Account, *, comment_s: float
 ) -> EventStream:
-    """Returns the reply as a stream. An error while the generation is opened or its pieces are read
-    ends the stream with an event."""
+    """Returns the reply as a stream. Opening the generation and reading its pieces may fail: an
+    error before the stream has started is raised, and a later error becomes the last event."""
     writer: RequestBody | Reply = body
 
     async def write(output: EventOutput) -> None:

@@ -136,8 +136,8 @@ def post(
     checks_room: bool = False,
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a POST request with a body that does not generate. With `checks_room`
-    the request is refused if there is no room for another request that generates."""
+    """Returns the route of a POST request that does not generate. With `checks_room` the request is
+    refused if there is no room for another request that generates."""
     fields.setdefault("name", _name(handler))
     _, body, _, answer = get_type_hints(handler).values()
 

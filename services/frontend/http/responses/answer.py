@@ -86,17 +86,17 @@ class OutputCall(TypedDict):
 
 @answer_object
 class InputTokensDetails(TypedDict):
-    """Tokens of the prompt, counted by where each came from."""
+    """Numbers of tokens of the prompt, by the origin of the tokens."""
 
     cached_tokens: int
-    """Tokens of the prompt that were taken from a cache instead of being computed."""
+    """Number of tokens of the prompt that were taken from a cache instead of being computed."""
     cache_write_tokens: int
     """Always 0."""
 
 
 @answer_object
 class OutputTokensDetails(TypedDict):
-    """Tokens of the output by kind. Tokens of reasoning are not counted separately."""
+    """Numbers of tokens of the output, by kind. Tokens of reasoning are not counted separately."""
 
     reasoning_tokens: int
     """Always 0: tokens of reasoning are not counted separately."""
@@ -104,16 +104,16 @@ class OutputTokensDetails(TypedDict):
 
 @answer_object
 class ResponseUsage(TypedDict):
-    """Tokens read and written."""
+    """Numbers of tokens of the prompt and of the output."""
 
     input_tokens: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     input_tokens_details: InputTokensDetails
-    """Tokens of the prompt, counted by where each came from."""
+    """Numbers of tokens of the prompt, by the origin of the tokens."""
     output_tokens: int
-    """Tokens generated."""
+    """Number of generated tokens."""
     output_tokens_details: OutputTokensDetails
-    """Tokens of the output, counted by kind."""
+    """Numbers of tokens of the output, by kind."""
     total_tokens: int
     """Sum of `input_tokens` and `output_tokens`."""
 
@@ -135,13 +135,13 @@ class RequestEcho(TypedDict):
     """The fields of an answer that repeat the request."""
 
     instructions: str | None
-    """Value of the field in the request."""
+    """Value of `instructions` in the request."""
     max_output_tokens: int | None
-    """Value of the field in the request."""
+    """Value of `max_output_tokens` in the request."""
     metadata: dict[str, str]
-    """Value of the field in the request."""
+    """Value of `metadata` in the request."""
     parallel_tool_calls: bool
-    """Value of the field in the request, or the default."""
+    """Value of `parallel_tool_calls` in the request, or the default."""
     reasoning: dict[str, Any]
     """An object with `effort`, as in the request, and `summary`, which is null."""
     temperature: float
@@ -149,7 +149,7 @@ class RequestEcho(TypedDict):
     text: dict[str, Any]
     """Format of the text, as in the request."""
     tool_choice: str | dict[str, Any]
-    """Value of the field in the request, or `auto`."""
+    """Value of `tool_choice` in the request, or `auto`."""
     tools: list[dict[str, Any]]
     """Functions in the request's `tools` that the model sees."""
     top_p: float
@@ -175,7 +175,7 @@ class Response(RequestEcho):
     output: list[OutputItem]
     """Output of the model: reasoning, messages and calls, in the order of generation."""
     usage: ResponseUsage | None
-    """Tokens read and written; null until the answer ends."""
+    """Numbers of tokens of the prompt and of the output; null until the answer ends."""
     error: ResponseError | None
     """Reason why the response failed, or null."""
     incomplete_details: dict[str, str] | None

@@ -30,7 +30,7 @@ class ResponsesPart(ExactModel):
 
 
 class RefusalPart(ExactModel):
-    """A refusal by the assistant instead of a text. A client sends it back unchanged."""
+    """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
 
     type: Literal["refusal"]
     """Kind of the part."""

@@ -1,4 +1,4 @@
-"""The reply of POST /v1/responses: a response of items, and the events of its stream.
+"""The reply of POST /v1/responses: a response of items, and the events of the response.
 
 Every event has its position in the stream as `sequence_number`. The events that end an item repeat
 the text of the item, and the last event repeats all texts. Texts are therefore kept until the end

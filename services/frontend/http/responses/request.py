@@ -119,24 +119,24 @@ Choice = Annotated[
 
 
 class ResponsesTextFormat(ExactModel):
-    """Any text."""
+    """The format of any text."""
 
     type: Literal["text"]
-    """Any text."""
+    """`text`: the output may be any text."""
 
 
 class ResponsesJsonFormat(ExactModel):
-    """Any JSON object."""
+    """The format of any JSON object."""
 
     type: Literal["json_object"]
-    """Any JSON object."""
+    """`json_object`: the output may be any JSON object."""
 
 
 class ResponsesSchemaFormat(ExactModel):
-    """JSON that keeps a schema, with or without `strict`."""
+    """The format of JSON that keeps a schema, with or without `strict`."""
 
     type: Literal["json_schema"]
-    """JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that keeps a schema."""
     name: str | None = None
     """Name of the schema; does nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -162,7 +162,7 @@ class TextOptions(ExactModel):
 
 
 class ReasoningOptions(ExactModel):
-    """How much the model is to reason before it answers."""
+    """How much the model is to reason before the answer."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """Value of the chat template's variable `reasoning_effort`. `none` and `minimal` also set

@@ -187,7 +187,8 @@ class HttpConnection(asyncio.Protocol):
         self._watch_client()
 
     def _let_others_read(self) -> None:
-        """Pauses reading, and resumes it at the connection's next turn in the share of reads."""
+        """Pauses reading, so that other connections are read first. Reading resumes when
+        `LoopShares.reads` allows."""
         if not self._is_ahead_paused:
             self._transport.pause_reading()
             self._transport.resume_reading()
@@ -230,8 +231,8 @@ class HttpConnection(asyncio.Protocol):
                 self._transport.resume_reading()
 
     def _parse_later(self) -> None:
-        """Schedules more parsing for the connection's next turn in the share of reads, unless it is
-        scheduled already."""
+        """Schedules more parsing for when `LoopShares.reads` allows, unless parsing is scheduled
+        already."""
         if not self._waits_to_parse:
             self._waits_to_parse = True
             self._loop.call_soon(self._shares.reads.take, self._parse_in_turn)
@@ -262,8 +263,8 @@ class HttpConnection(asyncio.Protocol):
 
     def _watch_client(self) -> None:
         """Sets the timer for the next data that the client has to send: a new request, the rest of
-        a head, or the rest of a body that has been answered already. If the client has to send
-        nothing, stops the timer."""
+        a head, or the rest of the body of a request that has been answered already. If the client
+        has to send nothing, stops the timer."""
         if self._is_over:
             return
         if self._incoming.is_in_body:

@@ -55,7 +55,7 @@ class ConnectionPlace:
 class ConnectionPlaces:
     """A fixed number of places for connections. If all places are taken, a new connection takes the
     place of the connection that has waited longest for a request, so silent connections do not keep
-    others out. If no connection waits, there is no place."""
+    others out. If no connection waits for a request, the new connection is refused."""
 
     def __init__(self, max_connections: int, *, refusals: Refusals) -> None:
         self._max_connections = max_connections
@@ -93,8 +93,8 @@ class ConnectionPlaces:
 
 
 def check_descriptors(max_connections: int) -> None:
-    """Raises ValueError if this process may not open `max_connections` connections for HTTP and as
-    many for gRPC. Must be called after `raise_descriptor_limit`."""
+    """Raises ValueError if this process may not open `max_connections` connections for HTTP and
+    another `max_connections` for gRPC. Must be called after `raise_descriptor_limit`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * max_connections + RESERVED_DESCRIPTORS
     if limit != resource.RLIM_INFINITY and limit < needed:

@@ -44,8 +44,9 @@ class GatheringTransport(asyncio.Transport):
     token. A process that reads is woken once instead of for each token. Data that belongs together,
     such as the last token of an answer and the end of the answer, leaves as one packet.
 
-    A connection that resumes reading after a pause waits for a turn in the share of reads.
-    Connections whose clients send as fast as they can therefore share a limited part of each pass.
+    A connection that resumes reading after a pause waits until `LoopShares.reads` allows.
+    Connections whose clients send as fast as they can therefore take only a limited part of each
+    pass.
     """
 
     __slots__ = (

@@ -46,9 +46,9 @@ class RequestQueue:
         self._place = place
         self._on_answered = on_answered
         self._loop = asyncio.get_running_loop()
-        self._last: RequestResponseCycle | None = None  # of the last request
-        self._current: RequestResponseCycle | None = None  # of the request that is being answered
-        self._waiting: deque[RequestResponseCycle] = deque()  # of requests after the current one
+        self._last: RequestResponseCycle | None = None  # cycle of the last request
+        self._current: RequestResponseCycle | None = None  # cycle of the request being answered
+        self._waiting: deque[RequestResponseCycle] = deque()  # cycles of later requests
         self._chunks: ChunkWriter | None = None  # of the answer to the current request
 
     @property
@@ -102,8 +102,8 @@ class RequestQueue:
     # Answers
 
     def _answer(self, cycle: RequestResponseCycle) -> None:
-        """Schedules the app's answer to a request, at the next turn in the share of the event loop
-        for such requests."""
+        """Schedules the app's answer to a request for when the share of the event loop allows:
+        `LoopShares.lookups` for requests without a body, else `LoopShares.requests`."""
         app = self._server.app
         if cycle.scope["http_version"] == "1.0":
             app = without_chunks(app, cycle)
