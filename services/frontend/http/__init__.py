@@ -1,9 +1,9 @@
-"""The HTTP API: bodies, answers, server-sent events and errors as clients know them.
+"""The HTTP API: bodies, answers, server-sent events and errors, in the forms of several protocols.
 
 openai, responses, anthropic    a folder for each protocol
-operations                      the server's own paths
+operations                      probes, the page of the pipeline, spans of requests
 docs                            the OpenAPI document
-protocol                        what the protocols share: bodies of conversations, replies
-bodies                          a body of JSON becomes a model
-transport                       what goes over a connection, within its limits
+protocol                        common parts of the protocols: bodies, replies, routes, errors
+bodies                          reading bodies in JSON as models
+transport                       HTTP connections within limits, and streams of events
 """

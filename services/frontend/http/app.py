@@ -1,8 +1,9 @@
 """The ASGI app: finds the route of a request, and answers with what the route's handler returns or
 raises.
 
-The app does in one step what Starlette's own app does in ten layers: a stream's task would pass
-through all of them whenever it goes on, and so would each of its messages.
+Starlette's own app would pass each request through ten layers of middleware. The task of a stream
+would pass through all layers each time it resumes, and so would each message. This app has one
+layer.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -36,11 +37,11 @@ def create_app(api: Api) -> "App":
 
     Raises:
         OSError: a file of the page cannot be read.
-        ValueError: a file of the page is missing, or of a kind that is not known.
+        ValueError: the index of the page is missing, or the media type of a file is not known.
     """
     routes: Sequence[Route] = ROUTES
     if api.feed is not None:
-        page_files()  # fails now rather than at the first request
+        page_files()  # raises errors at start rather than at the first request
         routes = ALL_ROUTES
     document = openapi.document(
         routes, needs_key=api.api_keys.are_needed, refuses_unknown=api.unknown.are_refused
@@ -50,17 +51,17 @@ def create_app(api: Api) -> "App":
 
 
 class App:
-    """Routes requests to handlers. An error that a handler raises before its answer has begun
-    becomes the answer, in the dialect of the route."""
+    """Routes requests to handlers. If a handler raises an error before the answer has begun, the
+    error becomes the answer, in the dialect of the route."""
 
     def __init__(self, api: Api, routes: Sequence[Route]) -> None:
-        """Takes the routes in the order in which the route of a request is looked for."""
+        """Prepares the routes. The first route in `routes` that matches a request answers it."""
         self.routes = [_entry(api, route) for route in routes]
         self._dialects = {route.path: route.dialect for route in routes if route.dialect}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request. Raises whatever is a bug, so that the server logs it and closes the
-        connection."""
+        """Answers a request. An error that is a bug is raised again, so that the server logs the
+        error and closes the connection."""
         request = Request(scope, receive, send)
         has_begun = False
 
@@ -74,7 +75,7 @@ class App:
         try:
             response = unknown_fields.mark(request, await self._endpoint(scope)(request))
             await response(scope, receive, send_on)
-        except Exception as error:  # of a bug, the client hears 500, and the server all: see below
+        except Exception as error:  # a bug: 500 for the client, raised again below
             is_foreseen = not has_begun and isinstance(error, _ANSWERS)
             if not has_begun:
                 refusal = unknown_fields.mark(request, answer(request, error, self._dialect(scope)))
@@ -83,10 +84,10 @@ class App:
                 raise
 
     def _endpoint(self, scope: Scope) -> Endpoint:
-        """Returns the endpoint of a request, whose scope has the route from then on.
+        """Returns the endpoint of a request, and puts the route into the scope.
 
         Raises:
-            HTTPException: there is none for its path, or for its method.
+            HTTPException: no route has the path, or the route does not have the method.
         """
         others: list[routing.Route] = []
         for route in self.routes:
@@ -104,13 +105,15 @@ class App:
         raise HTTPException(405, headers={"Allow": ", ".join(others[0].methods or ())})
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """Returns the dialect of a request's errors; paths that are not served have OpenAI's."""
+        """Returns the dialect of the errors of a request. Paths that are not served have OpenAI's
+        dialect."""
         path = getattr(scope.get("route"), "path", "")
         return self._dialects.get(path, openai_errors.DIALECT)
 
     def _name_request(self, start: Message, path: str) -> None:
-        """Adds the name of a request to the start of its answer, in the header that clients of the
-        path's protocol look at, if that protocol has one. Paths below a served path count, too."""
+        """Adds the id of a request to the start of the answer. The header is the one that clients
+        of the protocol read; if the protocol has no such header, nothing is added. Paths below a
+        served path belong to the protocol of the served path."""
         call = current_call()
         for served, dialect in self._dialects.items():
             if call is not None and dialect.id_header and path.startswith(served):
@@ -120,12 +123,12 @@ class App:
 
 
 _ANSWERS = (errors.OrcinusError, HTTPException, ClientDisconnect)
-"""What handlers may raise to answer a request."""
+"""Exceptions that handlers may raise to answer a request with an error."""
 
 
 def _entry(api: Api, route: Route) -> routing.Route:
     entry = routing.Route(route.path, partial(route.handler, api))
-    # No HEAD for a stream, which Starlette adds where there is a GET.
+    # Starlette adds HEAD to each GET. A stream must not have HEAD.
     has_head = route.method == "GET" and route.media_type != EVENTS
     entry.methods = {route.method, "HEAD"} if has_head else {route.method}
     return entry

@@ -1,4 +1,4 @@
-"""Web pages of other origins: which of them a browser lets use the API (CORS)."""
+"""Cross-origin resource sharing (CORS): says which web pages of other origins may use the API."""
 
 from collections.abc import Collection
 
@@ -22,11 +22,11 @@ RESPONSE_HEADERS = (
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Returns the app for pages of these origins, where `*` stands for all origins. Without origins
-    it returns `app` itself.
+    """Returns an app that also serves pages of these origins; `*` stands for all origins. Without
+    origins returns `app` itself.
 
-    A browser's question before a request needs no key. Requests may have any headers, since clients
-    for browsers send a dozen of their own; nothing here depends on a browser's cookies.
+    A browser's preflight request needs no API key. Requests may have any headers, since clients for
+    browsers send a dozen of their own, and the API does not use cookies.
     """
     if not origins:
         return app
@@ -39,7 +39,7 @@ def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
     )
 
     async def either(scope: Scope, receive: Receive, send: Send) -> None:
-        # It costs each event of a stream a few microseconds, which others need not pay.
+        # CORS costs each event of a stream a few microseconds: skipped for other clients.
         is_of_page = any(name == b"origin" for name, _ in scope["headers"])
         await (for_pages if is_of_page else app)(scope, receive, send)
 

@@ -1,9 +1,9 @@
 """The table of routes: all that the HTTP API serves.
 
-The app, the OpenAPI document, the page of documentation and the reference in `docs/api.md` follow
-from these rows, and from the types that the handlers take and return. A new endpoint is a module
-with its handler and the types of its body and its answer, a row here, and the reference that
-`python -m tests.api_page` writes; besides, it has a test.
+The app, the OpenAPI document, the page of documentation and the reference in `docs/api.md` are made
+from these rows, and from the types in the signatures of the handlers. To add an endpoint, write a
+module with the handler and the types of the body and the answer, add a row here, add a test, and
+run `python -m tests.api_page`, which writes the reference.
 """
 
 from services.frontend.http.anthropic import errors as anthropic_errors
@@ -163,7 +163,7 @@ _OF_SERVER = (
 )
 
 ROUTES = (*_OPENAI, *_OTHER_PROTOCOLS, *_OF_SERVER)
-"""What each server serves."""
+"""Routes that every server has."""
 
 ALL_ROUTES = (*_OPENAI, *_OTHER_PROTOCOLS, *_WATCHING, *_OF_SERVER)
-"""What a server serves that has the page."""
+"""Routes of a server that also has the page that shows the pipeline."""

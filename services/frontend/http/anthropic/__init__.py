@@ -1,8 +1,8 @@
-"""Anthropic's protocol, POST /v1/messages and its count of tokens.
+"""Anthropic's protocol: POST /v1/messages, and POST /v1/messages/count_tokens.
 
-turns      the turns of a conversation, as the body has them
+turns      the turns of a conversation in a body
 request    the bodies
 reply      the answer, whole and as events
 answer     the types of the answers
-errors     the error tree in the shape of this protocol
+errors     errors in the form of Anthropic's API
 """

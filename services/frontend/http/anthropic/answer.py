@@ -14,19 +14,20 @@ class AnthropicText(TypedDict):
     type: Literal["text"]
     """`text`."""
     text: str
-    """What the assistant says."""
+    """Text of the assistant."""
 
 
 @answer_object
 class AnthropicThinking(TypedDict):
-    """Reasoning of the model. The server does not check the signature that comes back."""
+    """Reasoning of the model, with a signature. Clients send the signature back, and the server
+    does not check it."""
 
     type: Literal["thinking"]
     """`thinking`."""
     thinking: str
-    """What the assistant thinks."""
+    """Reasoning of the assistant."""
     signature: str
-    """The request's name; the server does not check it."""
+    """Id of the request. The server does not check the signature that a client sends back."""
 
 
 @answer_object
@@ -36,25 +37,25 @@ class AnthropicToolUse(TypedDict):
     type: Literal["tool_use"]
     """`tool_use`."""
     id: str
-    """Id of the call, which its result names."""
+    """Id of the call. A later block with the call's result repeats the id."""
     name: str
     """Name of the tool."""
     input: dict[str, Any]
-    """Arguments; of a call that was cut short, what there is."""
+    """Arguments. If the answer ended within the call, only the part that the model wrote."""
 
 
 @answer_object
 class AnthropicUsage(TypedDict):
-    """Tokens of the prompt and of the answer."""
+    """Numbers of tokens of the prompt and of the answer."""
 
     input_tokens: int
-    """Tokens of the prompt without `cache_read_input_tokens`."""
+    """Number of tokens of the prompt, without the tokens of `cache_read_input_tokens`."""
     cache_creation_input_tokens: int
     """Always 0."""
     cache_read_input_tokens: int
-    """Tokens of the prompt that were not computed, since a cache had them."""
+    """Number of tokens of the prompt that were taken from a cache instead of being computed."""
     output_tokens: int
-    """Tokens generated."""
+    """Number of generated tokens."""
 
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
@@ -65,7 +66,7 @@ class AnthropicMessage(TypedDict):
     """The answer of POST /v1/messages."""
 
     id: str
-    """`msg_` and the request's name."""
+    """`msg_` and the id of the request."""
     type: Literal["message"]
     """`message`."""
     role: Literal["assistant"]
@@ -73,10 +74,10 @@ class AnthropicMessage(TypedDict):
     model: str
     """Name of the model."""
     content: list[AnthropicText | AnthropicThinking | AnthropicToolUse]
-    """What the model wrote: thoughts, texts and calls, in their order."""
+    """Output of the model: reasoning, texts and calls, in the order of generation."""
     stop_reason: StopReason | None
-    """`end_turn`, `max_tokens`, `stop_sequence` or `tool_use`; null while it goes on."""
+    """`end_turn`, `max_tokens`, `stop_sequence` or `tool_use`; null while the answer goes on."""
     stop_sequence: str | None
-    """The stop text that was met, or null."""
+    """The stop text that ended the answer, or null."""
     usage: AnthropicUsage
-    """Tokens read and written."""
+    """Numbers of tokens of the prompt and of the answer."""

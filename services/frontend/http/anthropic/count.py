@@ -10,14 +10,14 @@ from services.frontend.http.protocol.api import Api
 
 @answer_object
 class TokenCount(TypedDict):
-    """The number of tokens that a conversation would start with."""
+    """The number of tokens of a conversation."""
 
     input_tokens: int
-    """Tokens of the conversation, as POST /v1/messages would read them."""
+    """Number of tokens of the prompt that POST /v1/messages would make of the conversation."""
 
 
 async def count_tokens(api: Api, body: CountBody, account: Account) -> TokenCount:
-    """Returns the number of tokens that a conversation would start with."""
+    """Returns the number of tokens of a conversation."""
     with body.in_own_words():
         token_ids = await api.service.tokenize(
             body.to_conversation(), account, model=body.model or ""

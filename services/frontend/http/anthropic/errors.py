@@ -2,7 +2,7 @@
 
     {"type": "error", "error": {"type": ..., "message": ...}}
 
-An error has the same status and the same headers as in the other protocols.
+The statuses and headers of errors are equal in all protocols.
 """
 
 from typing import Literal
@@ -16,7 +16,7 @@ from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.transport.event_stream import Event, framed
 
 ID_HEADER = "request-id"
-"""Header in which Anthropic's clients look for the name of their request."""
+"""Header in which Anthropic's clients look for the id of a request."""
 
 _TYPES = {
     401: "authentication_error",
@@ -27,23 +27,24 @@ _TYPES = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
-"""Types of errors by their statuses, where they differ from the type of most errors."""
+"""Type of the error for each status that has a special type. Errors with other statuses are an
+`api_error` or an `invalid_request_error`."""
 
 
 @answer_object
 class AnthropicErrorObject(TypedDict):
-    """An error; its message begins with the name of the field that is wrong, if a field is
-    wrong."""
+    """An error."""
 
     type: str
-    """Kind of the error, in Anthropic's words."""
+    """Kind of the error, as named in Anthropic's API."""
     message: str
-    """What is wrong, in words; begins with the field that is wrong."""
+    """Description of the error, which begins with the name of the wrong field if a field is
+    wrong."""
 
 
 @answer_object
 class AnthropicError(TypedDict):
-    """The body of answers that refuse a request in Anthropic's protocol."""
+    """Body of an answer that refuses a request in Anthropic's protocol."""
 
     type: Literal["error"]
     """`error`."""
@@ -52,7 +53,7 @@ class AnthropicError(TypedDict):
 
 
 def error_body(failed: Failure) -> AnthropicError:
-    """Returns the body that tells of a failure."""
+    """Returns the body that describes a failure."""
     most = "api_error" if failed.is_by_server else "invalid_request_error"
     kind = _TYPES.get(failed.status, most)
     return {"type": "error", "error": {"type": kind, "message": failed.message}}

@@ -1,7 +1,7 @@
-"""The reply of Anthropic's POST /v1/messages: a message of blocks, and its events.
+"""The reply of Anthropic's POST /v1/messages: a message of blocks, and the events of the message.
 
-A block of reasoning has a signature. Clients send it back with the block, and the server does not
-check it.
+A block of reasoning has a signature. Clients send the signature back with the block, and the server
+does not check it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,14 +30,15 @@ _DELTAS = {
     ItemKind.TEXT: ("text_delta", "text"),
     ItemKind.CALL: ("input_json_delta", "partial_json"),
 }
-"""Type of a delta, and its field that has the new characters."""
+"""For each kind of item, the type of a delta and the name of the delta's field with the new
+characters."""
 
 
 Block = AnthropicText | AnthropicThinking | AnthropicToolUse
 
 
 class MessagesReply(MessageReply):
-    """Writes an answer down as a message."""
+    """Writes an answer as a message of Anthropic's protocol."""
 
     __slots__ = ()
 
@@ -106,7 +107,8 @@ class MessagesReply(MessageReply):
         }
 
     def _stop(self) -> tuple[StopReason, str | None]:
-        """Returns the reason why the answer ended, and the stop sequence if that is the reason."""
+        """Returns the reason why the answer ended, and the stop sequence that ended the answer, or
+        None."""
         if self._reason is FinishReason.LENGTH:
             return "max_tokens", None
         if self._items.has_calls:
@@ -117,7 +119,7 @@ class MessagesReply(MessageReply):
     def _usage(self) -> AnthropicUsage:
         usage = self._generation.usage
         return {
-            # Of Anthropic's fields, the three of the input add up to it.
+            # In Anthropic's protocol the three fields of the input add up to the whole prompt.
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
@@ -126,7 +128,8 @@ class MessagesReply(MessageReply):
 
 
 _UNSIGNED: dict[ItemKind, Mapping[str, object]] = {ItemKind.REASONING: {"signature": ""}}
-"""Fields in which a block that begins differs from a complete block, by its kind."""
+"""Fields in which a block that has just begun differs from a complete block, for each kind of
+block."""
 
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:
@@ -134,7 +137,8 @@ def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call; if the call was cut short, the part that the model wrote."""
+    """Returns the arguments of a call. If the answer ended within the call, returns the part that
+    the model wrote."""
     try:
         value = pydantic_core.from_json(text or "{}", allow_partial=True)
     except ValueError:

@@ -1,5 +1,5 @@
-"""The bodies of Anthropic's POST /v1/messages and of its count of tokens, and the requests that
-they stand for.
+"""The bodies of Anthropic's POST /v1/messages and POST /v1/messages/count_tokens, and the requests
+made from the bodies.
 
 Tools that Anthropic's own servers run are left out.
 """
@@ -36,29 +36,30 @@ from services.frontend.request.generation_request import GenerationOptions
 
 
 class CustomTool(ClientTool):
-    """A tool of the client."""
+    """A tool that the client runs."""
 
     type: Literal["custom"] | None = None
     """Kind of the tool; may be left out."""
     name: ToolName
     """Name of the tool."""
     description: str | None = None
-    """What it does, for the model to read."""
+    """Description of the tool, which the model reads."""
     input_schema: dict[str, Any]
-    """JSON schema of its arguments."""
+    """JSON schema of the arguments."""
     strict: bool | None = None
-    """Whether arguments must keep the schema even where the model chooses to call."""
+    """Whether arguments must keep the schema even if the model is free to call the tool or not."""
 
     def to_tool(self) -> Tool:
         return tool_of(self, parameters=json_text(self.input_schema))
 
 
 class ServerTool(ExactModel):
-    """A tool that Anthropic's own servers run. It does not run here, so the model does not see
-    it."""
+    """A tool that Anthropic's own servers run. The tool does not run here, so the model does not
+    see the tool."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
-    """Any other kind; the tool does not run here, so the model does not see it."""
+    """Kind of the tool, anything but `custom`. The tool does not run here, so the model does not
+    see the tool."""
 
 
 MessagesTool = Annotated[
@@ -71,23 +72,24 @@ MessagesTools = TypeAliasType(
 
 
 class AnyChoice(ExactModel):
-    """Whether the model calls tools."""
+    """Whether the model may, must or must not call tools."""
 
     type: Literal["auto", "any", "none"]
-    """The model decides, must call some tool, or calls none."""
+    """`auto`: the model decides whether to call tools; `any`: the model must call a tool; `none`:
+    the model must not call tools."""
     disable_parallel_tool_use: bool | None = None
-    """Whether an answer has one call at most."""
+    """Whether an answer may have only one call."""
 
 
 class ToolUseChoice(ExactModel):
     """The tool that must be called."""
 
     type: Literal["tool"]
-    """One tool must be called."""
+    """`tool`: the tool `name` must be called."""
     name: ToolName
     """Name of the tool."""
     disable_parallel_tool_use: bool | None = None
-    """Does nothing: there is one call."""
+    """Does nothing: an answer with a named tool has only one call."""
 
 
 Choice = Annotated[
@@ -105,18 +107,18 @@ _MODES: dict[str, Literal["auto", "required", "none"]] = {
 
 
 class ThinkingOptions(ExactModel):
-    """Whether the model is to reason before it answers; a budget is ignored."""
+    """Whether the model is to reason before the answer. A budget of tokens is ignored."""
 
     type: Literal["enabled", "adaptive", "disabled"]
-    """The chat template's variable `enable_thinking`: false with `disabled`, else true. A budget
-    does nothing."""
+    """Sets the chat template's variable `enable_thinking`: false for `disabled`, else true. A
+    budget of tokens does nothing."""
 
 
 class JsonSchemaOutput(ExactModel):
-    """JSON that keeps a schema."""
+    """The format of JSON that keeps a schema."""
 
     type: Literal["json_schema"]
-    """JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that keeps a schema."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The JSON schema."""
 
@@ -125,13 +127,13 @@ class OutputConfig(ExactModel):
     """The effort and the format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """The chat template's variable `reasoning_effort`."""
+    """Value of the chat template's variable `reasoning_effort`."""
     format: JsonSchemaOutput | None = None
-    """Format of the text; any text when there is none."""
+    """Format of the text; without a format any text is allowed."""
 
 
 class MessagesMetadata(ExactModel):
-    """Labels that the client gives its request; they do nothing."""
+    """Labels that the client gives to the request. Labels do nothing."""
 
     user_id: str | None = None
     """Does nothing."""
@@ -143,16 +145,17 @@ class CountBody(ConversationBody):
     spelling: ClassVar = {"stop": "stop_sequences", "parameters": "input_schema"}
 
     messages: Turns
-    """The conversation, oldest turn first; the last turn is not the assistant's."""
+    """The conversation, oldest turn first. The last turn must not be a turn of the assistant."""
     system: Text | None = None
-    """What the system says before all else."""
+    """Text of the system at the beginning of the conversation."""
     tools: MessagesTools | None = None
-    """Tools that the model may call, 128 of the client's own at most; the model is told of no
-    others."""
+    """Tools that the model may call, 128 tools of the client at most. The model does not see tools
+    that Anthropic's servers run."""
     tool_choice: Choice | None = None
-    """Whether tools are called, and which; by default the model decides."""
+    """Whether the model may, must or must not call tools, and which tools. By default the model
+    decides."""
     thinking: ThinkingOptions | None = None
-    """Whether the model thinks before it speaks."""
+    """Whether the model reasons before the answer."""
     output_config: OutputConfig | None = None
     """Effort and format of the answer."""
 
@@ -186,9 +189,10 @@ class MessagesBody(CountBody, GeneratingBody):
     """The body of POST /v1/messages."""
 
     max_tokens: Annotated[int, N_TOKENS]
-    """Tokens to generate at most; lowered to what the model's length leaves."""
+    """Largest number of tokens to generate. The number is lowered to the room that the prompt
+    leaves in the model's length."""
     stop_sequences: StopTexts | None = None
-    """Texts that end the output and are not part of it."""
+    """Texts that end the output. The output does not include the stop text."""
     metadata: MessagesMetadata | None = None
     """Does nothing."""
 

@@ -1,7 +1,7 @@
-"""The turns of a conversation in Anthropic's protocol, and the messages that they stand for.
+"""The turns of a conversation in Anthropic's protocol, and the conversion of turns to messages.
 
-A user's turn may hold results of tools; each becomes a message of its own. Signatures of reasoning
-and wishes for a cache are ignored.
+A user's turn may hold results of tools, each of which becomes a separate message. Signatures of
+reasoning and the options of caching (`cache_control`) are ignored.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,12 +19,12 @@ from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Earli
 
 
 class TextBlock(ExactModel):
-    """A text."""
+    """A block of text."""
 
     type: Literal["text"]
     """Kind of the block."""
     text: str
-    """Text; several blocks are joined by line ends."""
+    """Text of the block; several blocks are joined by line ends."""
 
 
 TextOnly = Annotated[
@@ -39,28 +39,30 @@ Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextBlocks, Tag("list")
 
 
 class ThinkingBlock(ExactModel):
-    """The assistant's reasoning, sent back as it came."""
+    """Reasoning of the assistant, which a client sends back unchanged."""
 
     type: Literal["thinking"]
     """Kind of the block."""
     thinking: str
-    """What the assistant thought before it spoke."""
+    """Reasoning of the assistant before a text or a call."""
 
 
 class RedactedThinkingBlock(ExactModel):
-    """Reasoning that only another server can read; it is left out."""
+    """Encrypted reasoning, which only the server that wrote it can read. The block is left out of
+    the prompt."""
 
     type: Literal["redacted_thinking"]
-    """Kind of the block; it is left out, since only another server can read it."""
+    """Kind of the block. The block is left out of the prompt, since only the server that wrote it
+    can read it."""
 
 
 class ToolUseBlock(ExactModel):
-    """A call by the assistant."""
+    """A call of a tool by the assistant."""
 
     type: Literal["tool_use"]
     """Kind of the block."""
     id: str
-    """Id of the call, which its result names."""
+    """Id of the call. The block with the call's result repeats the id."""
     name: ToolName
     """Name of the tool."""
     input: dict[str, Any]
@@ -73,9 +75,9 @@ class ToolResultBlock(ExactModel):
     type: Literal["tool_result"]
     """Kind of the block."""
     tool_use_id: str
-    """Id of a call before it."""
+    """Id of the call, which must be an earlier block."""
     content: Text | None = None
-    """Result of the call, as a text or in blocks; empty when it is left out."""
+    """Result of the call, as a text or in blocks; empty by default."""
 
 
 _USER_TYPES = ("text", "tool_result")
@@ -104,34 +106,34 @@ AssistantBlocks = TypeAliasType(
 
 
 class UserTurn(ExactModel):
-    """A turn of the user, with the results of the calls before it."""
+    """A turn of the user, with the results of earlier calls."""
 
     role: Literal["user"]
-    """The user's turn."""
+    """`user`."""
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[UserBlocks, Tag("list")], TEXT_OR_LIST
     ]
-    """What was said, and results of calls, as a text or in blocks."""
+    """Text of the user and results of calls, as a text or in blocks."""
 
 
 class AssistantTurn(ExactModel):
-    """A turn of the assistant, sent back as it came."""
+    """A turn of the assistant, which a client sends back unchanged."""
 
     role: Literal["assistant"]
-    """The assistant's turn."""
+    """`assistant`."""
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[AssistantBlocks, Tag("list")], TEXT_OR_LIST
     ]
-    """What was said, thought and called, as a text or in blocks."""
+    """Text, reasoning and calls of the assistant, as a text or in blocks."""
 
 
 class SystemTurn(ExactModel):
     """An instruction of the system within the conversation."""
 
     role: Literal["system"]
-    """The system's turn."""
+    """`system`."""
     content: Text
-    """What was said, as a text or in blocks."""
+    """Text of the system, as a text or in blocks."""
 
 
 Turn = Annotated[
@@ -147,10 +149,10 @@ Turns = TypeAliasType(
 
 
 def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
-    """Yields the messages of turns, of which there must be one.
+    """Yields the messages that the turns become. There must be at least one turn.
 
     Raises:
-        InvalidRequest: a result is of no call before it, or the last turn is the assistant's.
+        InvalidRequest: a result has the id of no earlier call, or the last turn is the assistant's.
     """
     call_ids: set[str] = set()
     for index, turn in enumerate(turns):
@@ -186,10 +188,11 @@ def _assistant_message(turn: AssistantTurn) -> ChatMessage:
 
 
 def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[ChatMessage]:
-    """Yields the results of calls, each as a message, and the texts between them.
+    """Yields the messages that a turn of the user becomes: one for each result of a call, and one
+    for the texts before, between and after results.
 
     Raises:
-        InvalidRequest: a result is of no call before it.
+        InvalidRequest: a result has the id of no earlier call.
     """
     if isinstance(turn.content, str):
         yield ChatMessage("user", turn.content)

@@ -10,14 +10,14 @@ from pydantic_core import core_schema
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """The annotation of a field that accepts None and values that change nothing, and no others. It
-    is checked before the type of the field, since the check of the type would look at each item of
-    a value that is refused anyway."""
+    """Annotation of a field that accepts only None and values that change nothing. The annotation
+    is checked before the type of the field, since checking the type would look at each item of a
+    value that is refused anyway."""
 
     neutral: tuple[object, ...]
 
     def check(self, value: Any) -> Any:
-        """Returns the value; raises ValueError if it would change something."""
+        """Returns the value. Raises ValueError if the value is not None and not in `neutral`."""
         if value is not None and value not in self.neutral:
             accepted = ", ".join(map(repr, self.neutral))
             raise ValueError(
@@ -37,5 +37,5 @@ class Only:
 
 
 def only(*neutral: object) -> Only:
-    """Returns the annotation that accepts None and these values."""
+    """Returns the annotation of a field that accepts only None and these values."""
     return Only(neutral)

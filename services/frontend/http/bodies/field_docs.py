@@ -1,7 +1,9 @@
-"""The texts below the fields of a class, which describe the fields in the OpenAPI document.
+"""Reads the docstrings below the fields of a class, which describe the fields in the OpenAPI
+document.
 
-pydantic can read these texts, too, but does so when a model is made, which would add a fifth to the
-time in which the frontend starts. Here a module is read once, and only when the document is made.
+pydantic can read these docstrings as well, but does so when a model is defined, which would make
+the start of the frontend a fifth slower. Here a module is read once, and only when the OpenAPI
+document is made.
 """
 
 import ast
@@ -14,7 +16,8 @@ from pathlib import Path
 
 
 def field_docs(kind: type) -> Mapping[str, str]:
-    """Returns the descriptions of the fields that a class declares itself, by their names."""
+    """Returns the descriptions of the fields that a class declares itself, keyed by the name of the
+    field."""
     file = sys.modules[kind.__module__].__file__
     return {} if file is None else _of_module(file).get(kind.__name__, {})
 

@@ -1,4 +1,4 @@
-"""Labels that a client gives its request."""
+"""Labels that a client gives to a request."""
 
 from pydantic import BeforeValidator
 
@@ -7,7 +7,8 @@ MAX_METADATA = 16
 
 
 def _check_number(value: object) -> object:
-    """Bounds labels before validation, which would make an error for each of a million labels."""
+    """Limits the number of labels before validation, since validation would make an error for each
+    of a million labels."""
     if isinstance(value, dict) and len(value) > MAX_METADATA:
         raise ValueError(f"has {len(value)} items; at most {MAX_METADATA} may be")
     return value

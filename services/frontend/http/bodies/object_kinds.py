@@ -1,8 +1,8 @@
-"""Objects of several kinds in one field of a body: the kind, a field of the object, chooses the
-model.
+"""Objects of several kinds in one field of a body. A field of the object, such as `type`, names the
+kind and so chooses the model.
 
-An object of a kind that is not served is refused by the name of its kind, and not by the first
-field that another model misses.
+The error for an object of a kind that is not served names the kind. Without this module the error
+would name the first field that another model misses.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
 
 
 class ExactModel(BaseModel):
-    """An object of a body. It has no other fields than its own, since the reader of bodies leaves
-    unknown fields out, and no value is converted to the type of its field."""
+    """Base class of the objects in a body. Values are not converted to the type of the field.
+    Unknown fields are forbidden here, since the reader of bodies removes unknown fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -27,7 +27,7 @@ def _refuse(name: str) -> str:
 
 
 class Unknown(ExactModel):
-    """An object of a kind that is not served; reading such an object raises an error."""
+    """An object of a kind that is not served. Reading such an object raises an error."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -43,7 +43,7 @@ class UnknownKind(Unknown):
 
 
 class UnknownRole(Unknown):
-    """A turn of a role that is not known."""
+    """A turn of a conversation with an unknown role."""
 
     role: Annotated[str, AfterValidator(_refuse)]
 
@@ -56,9 +56,10 @@ def by_type(
     others: str = "unknown",
     text: str = "",
 ) -> Discriminator:
-    """Returns a discriminator that chooses among models by the value of an object's `field`. The
-    value's tag is in `tags`; an object without the field has the value `default`, and other values
-    have the tag `others`. A text has the tag `text`, if that is given."""
+    """Returns a discriminator that chooses among models by the value of an object's `field`. `tags`
+    has the tag of each value. An object without the field is treated as if the value were
+    `default`. Values that are not in `tags` have the tag `others`. A text instead of an object has
+    the tag `text`, if `text` is given."""
 
     def tag_of(value: Any) -> str:
         if text and isinstance(value, str):

@@ -1,7 +1,8 @@
-"""Bodies that a browser sends for a web page without asking whether the page may.
+"""Refuses bodies that a browser sends for a web page without asking whether the page may send them.
 
-A browser sends a page's texts and forms anywhere, and only hides the answers. So pages that may not
-use the API must send JSON, before which a browser asks (`cross_origin.py`).
+A browser sends plain texts and forms of a page to any server, and only hides the answers from the
+page. Pages that may not use the API must therefore send JSON, because a browser asks the server
+before it sends JSON (`cross_origin.py`).
 """
 
 from collections.abc import Collection, Mapping
@@ -11,8 +12,8 @@ from services.frontend.http.transport.media_types import JSON
 
 
 def check_page(headers: Mapping[str, str], origins: Collection[str]) -> None:
-    """Raises InvalidRequest for a body that a browser may have sent without asking first for a page
-    of none of these origins."""
+    """Raises InvalidRequest if the page's origin is not in `origins` and the content type is not
+    JSON. A browser may have sent such a body without asking first."""
     origin = headers.get("origin")
     if origin is None or origin in origins or "*" in origins:
         return

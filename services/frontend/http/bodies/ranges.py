@@ -1,7 +1,8 @@
 """The ranges of a body's fields, as annotations for the OpenAPI document.
 
-Options of sampling, counts and formats are checked in one place for all protocols, and not by the
-models of bodies. So these annotations check nothing; they say what is checked there.
+Options of sampling, counts and formats are checked in one place for all protocols, by the classes
+of requests. The models of bodies do not check ranges. The annotations therefore check nothing and
+only document the ranges.
 """
 
 from collections.abc import Mapping
@@ -27,16 +28,18 @@ from services.frontend.http.bodies.field_docs import field_docs
 from services.frontend.request.generation_request import MAX_N, MAX_SALT_LENGTH, MAX_TOKENS
 
 TOKEN_NAME = "^(0|[1-9][0-9]{0,8})$"
-"""Names in an object of tokens: their numbers."""
+"""Pattern of the keys of an object whose keys are token ids."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Within:
-    """The annotation of a field whose values, but for null, the keywords of a JSON schema bound."""
+    """Annotation of a field whose values are limited by the keywords of a JSON schema. The limits
+    do not apply to null."""
 
     keywords: Mapping[str, Any]
     option: str | None = None
-    """The option of sampling that the field is, whose description the field has, too."""
+    """Name of the option of `SamplingParams` for which the field stands. The description of the
+    field is the description of the option."""
 
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
@@ -50,14 +53,14 @@ class Within:
 
 
 def between(allowed: Numbers | WholeNumbers) -> Within:
-    """Returns the annotation of a field whose values are such numbers."""
+    """Returns the annotation of a field whose values are in the range `allowed`."""
     if isinstance(allowed, Numbers) and allowed.excludes_low:
         return Within({"exclusiveMinimum": allowed.low, "maximum": allowed.high})
     return Within({"minimum": allowed.low, "maximum": allowed.high})
 
 
 def option(name: str) -> Within:
-    """Returns the annotation of a field that is the option of sampling `name`."""
+    """Returns the annotation of a field that stands for the option `name` of `SamplingParams`."""
     return Within(_keywords(OPTIONS[name]), name)
 
 

@@ -1,4 +1,4 @@
-"""Reads a body of JSON as a model, and says what is wrong with the body in words for clients."""
+"""Parses a body in JSON as a pydantic model, and explains errors to clients."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -13,16 +13,16 @@ from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH, explain
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_UNKNOWN = 16
-"""Largest number of unknown fields of a body that are named."""
+"""Largest number of unknown fields of a body that are reported."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
-"""A function of the paths of a body's unknown fields, without positions in lists:
-`messages.mood`."""
+"""Type of a function that is called with the paths of the unknown fields of a body. Paths leave out
+positions in lists: `messages.mood`."""
 
 
 def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: None) -> Body:
-    """Reads a body. Unknown fields are left out, at every depth. If there are any, `on_unknown` is
-    called with the first of them, and may raise.
+    """Parses a body. Unknown fields are removed at every depth. If there are unknown fields,
+    `on_unknown` is called with the paths of the first `MAX_UNKNOWN`, and may raise an error.
 
     Raises:
         InvalidRequest: the body is not JSON in UTF-8, or a field is missing or of the wrong type.
@@ -34,7 +34,7 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
     if not isinstance(value, dict):
         raise errors.InvalidRequest("body", "must be a JSON object")
     try:
-        # Unknown fields are kept first, which is cheap. An error for each of thousands is not.
+        # Unknown fields are allowed at first: making an error for each of thousands is slow.
         body = kind.model_validate(value, extra="allow")
     except ValidationError as error:
         raise explain(error, value) from None
@@ -46,7 +46,8 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
 
 
 def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
-    """Takes the unknown fields out of all models in a value, and notes the paths of the first."""
+    """Removes the unknown fields of all models in a value, and adds the paths of the first fields
+    to `found`."""
     if isinstance(value, BaseModel):
         if value.__pydantic_extra__:
             for name in islice(value.__pydantic_extra__, MAX_UNKNOWN):

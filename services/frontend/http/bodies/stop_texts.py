@@ -1,4 +1,4 @@
-"""The texts at which an answer stops, as fields of a body."""
+"""Types of the fields of a body that hold stop texts, at which an answer ends."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ StopText = Annotated[str, Within({"minLength": 1, "maxLength": MAX_STOP_LENGTH})
 StopTexts = TypeAliasType(
     "StopTexts", Annotated[list[StopText], FailFast(), Within({"maxItems": MAX_STOPS})]
 )
-"""A list of texts at which an answer stops."""
+"""A list of stop texts."""
 
 
 def _as_list(value: object) -> object:
@@ -25,4 +25,4 @@ def _as_list(value: object) -> object:
 StopTextOrTexts = Annotated[
     StopTexts | None, BeforeValidator(_as_list, json_schema_input_type=StopText | StopTexts | None)
 ]
-"""A list of texts at which an answer stops, or one such text."""
+"""A stop text, or a list of stop texts."""

@@ -1,4 +1,5 @@
-"""The errors of pydantic in words for clients: which field, and what it must be."""
+"""Converts errors of pydantic to messages for clients, which name the field and say what the value
+must be."""
 
 from typing import Any
 
@@ -26,7 +27,8 @@ KINDS = {
     "literal_error": "{expected}",
     "enum": "{expected}",
 }
-"""What a value must be, by the type of error; of several types that are allowed, each has one."""
+"""What the value of a field must be, for each type of pydantic's errors. If a field allows several
+types, pydantic reports an error for each type."""
 
 SENTENCES = {
     "missing": "must be given",
@@ -43,23 +45,25 @@ SENTENCES = {
     "union_tag_invalid": "must have one of the types {expected_tags}",
     "union_tag_not_found": "must be an object with a type",
 }
-"""What else may be wrong, by the type of error."""
+"""Messages for other types of pydantic's errors."""
 
 OTHER = "is of a wrong type"
 
 MISSING = ("missing", "value_error")
-"""Types of errors whose field may be absent: it must be given, or a check of this server fails."""
+"""Types of errors that may name a field that is absent from the body. The field is required, or a
+check of this server has failed."""
 
 
 def explain(error: ValidationError, body: object) -> errors.InvalidRequest:
-    """Returns what is wrong with a body: the first error, with all that the field may be."""
+    """Returns the first error of a body as an InvalidRequest. If the field allows several types,
+    the message names all types."""
     found = [
         (_json_path(item["loc"], body, is_missing=item["type"] in MISSING), item)
         for item in error.errors(include_url=False, include_input=False)
     ]
     first, _ = found[0]
-    # Where a value may be of several types, there is an error for each. The one that lies deepest
-    # is of the type that was meant.
+    # If a value may be of several types, pydantic reports errors for each type. The error with the
+    # longest path belongs to the type that the client meant.
     about = [path for path, _ in found if path[: len(first)] == first]
     path = max(about, key=len)
     reasons = [item for other, item in found if other == path]
@@ -79,10 +83,10 @@ def _filled(words: str, item: ErrorDetails) -> str:
 def _json_path(
     location: tuple[int | str, ...], body: object, *, is_missing: bool
 ) -> tuple[str, ...]:
-    """Returns the path in the body at which an error is, `messages.0.role` for example.
+    """Returns the path of the wrong value in the body, such as `messages.0.role`.
 
-    Pydantic puts names of union members between the body's own names. Names that are in the body
-    stay, and so does the last name if it is the name of a field that is missing.
+    Pydantic puts the names of union members between the names of fields. Only names that exist in
+    the body are kept. The last name is also kept if it is the name of a missing field.
     """
     path, value = [], body
     for depth, name in enumerate(location):

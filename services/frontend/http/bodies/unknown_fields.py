@@ -1,8 +1,8 @@
-"""Unknown fields of bodies: they are ignored, and named in a header of the answer and in the log;
-or, by a setting, they are refused.
+"""Handles unknown fields of bodies. By default unknown fields are ignored, and named in a header of
+the answer and in the log. A setting makes the server refuse bodies with unknown fields.
 
-Clients send a field with each request, and may make up any name. So the log has one line for each
-set of names, and a limited number of lines in an hour.
+Clients may send an unknown field with every request, and may make up any name. The log therefore
+has only one line for each set of names, and a limited number of lines in an hour.
 """
 
 import logging
@@ -18,10 +18,11 @@ from services.common import errors
 log = logging.getLogger(__name__)
 
 HEADER = "x-orcinus-ignored-fields"
-"""Header of an answer with the names of the ignored fields, or of the first of them."""
+"""Header of an answer with the names of the ignored fields. If there are many, only the first
+fields are named."""
 
 LOGGED_AGAIN_S = 3600.0
-"""Seconds after which a set of names may have a line in the log again."""
+"""Seconds after which a set of names may be logged again."""
 
 MAX_LOGGED = 64
 """Largest number of lines in the log within `LOGGED_AGAIN_S`."""
@@ -44,10 +45,10 @@ class UnknownFields:
         self._logged_until = 0.0
 
     def found(self, request: Request, paths: tuple[str, ...]) -> None:
-        """Notes the unknown fields of a request's body, for `mark`.
+        """Logs the unknown fields of a request's body, and keeps the names for `mark`.
 
         Raises:
-            InvalidRequest: such fields are refused.
+            InvalidRequest: unknown fields are refused.
         """
         if self.are_refused:
             raise errors.InvalidRequest(paths[0], "unknown field")
@@ -66,7 +67,8 @@ class UnknownFields:
 
 
 def mark(request: Request, response: Response) -> Response:
-    """Returns the response to a request, with a header if fields of its body were ignored."""
+    """Returns the response to a request. If fields of the body were ignored, adds a header with the
+    names of the fields."""
     if names := request.scope.get(_SCOPE_KEY):
         response.headers[HEADER] = names
     return response

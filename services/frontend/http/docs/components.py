@@ -1,6 +1,7 @@
-"""The components of the OpenAPI document besides schemas: errors by status, and ways to show a key.
+"""The components of the OpenAPI document, without schemas: error responses by status, and the
+headers that may have the API key.
 
-Operations and schemas refer to components by their names.
+Operations and schemas refer to components by name.
 """
 
 from collections.abc import Iterable
@@ -10,8 +11,8 @@ from services.frontend.http.protocol.errors import Dialect
 from services.frontend.http.transport.media_types import JSON
 
 BY_SERVER = (400, 408, 431, 500, 503)
-"""Statuses of errors that every request may meet: the server refuses some before they get to an
-operation."""
+"""Statuses of errors that every request may get. Some of these errors come from the HTTP server
+before the request reaches an operation."""
 
 _MEANINGS = {
     400: "A field or header is wrong; `param` names it.",
@@ -31,7 +32,7 @@ SECURITY_SCHEMES = {
     "key": {"type": "http", "scheme": "bearer"},
     "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
-"""The two headers of which either may have the API key."""
+"""The two headers that may have the API key. A request needs only one of them."""
 
 _HEADERS: dict[int, dict[str, Any]] = {
     401: {"WWW-Authenticate": {"required": True, "schema": {"const": "Bearer"}}},
@@ -56,13 +57,13 @@ def schema_of(kind: type) -> dict[str, str]:
 
 
 def error_name(status: int, dialect: Dialect) -> str:
-    """Returns the name of the error that has a status."""
+    """Returns the name of the error response for a status."""
     return f"{dialect.prefix}Error{status}"
 
 
 def error_response(status: int, dialect: Dialect, others: Dialect) -> dict[str, Any]:
-    """Returns the error that has a status. Errors of the server, which refuses some requests before
-    it knows their path, are in the dialect `others`."""
+    """Returns the error response for a status. The HTTP server refuses some requests before it
+    knows the path, and writes those errors in the dialect `others`."""
     kinds = list(dict.fromkeys((dialect.schema, others.schema)))
     schema = schema_of(kinds[0])
     described: dict[str, Any] = {
@@ -79,7 +80,7 @@ def error_response(status: int, dialect: Dialect, others: Dialect) -> dict[str, 
 def error_responses(
     statuses: Iterable[tuple[int, Dialect]], others: Dialect
 ) -> dict[str, dict[str, Any]]:
-    """Returns errors by their names."""
+    """Returns the error responses for statuses, keyed by name."""
     return {
         error_name(status, dialect): error_response(status, dialect, others)
         for status, dialect in statuses

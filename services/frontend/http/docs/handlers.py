@@ -9,10 +9,11 @@ from services.frontend.http.transport.media_types import HTML, JSON
 
 
 async def openapi(api: Api, _: Request) -> Response:
-    """Answers with the OpenAPI document, to any client: it says nothing of the model."""
+    """Answers with the OpenAPI document. No key is needed, since the document says nothing about
+    the model."""
     return Response(api.document, media_type=JSON)
 
 
 async def docs(api: Api, _: Request) -> Response:
-    """Answers with the OpenAPI document as a page to read, to any client."""
+    """Answers with the OpenAPI document as a page in HTML. No key is needed."""
     return Response(api.docs_page, headers=page.HEADERS, media_type=HTML)

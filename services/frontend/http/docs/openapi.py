@@ -1,7 +1,8 @@
 """The OpenAPI document of the HTTP API, made once at start from the table of routes.
 
-Bodies are described by the models that read them, answers by the types that the replies build. A
-document cannot say what depends on the model: its vocabulary, its length, its chat template.
+Bodies are described by the models that read them, and answers by the types that replies build. The
+document cannot describe what depends on the model, such as the vocabulary, the length and the chat
+template.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,18 +19,17 @@ from services.frontend.http.protocol.route import Route
 
 OPENAPI_VERSION = "3.1.0"
 API_VERSION = "1"
-"""Version of the HTTP API, as in its paths."""
+"""Version of the HTTP API, as in the paths of the API."""
 
 Schemas = dict[str, JsonSchemaValue]
-"""Schemas by their names."""
+"""Schemas, keyed by name."""
 
 
 def document(
     routes: Sequence[Route], *, needs_key: bool, refuses_unknown: bool = False
 ) -> dict[str, Any]:
-    """Returns the document of the routes that have a name. `needs_key` says whether clients must
-    show an API key, and `refuses_unknown` whether a body may only have fields that the document
-    names."""
+    """Returns the OpenAPI document of the routes that have a name. `needs_key` says whether clients
+    must send an API key. `refuses_unknown` says whether bodies with unknown fields are refused."""
     named = tuple(route for route in routes if route.name)
     statuses = dict.fromkeys(
         (status, dialect_of(route))
@@ -61,8 +61,8 @@ def document(
 
 @cache
 def _schemas(routes: tuple[Route, ...], *, refuses_unknown: bool) -> Schemas:
-    """Returns the schemas of all bodies and answers. Making schemas takes long, so they are made
-    once and must not be changed."""
+    """Returns the schemas of all bodies and answers. The schemas take long to make, so the result
+    is cached and must not be changed."""
     schemas = _schemas_of(route.body for route in routes)
     if not refuses_unknown:
         for schema in schemas.values():

@@ -43,12 +43,13 @@ _IGNORED_FIELDS = {
 
 
 def dialect_of(route: Route) -> Dialect:
-    """Returns the dialect of a route's errors."""
+    """Returns the dialect of the errors of a route."""
     return route.dialect or openai_errors.DIALECT
 
 
 def error_statuses(route: Route, *, needs_key: bool) -> list[int]:
-    """Returns the statuses of the errors with which a request may be refused, in order."""
+    """Returns the statuses of the errors with which a request to the route may be refused, in
+    ascending order."""
     statuses = {*BY_SERVER, *route.errors}
     if route.access is not Access.ANY:
         statuses |= {429, 401} if needs_key else {429}
@@ -60,7 +61,8 @@ def error_statuses(route: Route, *, needs_key: bool) -> list[int]:
 
 
 def operation(route: Route, *, needs_key: bool) -> dict[str, Any]:
-    """Returns the description of a route. `needs_key` says whether callers must show an API key."""
+    """Returns the operation that describes a route. `needs_key` says whether callers must send an
+    API key."""
     is_secured = route.access is not Access.ANY and needs_key
     said: dict[str, Any] = {
         "operationId": route.name,
@@ -101,7 +103,7 @@ def _answer(route: Route) -> dict[str, Any]:
             media_type = other.partition(";")[0]
             described["content"] = {media_type: {"schema": {"type": "string"}}}
     if route.stream:
-        # Without a schema: tools disagree whether one would be of the stream or of each event.
+        # No schema: tools disagree whether a schema describes the stream or each event.
         described["content"][EVENTS] = {}
     if route.body is not None:
         described["headers"] = _IGNORED_FIELDS

@@ -1,7 +1,7 @@
-"""The OpenAPI document as a page to read: one HTML text without scripts, made once at start.
+"""Renders the OpenAPI document as a page: one HTML text without scripts, made once at start.
 
-Pages of well-known tools load megabytes of JavaScript from other servers. This page loads nothing,
-and its policy forbids a browser to load anything.
+The pages of well-known tools load megabytes of JavaScript from other servers. This page loads
+nothing, and a content security policy forbids the browser to load anything.
 """
 
 import base64
@@ -108,7 +108,7 @@ def _table(rows: list[tuple[str, str]]) -> str:
 
 
 def _type_of(schema: dict[str, Any]) -> str:
-    """Returns what a value may be, in HTML."""
+    """Returns a description of the allowed values of a schema, in HTML."""
     if "$ref" in schema:
         name = escape(schema["$ref"].rpartition("/")[2])
         return f'<a href="#{name}">{name}</a>'

@@ -1,4 +1,5 @@
-"""JSON schemas of bodies and answers, with the descriptions that stand below their fields."""
+"""JSON schemas of bodies and answers. The description of a field is the docstring below the
+field."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,8 +13,8 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 
 
 def schema_of_type(kind: Any, ref_template: str = "#/$defs/{model}") -> JsonSchemaValue:
-    """Returns the schema of a model or of a typed dictionary; the schemas to which it refers are in
-    `$defs`."""
+    """Returns the schema of a model or of a typed dictionary. Other schemas that the schema refers
+    to are in `$defs`."""
     return TypeAdapter(kind).json_schema(
         ref_template=ref_template, schema_generator=_DescribedSchemas
     )

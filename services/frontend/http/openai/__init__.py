@@ -1,7 +1,7 @@
-"""OpenAI's completions and chats, and the paths that other servers of that API have besides.
+"""OpenAI's completions and chats, and further paths that other servers of OpenAI's API offer.
 
-answer                                the types of all answers
-request, reply, errors                what completions and chats share
-completion_*, chat_*                  one kind of generation each
-tokens                                texts to tokens and back
+answer                                types of the answers
+request, reply, errors                common parts of completions and chats
+completion_*, chat_*                  bodies and replies of completions and of chats
+tokens                                POST /tokenize and POST /detokenize
 """

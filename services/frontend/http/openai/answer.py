@@ -1,4 +1,4 @@
-"""The types of the answers of completions and of chats, whole and as chunks of a stream."""
+"""Types of the answers to completions and to chats, both whole and as chunks of a stream."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, NotRequired
@@ -11,24 +11,24 @@ from services.frontend.request.finish_reason import FinishReason
 
 @answer_object
 class PromptTokensDetails(TypedDict):
-    """Tokens of the prompts by where they came from."""
+    """Numbers of tokens of the prompts, by the origin of the tokens."""
 
     cached_tokens: int
-    """Tokens of the prompts that were not computed, since a cache had them."""
+    """Number of tokens of the prompts that were taken from a cache instead of being computed."""
 
 
 @answer_object
 class Usage(TypedDict):
-    """Tokens read and written."""
+    """Numbers of tokens of the prompts and of the answers."""
 
     prompt_tokens: int
-    """Tokens of all prompts."""
+    """Number of tokens of all prompts."""
     prompt_tokens_details: PromptTokensDetails
-    """Some of them by where they came from."""
+    """Numbers of tokens of the prompts, by the origin of the tokens."""
     completion_tokens: int
-    """Tokens generated, over all answers."""
+    """Number of generated tokens, over all answers."""
     total_tokens: int
-    """Both together."""
+    """Sum of `prompt_tokens` and `completion_tokens`."""
 
 
 @answer_object
@@ -44,7 +44,8 @@ class PromptLogprob(TypedDict):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""The tokens of a prompt as vLLM shows them, by their numbers; null for the first."""
+"""Log-probabilities of a prompt in vLLM's form: an object keyed by token id for each token of the
+prompt, and null for the first token."""
 
 
 class Envelope(TypedDict):
@@ -58,74 +59,77 @@ class Envelope(TypedDict):
 
 @answer_object
 class CompletionLogprobs(TypedDict):
-    """Log-probabilities of tokens: the prompt's with `echo`, then the answer's. Each object of
-    alternatives has the token itself, too. The first token of a prompt has null as its
-    log-probability and as its alternatives."""
+    """Log-probabilities of the tokens of an answer; with `echo` the tokens of the prompt come
+    first. Each object of alternatives also contains the token itself. The first token of a prompt
+    has null as log-probability and as alternatives."""
 
     text_offset: list[int]
-    """Where in the text each token begins, in characters."""
+    """Position in the text at which each token begins, in characters."""
     token_logprobs: list[float | None]
     """Log-probability of each token; null for the first token of a prompt."""
     tokens: list[str]
     """Text of each token."""
     top_logprobs: list[dict[str, float] | None]
-    """Log-probabilities of the most likely tokens and of the token itself, by their texts; null for
-    the first token of a prompt."""
+    """Log-probabilities of the most likely tokens and of the token itself, keyed by the text of the
+    token; null for the first token of a prompt."""
 
 
 @answer_object
 class CompletionChoice(TypedDict):
-    """An answer to a text or to tokens, or a piece of one. The tokens of the answer come with
-    `return_token_ids`; the tokens of the prompt come in the first piece only."""
+    """An answer to a prompt of text or of tokens, or a piece of such an answer. With
+    `return_token_ids` the tokens of the answer are included, and the first piece has the tokens of
+    the prompt."""
 
     index: int
-    """Which of the answers: `n` to the first prompt come first."""
+    """Index of the answer. The `n` answers to the first prompt come first."""
     text: str
-    """Text, without what ended it; with `echo` it begins with the prompt."""
+    """Text of the answer or of the piece, without the stop text that ended the answer; with `echo`
+    the text begins with the prompt."""
     logprobs: CompletionLogprobs | None
     """Log-probabilities, with `logprobs`; else null."""
     finish_reason: FinishReason | None
-    """`stop` or `length`; null while it goes on."""
+    """`stop` or `length`; null while the answer goes on."""
     token_ids: NotRequired[Sequence[int]]
-    """Tokens; with `return_token_ids`."""
+    """Tokens of the answer; with `return_token_ids`."""
     prompt_token_ids: NotRequired[Sequence[int]]
     """Tokens of the prompt; with `return_token_ids`, in an answer's first chunk."""
     prompt_logprobs: NotRequired[PromptLogprobs]
-    """Log-probabilities of the prompt's tokens, with `prompt_logprobs`: for each token an object
-    with a `PromptLogprob` by the number of each token shown, and null for the first."""
+    """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
+    object of `PromptLogprob` keyed by token id, and null for the first token."""
 
 
 @answer_object
 class Completion(TypedDict):
     """The answers to POST /v1/completions, or a chunk of a stream. The first chunk has the seed.
-    With `include_usage` the last chunk has the usage and no choice."""
+    With `include_usage` the last chunk has the usage and no choices."""
 
     id: str
-    """`cmpl-` and the request's name."""
+    """`cmpl-` and the id of the request."""
     object: Literal["text_completion"]
     """`text_completion`."""
     created: int
-    """When the request came, in seconds since 1970."""
+    """Time at which the request arrived, in seconds since 1970."""
     model: str
     """Name of the model."""
     choices: list[CompletionChoice]
-    """The answers, or pieces of them."""
+    """The answers, or pieces of answers."""
     usage: NotRequired[Usage | None]
-    """Tokens read and written."""
+    """Numbers of tokens of the prompts and of the answers."""
     seed: NotRequired[int]
-    """Seed, given or drawn; in a stream's first chunk."""
+    """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
 
 
 @answer_object
 class TokenLogprob(TypedDict):
-    """A token and its log-probability; the bytes are UTF-8, or a part of a character."""
+    """A token and the log-probability of the token."""
 
     token: str
     """Text of the token."""
     logprob: float
-    """Its log-probability."""
+    """Log-probability of the token."""
     bytes: list[int]
-    """Bytes of its text, in UTF-8 unless it is a part of a character."""
+    """Bytes of the token's text. The bytes are UTF-8, except that a token may hold only a part of a
+    character."""
 
 
 @answer_object
@@ -148,12 +152,12 @@ class ChatLogprobs(TypedDict):
 
 @answer_object
 class CalledFunction(TypedDict):
-    """The function that a call names, and its arguments: JSON, as far as the model wrote it."""
+    """The name of a called function, and the arguments of the call."""
 
     name: str
     """Name of the function."""
     arguments: str
-    """Arguments, as JSON text, as far as the model wrote it."""
+    """Arguments as JSON text, which is incomplete if the answer ended early."""
 
 
 @answer_object
@@ -161,35 +165,35 @@ class ToolCall(TypedDict):
     """A call of a tool."""
 
     id: str
-    """Id of the call, which its result names."""
+    """Id of the call. A later message with the call's result repeats the id."""
     type: Literal["function"]
     """`function`."""
     function: CalledFunction
-    """What is called."""
+    """The called function and the arguments."""
 
 
 @answer_object
 class AssistantMessage(TypedDict):
-    """A message of the model; the content is null where it only thinks or calls tools."""
+    """A message of the model."""
 
     role: Literal["assistant"]
     """`assistant`."""
     content: str | None
-    """What it says; null where it only thinks or calls tools."""
+    """Text of the message; null if the model only reasons or calls tools."""
     refusal: None
     """Always null."""
     reasoning_content: NotRequired[str]
-    """What it thinks before it speaks."""
+    """Reasoning of the model before the text."""
     tool_calls: NotRequired[list[ToolCall]]
-    """Its calls of tools."""
+    """Calls of tools by the model."""
 
 
 @answer_object
 class ChatChoice(TypedDict):
-    """An answer to a conversation; its tokens come with `return_token_ids`."""
+    """An answer to a conversation."""
 
     index: int
-    """Which of the `n` answers."""
+    """Index of the answer among the `n` answers."""
     message: AssistantMessage
     """The answer."""
     logprobs: ChatLogprobs | None
@@ -197,7 +201,7 @@ class ChatChoice(TypedDict):
     finish_reason: FinishReason | Literal["tool_calls"]
     """`stop`, `length` or `tool_calls`."""
     token_ids: NotRequired[Sequence[int]]
-    """Tokens; with `return_token_ids`."""
+    """Tokens of the answer; with `return_token_ids`."""
 
 
 @answer_object
@@ -205,22 +209,22 @@ class ChatCompletion(TypedDict):
     """The answers to POST /v1/chat/completions."""
 
     id: str
-    """`chatcmpl-` and the request's name."""
+    """`chatcmpl-` and the id of the request."""
     object: Literal["chat.completion"]
     """`chat.completion`."""
     created: int
-    """When the request came, in seconds since 1970."""
+    """Time at which the request arrived, in seconds since 1970."""
     model: str
     """Name of the model."""
     choices: list[ChatChoice]
     """The answers."""
     usage: Usage
-    """Tokens read and written."""
+    """Numbers of tokens of the prompts and of the answers."""
     prompt_token_ids: NotRequired[Sequence[int]]
     """Tokens of the conversation; with `return_token_ids`."""
     prompt_logprobs: NotRequired[PromptLogprobs]
-    """Log-probabilities of the prompt's tokens, with `prompt_logprobs`: for each token an object
-    with a `PromptLogprob` by the number of each token shown, and null for the first."""
+    """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
+    object of `PromptLogprob` keyed by token id, and null for the first token."""
 
 
 @answer_object
@@ -228,29 +232,30 @@ class FunctionDelta(TypedDict):
     """The part of a call's function that a chunk adds."""
 
     name: NotRequired[str]
-    """Name of the function; in the call's first piece."""
+    """Name of the function; in the first piece of the call."""
     arguments: str
     """New characters of the arguments."""
 
 
 @answer_object
 class ToolCallDelta(TypedDict):
-    """The part of a call that a chunk adds: the first has its id and its name."""
+    """The part of a call that a chunk adds. The first piece of a call has the id of the call and
+    the name of the function."""
 
     index: int
-    """Which of the answer's calls it is."""
+    """Index of the call among the calls of the answer."""
     id: NotRequired[str]
-    """Id of the call; in its first piece."""
+    """Id of the call; in the first piece of the call."""
     type: NotRequired[Literal["function"]]
-    """`function`; in its first piece."""
+    """`function`; in the first piece of the call."""
     function: FunctionDelta
-    """What is new of the function."""
+    """New parts of the function's name and arguments."""
 
 
 @answer_object
 class Delta(TypedDict):
-    """The part of a message that a chunk adds: first the role, then reasoning, text and calls;
-    nothing in a chunk whose tokens make no text yet."""
+    """The part of a message that a chunk adds. The role comes first, then reasoning, text and
+    calls. The part is empty if the tokens of the chunk make no text yet."""
 
     role: NotRequired[Literal["assistant"]]
     """`assistant`; in an answer's first chunk."""
@@ -269,13 +274,13 @@ class ChatChunkChoice(TypedDict):
     """A piece of an answer to a conversation."""
 
     index: int
-    """Which of the `n` answers."""
+    """Index of the answer among the `n` answers."""
     delta: Delta
-    """What is new."""
+    """The part of the message that the chunk adds."""
     logprobs: ChatLogprobs | None
     """Log-probabilities of new tokens, with `logprobs`; else null."""
     finish_reason: FinishReason | Literal["tool_calls"] | None
-    """`stop`, `length` or `tool_calls`; null while it goes on."""
+    """`stop`, `length` or `tool_calls`; null while the answer goes on."""
     token_ids: NotRequired[Sequence[int]]
     """New tokens; with `return_token_ids`."""
 
@@ -283,20 +288,20 @@ class ChatChunkChoice(TypedDict):
 @answer_object
 class ChatChunk(TypedDict):
     """A chunk of a stream. The first chunk has the seed. With `include_usage` the last chunk has
-    the usage and no choice."""
+    the usage and no choices."""
 
     id: str
-    """`chatcmpl-` and the request's name."""
+    """`chatcmpl-` and the id of the request."""
     object: Literal["chat.completion.chunk"]
     """`chat.completion.chunk`."""
     created: int
-    """When the request came, in seconds since 1970."""
+    """Time at which the request arrived, in seconds since 1970."""
     model: str
     """Name of the model."""
     choices: list[ChatChunkChoice]
     """A piece of an answer."""
     usage: NotRequired[Usage | None]
-    """Tokens read and written, with `include_usage`; null but in the last chunk, unless
-    `continuous_usage_stats` is true."""
+    """Numbers of tokens of the prompts and of the answers, with `include_usage`. Only the last
+    chunk has the numbers, and other chunks have null, unless `continuous_usage_stats` is true."""
     seed: NotRequired[int]
-    """Seed, given or drawn; in the first chunk."""
+    """Seed of the request, given by the client or drawn; in the first chunk."""

@@ -1,7 +1,7 @@
 """A message of a conversation, as clients of OpenAI and of other servers send it.
 
-Unknown fields are ignored and named: clients send an assistant's message back with all that its
-server wrote into it.
+Unknown fields are ignored, and named in a header of the answer and in the log. Clients send an
+assistant's message back with all fields that the server of that message wrote.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -34,14 +34,14 @@ def _check_kind(kind: str) -> str:
 
 
 class ContentPart(ExactModel):
-    """A part of a message's content: a text, or what the assistant said instead of one."""
+    """A part of a message's content: a text, or the assistant's refusal to give one."""
 
     type: Annotated[str, AfterValidator(_check_kind)]
     """Kind of the part: `text` or `refusal`."""
     text: str | None = None
-    """Text; several parts are joined by line ends."""
+    """Text of the part; several parts are joined by line ends."""
     refusal: str | None = None
-    """What the assistant said in a part of the kind `refusal`."""
+    """Text of a part of the kind `refusal`."""
 
     @model_validator(mode="after")
     def _has_text(self) -> Self:
@@ -83,7 +83,7 @@ class AssistantCall(ExactModel):
     type: Literal["function"] | None = None
     """Kind of the call."""
     function: AssistantFunction
-    """What was called."""
+    """The called function and the arguments."""
 
     def to_call(self) -> EarlierCall:
         """Returns the call."""
@@ -105,38 +105,39 @@ def _check_content(content: object, message: ValidationInfo) -> object:
 
 
 class Message(ExactModel):
-    """A turn of a conversation; an assistant's message may be sent back as it came."""
+    """A turn of a conversation. A client may send a message of the assistant back unchanged."""
 
     role: str
-    """Whose turn it is: what the chat template knows. `developer` is `system` where the template
-    knows no developers."""
+    """Role of the speaker, one that the chat template knows. `developer` is read as `system` if the
+    template does not know `developer`."""
     content: Annotated[
         Content | None, AfterValidator(_check_content), Field(validate_default=True)
     ] = None
-    """What was said, as a text or in parts; an assistant's may be null or left out."""
+    """Content of the message, as a text or in parts. An assistant's message may have null or no
+    content."""
     name: str | None = None
-    """Name of the speaker, for templates that show it."""
+    """Name of the speaker, for templates that show the name."""
     refusal: str | None = None
-    """What an assistant said that has no `content`."""
+    """Refusal of the assistant in a message without `content`."""
     tool_calls: AssistantCalls | None = None
     """Calls that the assistant made in this turn, in their order."""
     tool_call_id: str | None = None
     """Id of the call whose result this turn is."""
     reasoning_content: str | None = None
-    """What the assistant thought before it spoke."""
+    """Reasoning of the assistant before the text of the message."""
     reasoning: str | None = None
     """Another spelling of `reasoning_content`."""
     annotations: Any = None
-    """As clients send them back; does nothing."""
+    """Does nothing: clients send the field back with messages of the assistant."""
     provider_specific_fields: Any = None
-    """As clients send them back; does nothing."""
+    """Does nothing: clients send the field back with messages of the assistant."""
     audio: Annotated[dict[str, Any] | None, only()] = None
     """Not served."""
     function_call: Annotated[dict[str, Any] | None, only()] = None
     """OpenAI's older spelling of `tool_calls`; not served."""
 
     def to_message(self) -> ChatMessage:
-        """Returns the turn as templates want it."""
+        """Returns the turn in the form that chat templates read."""
         content = self.content
         if content is None:
             content = self.refusal

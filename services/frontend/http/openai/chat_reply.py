@@ -27,7 +27,7 @@ from services.frontend.text.message_reader import (
 
 
 class ChatReply(GenerationReply):
-    """The reply of POST /v1/chat/completions: a message per answer."""
+    """The reply of POST /v1/chat/completions, with one message for each answer."""
 
     __slots__ = ("_readers",)
 
@@ -111,8 +111,9 @@ class ChatReply(GenerationReply):
     def _shown_reason(
         self, reason: FinishReason, index: int, reader: MessageReader
     ) -> FinishReason | Literal["tool_calls"]:
-        """Returns the reason that OpenAI gives for the end of an answer. For an answer that ends
-        with calls that is the calls, unless the client has named the tool that it must call."""
+        """Returns the reason for the end of an answer, as OpenAI's API names the reason. An answer
+        that ends with calls has the reason `tool_calls`, unless the client has named the tool that
+        must be called."""
         if reason is not FinishReason.STOP or not reader.n_tool_calls:
             return reason
         prompt = self._generation.prompt_of(index).prompt

@@ -23,7 +23,7 @@ class ChatBody(ToolFields, GenerationBody):
     messages: Annotated[list[Message], FailFast(), Field(max_length=MAX_TURNS)]
     """The conversation, oldest turn first."""
     max_completion_tokens: Annotated[int | None, N_TOKENS] = None
-    """As `max_tokens`; equal to it where both are given."""
+    """Newer name of `max_tokens`. If both are given, the values must be equal."""
     logprobs: bool | None = None
     """Answer with the log-probability of each token."""
     top_logprobs: Annotated[int | None, N_LOGPROBS] = None
@@ -33,7 +33,7 @@ class ChatBody(ToolFields, GenerationBody):
     function_call: Annotated[str | dict[str, Any] | None, only("none", "auto")] = None
     """OpenAI's older spelling of `tool_choice`; not served."""
     modalities: Annotated[list[str] | None, only(["text"])] = None
-    """Only text is served."""
+    """Kinds of output. Only `text` is served."""
     audio: Annotated[dict[str, Any] | None, only()] = None
     """Not served."""
     prediction: Annotated[dict[str, Any] | None, only()] = None
@@ -44,12 +44,14 @@ class ChatBody(ToolFields, GenerationBody):
     """Not served."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template, such as `{"enable_thinking": false}`; 16 KiB of JSON at
-    most. `messages`, `tools` and `add_generation_prompt` have fields of their own."""
+    most. `messages`, `tools` and `add_generation_prompt` cannot be set here, since the body has a
+    field for each."""
     reasoning_effort: str | None = None
-    """How much to reason: the chat template's variable of that name. `none` and `minimal` set
-    `enable_thinking` to false, too."""
+    """How much to reason: the value of the chat template's variable `reasoning_effort`. `none` and
+    `minimal` also set `enable_thinking` to false."""
     add_generation_prompt: bool | None = None
-    """Begin the assistant's turn; by default not with `continue_final_message`."""
+    """Begin a turn of the assistant after the last message. The default is true, or false with
+    `continue_final_message`."""
     continue_final_message: bool | None = None
     """Continue the last message instead of beginning a turn."""
 

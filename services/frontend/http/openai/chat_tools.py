@@ -1,4 +1,4 @@
-"""The fields of a body that say which tools there are, and whether the model must call a tool."""
+"""Fields of a body that list the tools and say whether the model must call one."""
 
 from typing import Annotated, Any, Literal
 
@@ -26,11 +26,12 @@ class Function(ExactModel):
     name: str
     """Name of the function; 1 to 256 characters."""
     description: str | None = None
-    """What it does, for the model to read."""
+    """Description of the function, which the model reads."""
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments; any object when there is none."""
+    """JSON schema of the arguments; without a schema any object is allowed."""
     strict: bool | None = None
-    """Whether arguments must keep the schema even where the model chooses to call."""
+    """Whether arguments must keep the schema even if the model is free to call the function or
+    not."""
 
 
 class ToolBody(ExactModel):
@@ -42,15 +43,15 @@ class ToolBody(ExactModel):
     """The function."""
 
     def to_tool(self) -> Tool:
-        """Returns the tool in the words that all protocols share."""
+        """Returns the tool in the form that all protocols share."""
         return tool_of(self.function, parameters=json_text(self.function.parameters))
 
 
 class NamedFunction(ExactModel):
-    """A function by its name."""
+    """A reference to a function by name."""
 
     name: str
-    """Name of one of `tools`."""
+    """Name of one of the functions in `tools`."""
 
 
 class NamedTool(ExactModel):
@@ -63,21 +64,22 @@ class NamedTool(ExactModel):
 
 
 class AllowedTools(ExactModel):
-    """Some of the tools, of which the model may call any, or must."""
+    """A selection of the tools. The model may call tools of the selection, or must call one, as
+    `mode` says."""
 
     mode: Literal["auto", "required"]
-    """Whether the model may call them, or must."""
+    """`auto`: the model may call the selected tools; `required`: the model must call one."""
     tools: Annotated[list[NamedTool], FailFast(), Field(max_length=MAX_TOOLS)]
-    """The tools, by name; the model sees no other."""
+    """The selected tools, by name. The model sees no other tools."""
 
 
 class AllowedChoice(ExactModel):
-    """The choice of a few tools."""
+    """A value of `tool_choice` that limits the model to some of the tools."""
 
     type: Literal["allowed_tools"]
-    """Some of the tools."""
+    """`allowed_tools`."""
     allowed_tools: AllowedTools
-    """Which, and whether one must be called."""
+    """The selected tools, and whether the model must call one."""
 
 
 def _kind_of(value: Any) -> str:
@@ -102,15 +104,15 @@ class ToolFields(ExactModel):
     tools: Tools | None = None
     """Tools that the model may call."""
     tool_choice: Choice | None = None
-    """Whether tools are called, and which."""
+    """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
-    """Whether an answer may have several calls."""
+    """Whether an answer may have several calls of tools."""
 
     def tools_and_choice(self) -> tuple[tuple[Tool, ...], ToolChoice]:
         """Returns the tools that may be called, and whether the model must call a tool.
 
         Raises:
-            InvalidRequest: tools are allowed that there are not.
+            InvalidRequest: `allowed_tools` names a tool that is not in `tools`.
         """
         tools = tuple(tool.to_tool() for tool in self.tools or ())
         allows_parallel = self.parallel_tool_calls is not False

@@ -10,8 +10,8 @@ from services.frontend.http.openai.reply import GenerationReply, ReplyOptions
 
 
 class CompletionReply(GenerationReply):
-    """The reply of POST /v1/completions: a text per answer, which begins with its prompt if the
-    client wants the prompt's echo."""
+    """The reply of POST /v1/completions, with one text for each answer. With `echo` the text begins
+    with the prompt."""
 
     __slots__ = ("_n_echoed",)
 
@@ -23,7 +23,7 @@ class CompletionReply(GenerationReply):
 
     def __init__(self, generation: Generation, options: ReplyOptions) -> None:
         super().__init__(generation, options)
-        self._n_echoed: dict[int, int] = {}  # characters before the answer's own, by index
+        self._n_echoed: dict[int, int] = {}  # characters of the prompt before each answer, by index
 
     def _whole_choice(self, piece: Piece) -> CompletionChoice:
         echoed = self._generation.prompt_text(piece.index) if self._options.echo else ""
@@ -54,8 +54,9 @@ class CompletionReply(GenerationReply):
         return choice
 
     def _logprobs(self, piece: Piece, *, is_first: bool) -> CompletionLogprobs | None:
-        """Returns the log-probabilities of a piece's tokens, after the prompt's if the piece begins
-        with the prompt; None if there are no tokens."""
+        """Returns the log-probabilities of the tokens of a piece, or None if the piece has no
+        tokens. If the piece begins with the prompt, the log-probabilities of the prompt come
+        first."""
         generation, index = self._generation, piece.index
         columns = CompletionColumns(generation.token_texts, generation.options.n_logprobs or 0)
         if self._options.echo and is_first:

@@ -21,7 +21,8 @@ PromptOrPrompts = (
 
 
 def _prompts_of(value: object) -> tuple[Prompt, ...]:
-    """Returns the prompts in a text, a list of texts, a list of tokens, or a list of such lists."""
+    """Returns the prompts in a value: a text, a list of texts, a list of tokens or a list of lists
+    of tokens."""
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list):
@@ -37,7 +38,7 @@ def _prompts_of(value: object) -> tuple[Prompt, ...]:
 
 
 def _are_tokens(items: list[Any]) -> bool:
-    return set(map(type, items)) <= {int}  # a bool is not a token; a million take some time
+    return set(map(type, items)) <= {int}  # excludes bool; fast for a million items
 
 
 class CompletionBody(GenerationBody):
@@ -46,15 +47,15 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[
         tuple[Prompt, ...], PlainValidator(_prompts_of, json_schema_input_type=PromptOrPrompts)
     ]
-    """What to continue; each of several prompts has answers of its own."""
+    """The prompt or prompts to continue. Each prompt has answers of its own."""
     echo: bool | None = None
-    """Begin each answer with its prompt; then `max_tokens` may be 0."""
+    """Begin each answer with the prompt. With `echo`, `max_tokens` may be 0."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Answer with the log-probability of each token, and with this number of the most likely tokens
     at the same position; with `echo`, also of the tokens of the prompt."""
     best_of: Annotated[int | None, N_ANSWERS] = None
-    """Answers to generate for each prompt, of which the `n` best are given, best first; at least
-    `n`. More than `n` not with `stream`."""
+    """Number of answers to generate for each prompt, at least `n`. The reply has the best `n` of
+    the answers, best first. More than `n` is refused with `stream`."""
     suffix: Annotated[str | None, only("")] = None
     """Not served."""
 

@@ -1,5 +1,5 @@
-"""Fields that clients send to other servers and that choose no token: they are read and do nothing
-here."""
+"""Fields that clients send to other servers and that do not affect which tokens are generated. The
+fields are read, and do nothing here."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 
 
 class EffectlessFields(ExactModel):
-    """The fields of both kinds of generation that do nothing."""
+    """Fields of completions and of chats that do nothing."""
 
     user: str | None = None
     """Does nothing."""
@@ -25,6 +25,6 @@ class EffectlessFields(ExactModel):
     prompt_cache_retention: str | None = None
     """Does nothing."""
     request_id: str | None = None
-    """Does nothing; the header `x-request-id` names a request."""
+    """Does nothing: the id of a request is given by the header `x-request-id`."""
     spaces_between_special_tokens: bool | None = None
     """Does nothing."""

@@ -1,4 +1,4 @@
-"""Errors in the form of OpenAI's API, which all paths have that belong to no other protocol.
+"""Errors in the form of OpenAI's API. All paths that belong to no other protocol use this form.
 
 {"error": {"message": ..., "type": ..., "param": the field, "code": ...}}
 """
@@ -16,14 +16,14 @@ from services.frontend.http.transport.event_stream import Event, framed
 
 @answer_object
 class ErrorObject(TypedDict):
-    """An error; `param` is the name of the field that is wrong, if a field is wrong."""
+    """An error."""
 
     message: str
-    """What is wrong, in words."""
+    """Description of the error."""
     type: str
     """Kind of the error."""
     param: str | None
-    """The field that is wrong, or null."""
+    """Name of the wrong field, or null."""
     code: str | None
     """Code of the error, or null."""
 
@@ -38,7 +38,7 @@ class Error(TypedDict):
 
 
 def error_body(failed: Failure) -> Error:
-    """Returns the body that tells of a failure."""
+    """Returns the body that describes a failure."""
     kind = "server_error" if failed.is_by_server else "invalid_request_error"
     if failed.status == HTTPStatus.TOO_MANY_REQUESTS:
         kind = "rate_limit_error"

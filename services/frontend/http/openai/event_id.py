@@ -1,10 +1,13 @@
-"""Ids of the events of a stream, which say how far a client has got that has the event.
+"""Ids of the events of a stream. The id of an event says which parts of each answer a client has
+received with this event and all events before.
 
     6921f3aa0c5b…e1:12,7f,-          12 tokens of answer 0, all 7 of answer 1, nothing of answer 2
     6921f3aa0c5b…e1:20f,7f,3f;usage  all answers, and the usage
 
-The name of the request comes first. An answer of which only the event with the role has come is at
-0. Clients give the last id back as it is (`Last-Event-ID`).
+The id of the request comes first, then one mark for each answer: the number of tokens, `f` if the
+answer has finished, and `-` if no event has come. An answer of which only the event with the role
+has come has the mark 0. To resume a stream, clients send the last id back in the header
+`Last-Event-ID`.
 """
 
 import re
@@ -21,7 +24,7 @@ _EVENT_ID = re.compile(f"([0-9a-f]{{32}}):({_MARK}(?:,{_MARK})*)(;usage)?")
 
 @dataclass(frozen=True, slots=True)
 class AnswerPosition:
-    """How far a client has got with one answer."""
+    """The part of one answer that a client has received."""
 
     has_begun: bool = False
     n_tokens: int = 0
@@ -29,7 +32,7 @@ class AnswerPosition:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads one mark of an id, whose form has been checked."""
+        """Parses one mark of an id. The form of the mark must have been checked."""
         if text == "-":
             return cls()
         return cls(True, int(text.removesuffix("f")), text.endswith("f"))
@@ -40,7 +43,7 @@ class AnswerPosition:
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """How far a client has got with a stream."""
+    """The part of a stream that a client has received."""
 
     request_id: str
     answers: tuple[AnswerPosition, ...]
@@ -48,7 +51,7 @@ class StreamPosition:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads the id of an event.
+        """Parses the id of an event.
 
         Raises:
             InvalidRequest: the text is not the id of an event.
@@ -66,7 +69,7 @@ class StreamPosition:
 
 
 class EventIds:
-    """The ids of a stream's events, one after the other."""
+    """Makes the ids of the events of a stream, one after the other."""
 
     def __init__(self, request_id: str, answers: Iterable[AnswerPosition]) -> None:
         self._start = f"{request_id}:"
@@ -76,17 +79,17 @@ class EventIds:
         self._has_begun = [answer.has_begun for answer in answers]
 
     def has_begun(self, index: int) -> bool:
-        """Returns whether an event of the answer `index` has come."""
+        """Returns whether the stream already has an event of the answer `index`."""
         return self._has_begun[index]
 
     def advance(self, index: int, n_tokens: int, *, is_finished: bool) -> None:
-        """Notes an event that brings `n_tokens` tokens of an answer, or its end."""
+        """Counts an event that brings `n_tokens` tokens of an answer or the end of the answer."""
         self._has_begun[index] = True
         self._n_tokens[index] += n_tokens
         self._marks[index] = _mark(self._n_tokens[index], is_finished)
 
     def current(self) -> bytes:
-        """Returns the id of the event that was noted last."""
+        """Returns the id of the event that was counted last."""
         return (self._start + ",".join(self._marks)).encode()
 
     def usage(self) -> bytes:

@@ -1,7 +1,8 @@
-"""Log-probabilities in the forms of the OpenAI API, and a prompt's in vLLM's.
+"""Log-probabilities in the forms of OpenAI's API. The log-probabilities of a prompt have vLLM's
+form.
 
-Tokens are shown as `TokenTexts` reads them. Where two alternatives of a completion read alike, the
-more likely one counts: their object has a name for each text.
+The text of a token is the one that `TokenTexts` gives. The alternatives of a completion are an
+object keyed by text. If two alternatives have equal texts, the object has only the more likely one.
 """
 
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ from services.frontend.text.token_texts import TokenTexts
 
 
 class CompletionColumns:
-    """The columns of the object `logprobs` of a completion, as they are gathered: the prompt's
-    tokens first, if the client wants the prompt's echo."""
+    """Gathers the columns of the object `logprobs` of a completion. With `echo` the tokens of the
+    prompt come first."""
 
     def __init__(self, texts: TokenTexts, n_top: int) -> None:
         self._texts = texts
@@ -31,8 +32,8 @@ class CompletionColumns:
         self._offsets: list[int] = []
 
     def add_unknown(self, token_id: int) -> None:
-        """Adds the first token of a prompt, which has no log-probability since no token comes
-        before."""
+        """Adds the first token of a prompt. The first token has no log-probability, since no token
+        comes before."""
         self._tokens.append(self._texts.text(token_id))
         self._values.append(None)
         self._tops.append(None)
@@ -54,7 +55,7 @@ class CompletionColumns:
         self._offsets += [start + offset for offset in offsets]
 
     def to_answer(self) -> CompletionLogprobs:
-        """Returns the object."""
+        """Returns the object `logprobs`."""
         return {
             "text_offset": self._offsets,
             "token_logprobs": self._values,
@@ -87,8 +88,8 @@ def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> TokenLogpro
 def prompt_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs | None, *, n_top: int
 ) -> PromptLogprobs:
-    """Returns the list `prompt_logprobs` as vLLM has it: an object of tokens for each token of the
-    prompt, and null for the first."""
+    """Returns the list `prompt_logprobs` in vLLM's form: for each token of the prompt an object
+    keyed by token id, and null for the first token."""
     listed: PromptLogprobs = [None]
     for place, token_id in enumerate(token_ids[1:]):
         if logprobs is None:

@@ -23,17 +23,17 @@ class Model(TypedDict):
     owned_by: str
     """`orcinus`."""
     max_model_len: int
-    """Longest prompt plus output, in tokens."""
+    """Largest number of tokens of a prompt and its output together."""
 
 
 @answer_object
 class ModelList(TypedDict):
-    """The model that is served, by each of its names."""
+    """List of the names of the served model, with an entry for each name."""
 
     object: Literal["list"]
     """`list`."""
     data: list[Model]
-    """The one model, by each of its names."""
+    """One entry for each name of the served model."""
 
 
 async def list_models(api: Api, _: Request) -> ModelList:
@@ -42,10 +42,10 @@ async def list_models(api: Api, _: Request) -> ModelList:
 
 
 async def retrieve_model(api: Api, request: Request) -> Model:
-    """Returns the one model, if the path has one of its names.
+    """Returns the served model, if the path has a name of the model.
 
     Raises:
-        UnknownModel: the path has another name.
+        UnknownModel: the path has a name that the model does not have.
     """
     name, names = request.path_params["model"], api.service.model_names
     if name not in names:

@@ -1,11 +1,12 @@
-"""The fields of a body by which clients ask for a format of the output, in every spelling.
+"""Fields of a body with which clients ask for a format of the output, in the spellings of several
+servers.
 
     response_format               OpenAI: text, json_object, json_schema
     structured_outputs            vLLM: one of json, json_object, regex, choice, grammar
-    guided_json, guided_regex, …  vLLM before that
+    guided_json, guided_regex, …  older versions of vLLM
     json_schema, regex, ebnf      SGLang
 
-A request has one of them.
+A request may use only one of these fields.
 """
 
 from collections.abc import Callable, Iterator
@@ -44,38 +45,38 @@ Choices = TypeAliasType(
 
 
 class JsonSchema(ExactModel):
-    """A named JSON schema, as OpenAI has it. The output always keeps the schema, whether it is
-    `strict` or not."""
+    """A named JSON schema in OpenAI's form. The output always keeps the schema, with or without
+    `strict`."""
 
     name: str = ""
     """Name of the schema; does nothing."""
     description: str | None = None
     """Does nothing."""
     schema_: Annotated[dict[str, Any] | None, BodyField(alias="schema")] = None
-    """The JSON schema; any object when there is none."""
+    """The JSON schema; without a schema any object is allowed."""
     strict: bool | None = None
     """Does nothing: outputs always keep the schema."""
 
 
 class TextFormat(ExactModel):
-    """Any text."""
+    """The format of any text."""
 
     type: Literal["text"]
-    """Any text."""
+    """`text`: the output may be any text."""
 
 
 class JsonObjectFormat(ExactModel):
-    """Any JSON object."""
+    """The format of any JSON object."""
 
     type: Literal["json_object"]
-    """Any JSON object."""
+    """`json_object`: the output may be any JSON object."""
 
 
 class JsonSchemaFormat(ExactModel):
-    """JSON that keeps a schema."""
+    """The format of JSON that keeps a schema."""
 
     type: Literal["json_schema"]
-    """JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that keeps a schema."""
     json_schema: JsonSchema
     """The schema."""
 
@@ -93,18 +94,18 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(ExactModel):
-    """vLLM's group of formats, of which one is given."""
+    """vLLM's group of formats. A request gives one format of the group."""
 
     json_: Annotated[Schema | None, BodyField(alias="json")] = None
     """A JSON schema, or its text."""
     json_object: bool | None = None
-    """Any JSON object, if true."""
+    """Whether the output must be a JSON object."""
     regex: str | None = None
-    """A regular expression, of Rust's syntax."""
+    """A regular expression in Rust's syntax, which the whole output must match."""
     choice: Choices | None = None
-    """One of some texts."""
+    """Texts, one of which is the output."""
     grammar: GrammarText | None = None
-    """A grammar in llguidance's Lark or in GBNF."""
+    """A grammar in llguidance's dialect of Lark, or in GBNF."""
     structural_tag: Annotated[str | None, only()] = None
     """Not served."""
     whitespace_pattern: Annotated[str | None, only()] = None
@@ -116,32 +117,33 @@ class StructuredOutputs(ExactModel):
 
 
 class OutputFormatFields(ExactModel):
-    """The fields of a body that ask for a format."""
+    """Fields of a body that ask for a format of the output."""
 
     response_format: ResponseFormat | None = None
-    """OpenAI's spelling."""
+    """Format of the output, in OpenAI's spelling."""
     structured_outputs: StructuredOutputs | None = None
-    """vLLM's spelling."""
+    """Format of the output, in vLLM's spelling."""
     guided_json: Schema | None = None
     """vLLM's older spelling: a JSON schema, or its text."""
     guided_regex: str | None = None
-    """vLLM's older spelling: a regular expression, of Rust's syntax."""
+    """vLLM's older spelling: a regular expression in Rust's syntax."""
     guided_choice: Choices | None = None
-    """vLLM's older spelling: one of some texts."""
+    """vLLM's older spelling: texts, one of which is the output."""
     guided_grammar: GrammarText | None = None
-    """vLLM's older spelling: a grammar in llguidance's Lark or in GBNF."""
+    """vLLM's older spelling: a grammar in llguidance's dialect of Lark, or in GBNF."""
     json_schema: SchemaText | None = None
     """SGLang's spelling: the text of a JSON schema."""
     regex: str | None = None
     """SGLang's spelling: a regular expression."""
     ebnf: GrammarText | None = None
-    """SGLang's spelling: a grammar in llguidance's Lark or in GBNF."""
+    """SGLang's spelling: a grammar in llguidance's dialect of Lark, or in GBNF."""
 
     def output_format(self) -> tuple[str, str] | None:
-        """Returns the field that asks for a format and the grammar of the format, or None.
+        """Returns the name of the field that asks for a format, and the grammar of the format.
+        Returns None if the body asks for no format.
 
         Raises:
-            InvalidRequest: two formats are asked for, or one that cannot be followed.
+            InvalidRequest: two fields ask for formats, or no grammar can be made of the format.
         """
         if self.model_fields_set.isdisjoint(OutputFormatFields.model_fields):
             return None
@@ -152,8 +154,8 @@ class OutputFormatFields(ExactModel):
         return next(((field, to_grammar()) for field, to_grammar in given), None)
 
     def _formats(self) -> Iterator[tuple[str, Callable[[], str]]]:
-        """Yields the name of each field that asks for a format, and a function that makes its
-        grammar."""
+        """Yields the name of each field that asks for a format, and a function that makes the
+        grammar of the format."""
         if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
             yield "response_format", partial(_grammar_of, self.response_format)
         group = self.structured_outputs or StructuredOutputs()

@@ -1,9 +1,9 @@
-"""What the replies of completions and of chats have in common, whole and as chunks of a stream.
+"""The common part of the replies to completions and to chats, both whole and as chunks of a stream.
 
-The first chunk of a stream has the request's seed. A stream that shows tokens can be resumed: its
-events have ids, and after a resumption come the tokens, texts and ends that the client lacks. Other
-streams have no ids, since popular clients of streams, vLLM's benchmark among them, fail at any line
-that is not data.
+The first chunk of a stream has the seed of the request. A stream that shows tokens can be resumed:
+the events have ids, and a resumed stream sends the tokens, texts and ends that the client lacks.
+Other streams have no ids, since popular clients, such as vLLM's benchmark, fail at any line that
+does not begin with `data:`.
 """
 
 from abc import abstractmethod
@@ -27,28 +27,29 @@ DONE = b"data: [DONE]\n\n"
 """Last event of a stream that ends well."""
 
 Choice = Mapping[str, Any]
-"""An answer, or a piece of one, in the form of its kind of generation."""
+"""An answer or a piece of an answer, in the form of a completion or of a chat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyOptions:
-    """The wishes of a client for its reply that do not change what is generated."""
+    """Options of a reply that do not change which tokens are generated."""
 
     position: StreamPosition | None = None
-    """Position after which the reply goes on, if it resumes a stream that broke."""
+    """Position from which a broken stream is resumed; None for a new stream."""
     echo: bool = False
-    """Whether each answer begins with its prompt."""
+    """Whether each answer begins with the prompt."""
     includes_usage: bool = False
-    """Whether a stream has the usage at its end."""
+    """Whether a stream ends with a chunk that has the usage."""
     counts_usage: bool = False
-    """Whether each chunk of a stream has the usage so far, too."""
+    """Whether each chunk of a stream also has the usage so far."""
     n_prompt_logprobs: int | None = None
-    """Alternatives in the field `prompt_logprobs` of an answer that is whole; None leaves the field
-    out."""
+    """Number of alternatives in the field `prompt_logprobs` of a whole answer. With None the answer
+    does not have the field."""
 
 
 class GenerationReply(Reply):
-    """The reply of one kind of generation, from a position in its stream on."""
+    """Base class of the replies to completions and to chats. A reply may begin in the middle of a
+    stream, to resume it."""
 
     __slots__ = (
         "_chunk_end",
@@ -68,9 +69,10 @@ class GenerationReply(Reply):
     answer_object: str
     chunk_object: str
     text_start: bytes
-    """The JSON of a choice that has nothing but text, up to the text; `%d` is its index."""
+    """JSON of a choice that has only text, up to the text; `%d` stands for the index of the
+    answer."""
     text_end: bytes
-    """The rest of that JSON, after the text."""
+    """JSON of a choice that has only text, from the end of the text on."""
 
     def __init__(self, generation: Generation, options: ReplyOptions) -> None:
         self._generation = generation
@@ -82,10 +84,10 @@ class GenerationReply(Reply):
             generation.request_id, nowhere if position is None else position.answers
         )
         self._has_ids = generation.options.return_token_ids
-        # Most of a chunk is the same in all chunks of a stream, so it is written once.
+        # All chunks of a stream share a beginning and an end, which are serialized once.
         self._chunk_start = to_json(self._envelope(self.chunk_object))[:-1] + b',"choices":'
         self._chunk_end = b',"usage":null}' if options.includes_usage else b"}"
-        self._text_starts: dict[int, bytes] = {}  # of chunks that have nothing but text, by index
+        self._text_starts: dict[int, bytes] = {}  # start of chunks with only text, by index
         self._text_end = self.text_end + b"]" + self._chunk_end + b"\n\n"
         wants_more = generation.options.n_logprobs is not None or options.counts_usage
         self._has_text_only = not wants_more and not self._has_ids
@@ -118,7 +120,8 @@ class GenerationReply(Reply):
         return openai_errors.error_event(error)
 
     def _is_text(self, index: int) -> bool:
-        """Returns whether all that is left of an answer, except its end, is text as it comes."""
+        """Returns whether each remaining piece of an answer, except the last, is only text that is
+        sent unchanged."""
         return self._ids.has_begun(index)
 
     def _events(self, piece: Piece) -> Iterator[Event]:
@@ -134,7 +137,7 @@ class GenerationReply(Reply):
                 self._seed,
                 b',"usage":%b}' % to_json(self._usage()) if counts_usage else self._chunk_end,
             )
-            self._seed = b""  # only in the first
+            self._seed = b""  # only the first chunk has the seed
             yield framed(chunk, event_id=self._ids.current() if self._has_ids else b"")
         if self._has_text_only and self._is_text(piece.index):
             start = b"data: " + self._chunk_start + b"[" + self.text_start % piece.index
@@ -145,13 +148,13 @@ class GenerationReply(Reply):
         """Returns the choice of a complete answer."""
 
     def _after_usage(self, pieces: Sequence[Piece]) -> Mapping[str, object]:
-        """Returns the fields that a complete reply has after its usage."""
+        """Returns the fields that follow the usage in a whole reply."""
         return {}
 
     @abstractmethod
     def _chunk_choices(self, piece: Piece, *, is_first: bool) -> Iterator[tuple[Piece, Choice]]:
-        """Yields the choices of a piece's chunks, each with the part of the piece that it has.
-        `is_first` says that nothing of the answer has come before."""
+        """Yields the choices of the chunks that a piece becomes, each with the part of the piece
+        that the choice shows. `is_first` says that no piece of the answer has come before."""
 
     def _envelope(self, kind: str) -> Envelope:
         return {

@@ -1,9 +1,9 @@
-"""What the bodies of completions and of chats have in common, and the requests that they stand for.
+"""The common part of the bodies of completions and of chats, and the requests made from the bodies.
 
-The options of sampling are the fields of `SamplingParams`, each with null for its default. Types
-are checked here, and ranges where all requests are checked. Fields that are known and not served
-are accepted with the value that changes nothing. Extensions are spelled as other servers of the
-field spell them.
+The body has a field for each option of `SamplingParams`, and null means the default. Types are
+checked here. Ranges are checked by `GenerationRequest`, for all protocols. Fields that are known
+and not served are accepted with the value that changes nothing. Extensions of OpenAI's API are
+spelled as in other servers.
 """
 
 import dataclasses
@@ -65,7 +65,8 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "n_prompt_logprobs",
     "logprobs_field",
 }
-"""The options of a request that a body has a field for, without the options of sampling."""
+"""Options of `GenerationOptions` for which the body has a field of an equal name; sampling is left
+out."""
 
 
 TokenIds = TypeAliasType(
@@ -79,13 +80,13 @@ class StreamOptions(ExactModel):
     include_usage: bool | None = None
     """End the stream with the usage."""
     continuous_usage_stats: bool | None = None
-    """Have the usage so far in every chunk; only with `include_usage`."""
+    """Add the usage so far to every chunk; only with `include_usage`."""
     include_obfuscation: Annotated[bool | None, only(False)] = None
     """Not served."""
 
 
 def _biases_of(value: object) -> tuple[tuple[int, float], ...]:
-    """Returns pairs of a token and a number for an object whose names are tokens."""
+    """Returns pairs of a token and its bias. `value` must be an object whose keys are token ids."""
     if not isinstance(value, dict):
         raise ValueError("must be an object of tokens and numbers")
     if len(value) > MAX_BIASES:
@@ -112,8 +113,8 @@ SAMPLING: dict[str, Any] = {
     for field in dataclasses.fields(SamplingParams)
     if field.name != "grammar"
 }
-"""Type and default of the body's field for each option of `SamplingParams`, but for the grammar,
-which clients spell in several ways."""
+"""Type and default of the body's field for each option of `SamplingParams`. The grammar is left
+out, since clients spell it in several ways."""
 
 if TYPE_CHECKING:
     SamplingBody = BaseModel
@@ -122,21 +123,22 @@ else:
 
 
 class ResumptionBody(ExactModel):
-    """The field `resumption`: seed and tokens of a stream that broke, as its client has them.
+    """The field `resumption`: the seed and the tokens that the client has of a broken stream.
 
-    The id of the last event comes in a header. Answers without tokens may be left out at the end.
+    The id of the last event comes in the header `Last-Event-ID`.
     """
 
     seed: Annotated[int, option("seed")]
-    """Seed, from the stream's first chunk."""
+    """Seed of the request, from the first chunk of the stream."""
     token_ids: Annotated[list[TokenIds], FailFast(), Field(max_length=MAX_ANSWERS)]
-    """Tokens that the client has of each answer; answers without any may be left out at the end."""
+    """Tokens that the client has of each answer. Answers at the end of the list may be left out if
+    the client has no tokens of them."""
 
     def to_resumption(self, position: StreamPosition) -> Resumption:
         """Returns the resumption at a position in the stream.
 
         Raises:
-            InvalidRequest: the tokens of an answer are not as many as the position counts.
+            InvalidRequest: the number of tokens of an answer differs from the position's number.
         """
         if len(self.token_ids) > len(position.answers):
             raise errors.InvalidRequest(
@@ -157,34 +159,35 @@ class ResumptionBody(ExactModel):
 
 
 class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, SamplingBody):
-    """The fields that both kinds of generation have."""
+    """Fields that completions and chats share."""
 
     model: str | None = None
     """Name of the model; may be left out."""
     max_tokens: Annotated[int | None, N_TOKENS] = None
-    """Tokens to generate at most. By default 16 for texts and tokens, and for a conversation what
-    the model's length leaves, but no more than the checkpoint's `max_new_tokens`."""
+    """Largest number of tokens to generate. The default is 16 for a prompt of text or tokens. For a
+    conversation the default is the room that the prompt leaves in the model's length, limited by
+    the checkpoint's `max_new_tokens`."""
     stop: StopTextOrTexts = None
-    """Texts that end the output, and are not part of it unless `include_stop_str_in_output` is
-    true."""
+    """Texts that end the output. The output does not include the stop text, unless
+    `include_stop_str_in_output` is true."""
     ignore_eos: bool | None = None
-    """Go on past the model's end-of-sequence tokens."""
+    """Continue the output after the model's end-of-sequence tokens."""
     return_token_ids: bool | None = None
-    """Answer with token ids too, and with ids of events."""
+    """Add the ids of tokens to the answer, and the ids of events to a stream."""
     n: Annotated[int | None, N_ANSWERS] = None
-    """Answers to each prompt; 1024 at most over all prompts."""
+    """Number of answers to each prompt; 1024 at most over all prompts."""
     stream_options: StreamOptions | None = None
     """Options of a stream; only with `stream`."""
     resumption: ResumptionBody | None = None
-    """Where a stream broke, with the header `Last-Event-ID`; all else must be as in the request
-    that began it."""
+    """Seed and tokens of a broken stream that is to be resumed; only with the header
+    `Last-Event-ID`. All other fields must be equal to the first request."""
     add_special_tokens: bool | None = None
-    """Put the tokens around a prompt that the checkpoint puts around texts. By default texts get
-    them, and conversations do not, since their template writes them."""
+    """Add the special tokens that the checkpoint puts around texts. The default is true for texts.
+    The default is false for conversations, since the chat template writes the special tokens."""
     skip_special_tokens: bool | None = None
     """Leave special tokens out of the output's text."""
     include_stop_str_in_output: bool | None = None
-    """End the text with the stop text or token that was met."""
+    """Include the stop text or the stop token in the output."""
     prompt_logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Answer with the log-probability of each token of the prompt but the first, and with this
     number of the most likely tokens at the same position; not with `stream`."""
@@ -192,11 +195,11 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     """Not served."""
     bad_words: Annotated[list[Any] | None, only([])] = None
-    """Not served; `bad_token_ids` is."""
+    """Not served; use `bad_token_ids`."""
     use_beam_search: Annotated[bool | None, only(False)] = None
     """Not served."""
     length_penalty: Annotated[float | None, only(1)] = None
-    """Of beam search; not served."""
+    """An option of beam search, which is not served."""
 
     _position: StreamPosition | None = PrivateAttr(None)
 
@@ -234,8 +237,8 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
         self._position = position
 
     def _check_resumption(self, position: StreamPosition | None) -> None:
-        """Raises InvalidRequest unless a stream is resumed, with all that this takes, or no stream
-        is resumed."""
+        """Raises InvalidRequest if a field or header of a resumption is given without the others:
+        `stream`, `resumption` and the header `Last-Event-ID` are required together."""
         if position is None and self.resumption is None:
             return
         if not self.stream:
@@ -260,7 +263,7 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
         return error_event(error)
 
     def _options(self) -> dict[str, Any]:
-        """Returns the arguments of `GenerationOptions`."""
+        """Returns the keyword arguments for `GenerationOptions`."""
         field, grammar = self.output_format() or ("response_format", "")
         given = _given(self, SAMPLING)
         return {

@@ -19,9 +19,9 @@ from services.frontend.request.generation_request import Prompt
 
 
 class TokenizeBody(ChatBody):
-    """The body of POST /tokenize: a text, or a conversation. A conversation has the fields of POST
-    /v1/chat/completions, so that its body can be sent here as it is; fields that do not change the
-    prompt do nothing."""
+    """The body of POST /tokenize: a text or a conversation. A conversation has the fields of POST
+    /v1/chat/completions, so a client can send the body of a chat unchanged. Fields that do not
+    change the prompt do nothing."""
 
     prompt: str | None = None
     """A text, instead of `messages`."""
@@ -30,7 +30,7 @@ class TokenizeBody(ChatBody):
     )
     """A conversation, instead of `prompt`."""
     return_token_strs: bool | None = None
-    """Answer with the tokens as the vocabulary writes them, too."""
+    """Also answer with the spelling of each token in the vocabulary."""
 
     @model_validator(mode="after")
     def _one_prompt(self) -> Self:
@@ -47,17 +47,16 @@ class TokenizeBody(ChatBody):
 
 @answer_object
 class Tokens(TypedDict):
-    """The tokens of a prompt; `token_strs` are the tokens as the vocabulary spells them, if the
-    client wants them."""
+    """The tokens of a prompt."""
 
     count: int
     """Number of tokens."""
     max_model_len: int
-    """Longest prompt plus output, in tokens."""
+    """Largest number of tokens of a prompt and its output together."""
     tokens: Sequence[int]
     """The tokens."""
     token_strs: list[str] | None
-    """The tokens as the vocabulary writes them, with `return_token_strs`; else null."""
+    """Spelling of each token in the vocabulary, with `return_token_strs`; else null."""
 
 
 async def tokenize(api: Api, body: TokenizeBody, account: Account) -> Tokens:
@@ -82,15 +81,15 @@ class DetokenizeBody(ExactModel):
     model: str | None = None
     """Name of the model; may be left out."""
     tokens: TokenIds
-    """The tokens; at most as many as the model can read."""
+    """The tokens; their number is at most the model's length."""
 
 
 @answer_object
 class Text(TypedDict):
-    """The text of tokens, with special ones."""
+    """The text of tokens."""
 
     prompt: str
-    """The text, in which special tokens show as they are written."""
+    """The text, which includes the text of special tokens."""
 
 
 async def detokenize(api: Api, body: DetokenizeBody, account: Account) -> Text:

@@ -1,1 +1,2 @@
-"""The server's own paths: the page that shows the pipeline at work; and the spans of requests."""
+"""Paths for operating the server: probes, and the page that shows the pipeline at work. The spans
+of requests are made here as well."""

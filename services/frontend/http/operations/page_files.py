@@ -1,6 +1,8 @@
-"""The files of the page, read once at start: a file that came later is not served.
+"""The files of the page that shows the pipeline. The files are read once at start; files that are
+added later are not served.
 
-Their policy lets a browser load nothing but these files, and connect to no other server.
+The content security policy of the files lets a browser load only these files, and connect to no
+other server.
 """
 
 import hashlib
@@ -27,7 +29,7 @@ MEDIA_TYPES = {
     ".ico": "image/x-icon",
     ".txt": "text/plain; charset=utf-8",
 }
-"""Media types by the ends of names."""
+"""Media type for each suffix of a file name."""
 
 HEADERS = {
     "content-security-policy": (
@@ -38,12 +40,13 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-"""Headers of all files: a browser asks each time whether its copy is still right."""
+"""Headers of all files. With `no-cache` a browser asks each time whether its copy is still
+valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file as it is served."""
+    """The content and the headers of a served file."""
 
     content: bytes
     media_type: str
@@ -54,7 +57,7 @@ class PageFile:
         """Reads a file.
 
         Raises:
-            ValueError: its media type is not known.
+            ValueError: the media type of the file is not known.
         """
         if path.suffix not in MEDIA_TYPES:
             raise ValueError(f"no media type is known for {path}")
@@ -63,8 +66,8 @@ class PageFile:
         return cls(content, MEDIA_TYPES[path.suffix], etag)
 
     def answer(self, if_none_match: str | None) -> Response:
-        """Returns the file, or only that the client's copy is still right, by the value of
-        `if-none-match`."""
+        """Returns an answer with the file, or a 304 without content if the client's copy is still
+        valid. `if_none_match` is the value of the header `if-none-match`."""
         headers = {**HEADERS, "etag": self.etag}
         if if_none_match is not None and self._is_among(if_none_match):
             return Response(status_code=304, headers=headers)
@@ -77,7 +80,7 @@ class PageFile:
 
 @cache
 def page_files() -> Mapping[str, PageFile]:
-    """Returns the files of the page, which are read once.
+    """Returns the files of the page. The files are read at the first call and cached.
 
     Raises:
         OSError: a file cannot be read.
@@ -87,10 +90,10 @@ def page_files() -> Mapping[str, PageFile]:
 
 
 def read_files(directory: Path) -> Mapping[str, PageFile]:
-    """Returns the files of a directory and of its folders, by their paths in it.
+    """Reads all files below a directory. Returns the files keyed by path relative to the directory.
 
     Raises:
-        OSError: one cannot be read.
+        OSError: a file cannot be read.
         ValueError: there is no index, or the media type of a file is not known.
     """
     files = {

@@ -1,8 +1,9 @@
-"""The page that shows the pipeline at work: its files, and the stream of events that feeds it.
+"""The page that shows the pipeline at work: the files of the page, and the stream of events that
+the page shows.
 
-The files hold nothing secret, so a client needs no key for them. The events describe the requests
-of all clients. With API keys, only accounts that `may_watch` have the events, and only as long as
-they may.
+The files hold nothing secret, so clients need no key for the files. The events describe the
+requests of all clients. With API keys, only accounts with `may_watch` get the events, and the
+stream ends when an account loses `may_watch`.
 """
 
 from starlette.exceptions import HTTPException
@@ -19,7 +20,7 @@ from services.frontend.http.transport.request_headers import headers_of
 from services.frontend.watching.view_feed import ViewFeed, note
 
 DECISIONS = "decisions"
-"""The parameter with which events have the scheduling core's input, too."""
+"""Query parameter that adds the input of the scheduling core to the events."""
 
 _TRUTHS = {"true": True, "false": False}
 
@@ -42,7 +43,7 @@ def _file(request: Request, name: str) -> Response:
 
 
 async def watch(api: Api, request: Request) -> Response:
-    """Streams what the scheduler does."""
+    """Answers with a stream of events that show what the scheduler does."""
     if api.feed is None:
         raise HTTPException(404)
     key = credentials.shown_in(headers_of(request))

@@ -1,4 +1,4 @@
-"""GET /health, /ready, /serving and /version: what may be asked of the server without a key."""
+"""GET /health, /ready, /serving and /version, which need no key."""
 
 from typing import NotRequired
 
@@ -15,24 +15,24 @@ class Status(TypedDict):
     """The answer to a probe."""
 
     status: str
-    """How it is."""
+    """State of the server: `ok`, `ready`, `not ready`, `serving` or `not serving`."""
     reason: NotRequired[str]
-    """Why requests get no tokens."""
+    """Reason why requests get no tokens."""
 
 
 def health(_: Api) -> tuple[bool, Status]:
-    """Returns that the process is up."""
+    """Returns the status `ok`, which shows that the process is running."""
     return True, {"status": "ok"}
 
 
 def ready(api: Api) -> tuple[bool, Status]:
-    """Returns whether requests would be taken."""
+    """Returns whether the server accepts requests."""
     is_ready = api.service.is_ready
     return is_ready, {"status": "ready" if is_ready else "not ready"}
 
 
 def serving(api: Api) -> tuple[bool, Status]:
-    """Returns whether requests that come now get tokens, and why not."""
+    """Returns whether new requests get tokens, and the reason if not."""
     if reason := api.reason_against_serving():
         return False, {"status": "not serving", "reason": reason}
     return True, {"status": "serving"}

@@ -1,7 +1,8 @@
-"""Spans of HTTP requests, named and judged as HTTP conventions have it; probes have none.
+"""Makes a span for each HTTP request. Names, attributes and statuses follow OpenTelemetry's
+conventions for HTTP. Probes have no spans.
 
-Only a caller with a known key chooses whether its request is recorded. The `traceparent` of other
-callers is ignored, and the sampler decides.
+Only a caller with a known API key can choose whether a request is recorded, with the header
+`traceparent`. The header of other callers is ignored, and the sampler decides.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +18,20 @@ from services.frontend.http.protocol import credentials
 from services.frontend.request.client_call import current_call
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
-"""Methods that name spans; clients could make others up."""
+"""Methods that may be the name of a span. Other methods are not used as names, since clients could
+invent any number of methods."""
 
 PROBES = frozenset({"/health", "/ready", "/serving"})
 
 
 class TracedApp:
-    """An ASGI app whose requests have spans, each current in the task of its request."""
+    """An ASGI app that starts a span for each request. The span is the current span in the task of
+    the request."""
 
     def __init__(
         self, app: ASGIApp, tracer: Tracer, *, is_known: Callable[[str | None], bool]
     ) -> None:
-        """Wraps an app; `is_known` says whether a caller may call, by the credentials shown."""
+        """Wraps an app. `is_known` says whether credentials belong to a known caller."""
         self._app = app
         self._tracer = tracer
         self._is_known = is_known
@@ -45,7 +48,7 @@ class TracedApp:
                 context = {}
         parent = tracing.parent_in(context)
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER)
-        otel_context.attach(trace.set_span_in_context(span))  # for good: the task is this request's
+        otel_context.attach(trace.set_span_in_context(span))  # for the rest of this task
         if not span.is_recording():
             await self._app(scope, receive, send)
             return
@@ -101,7 +104,7 @@ def _attributes(scope: Scope) -> Mapping[str, Any]:
     }
     if scope.get("server") is not None:
         attributes[semconv.SERVER_ADDRESS], port = scope["server"]
-        if port is not None:  # a Unix socket has none
+        if port is not None:  # a Unix socket has no port
             attributes[semconv.SERVER_PORT] = port
     agent = _headers(scope, "user-agent").get("user-agent")
     if agent is not None:

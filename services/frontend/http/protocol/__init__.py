@@ -1,5 +1,7 @@
-"""What the protocols have in common: the body of a conversation, the reply to it, and its parts.
+"""The common parts of the protocols: the base classes of bodies and replies, the routes, and the
+errors.
 
-A protocol is a translation. Its body becomes a `GenerationRequest`, and its reply writes down what
-the generation gives. No protocol has rules of its own about what may be asked for.
+A protocol only translates. The body of a protocol becomes a `GenerationRequest`, and the reply of
+the protocol writes the pieces of the generation. The rules of what a request may ask for are the
+same for all protocols, and belong to the request.
 """

@@ -1,10 +1,10 @@
-"""Types of answers: typed dictionaries that have no other fields.
+"""Types of answers: typed dictionaries without additional fields.
 
-Replies build them, mypy holds that, and the OpenAPI document describes them. What stands below a
-field is the field's description there.
+Replies build the dictionaries, mypy checks the fields, and the OpenAPI document describes the
+types. The docstring below a field is the description of the field in the OpenAPI document.
 """
 
 from pydantic import ConfigDict, with_config
 
 answer_object = with_config(ConfigDict(extra="forbid"))
-"""Makes a typed dictionary the type of an object that has these fields and no others."""
+"""Decorator that forbids additional fields in a typed dictionary."""

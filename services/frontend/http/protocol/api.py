@@ -1,4 +1,5 @@
-"""What the handlers of all routes share: the service, the caller's account, and the body."""
+"""The parts of the frontend that the handlers of all routes share, and the steps of reading a
+request: admitting the caller and reading the body."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -20,24 +21,26 @@ from services.frontend.watching.view_feed import ViewFeed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """The parts of the frontend that handlers work with."""
+    """The parts of the frontend that handlers use."""
 
     service: GenerationService
     bodies: BodyLimits
     api_keys: ApiKeys
     reason_against_serving: Callable[[], str]
-    """Says why requests that come now would get no tokens; an empty text where they would."""
+    """Function that returns the reason why new requests would get no tokens; an empty text if new
+    requests are served."""
     comment_s: float
-    """Seconds without an event after which a stream has a comment."""
+    """Seconds without an event after which a comment is sent in a stream, which keeps the
+    connection open."""
     unknown: UnknownFields
     origins: Collection[str] = ()
-    """Origins of the web pages that may use the API, `*` for all."""
+    """Origins of the web pages that may use the API; `*` allows all pages."""
     feed: ViewFeed | None = None
-    """What the scheduler does, if that may be watched."""
+    """Feed of views of the scheduler; None if the scheduler may not be watched."""
     document: bytes = b""
     """The OpenAPI document in JSON."""
     docs_page: str = ""
-    """The OpenAPI document as a page to read."""
+    """The OpenAPI document as a page in HTML."""
 
     def admit(self, request: Request) -> Account:
         """Returns the account of the caller.
@@ -48,8 +51,8 @@ class Api:
         return self.api_keys.admit(credentials.shown_in(headers_of(request)))
 
     def admit_generation(self, request: Request) -> Account:
-        """Returns the account of the caller, if there is room for another request. A stream that
-        goes on has its room already.
+        """Returns the account of the caller, if there is room for another request. For a request
+        that resumes a stream the room is not checked, since the stream already has room.
 
         Raises:
             Unauthenticated: the request shows no API key that is known.
@@ -61,9 +64,10 @@ class Api:
         return account
 
     async def read(self, request: Request, kind: type[Body], account: Account) -> Body:
-        """Returns the body of a request. From here on the body counts as an answer in flight: an
-        account that may have two answers has no more uploads. The request that the body stands for
-        takes a share of its own when it is opened."""
+        """Returns the body of a request. While the body is read and parsed, it counts as an answer
+        in flight: an account that may have two answers in flight may not have more than two uploads
+        either. The request made from the body takes a place of its own when the generation is
+        opened."""
         page_origin.check_page(headers_of(request), self.origins)
         with account.receiving(), self.bodies.budget.share() as share:
             data = await read_body(request, self.bodies, share)

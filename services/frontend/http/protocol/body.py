@@ -1,4 +1,4 @@
-"""The body of a request that generates, in whichever protocol."""
+"""Base class of the bodies of requests that generate, in all protocols."""
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
@@ -14,24 +14,26 @@ from services.frontend.request.generation_request import GenerationRequest
 
 
 class RequestBody(ExactModel, ABC):
-    """A body that asks for a generation, and for the reply to it."""
+    """A body that asks for a generation and for a reply."""
 
     stream: bool | None = None
-    """Answer with events."""
+    """Answer with a stream of events."""
     priority: Annotated[int | None, PRIORITY] = None
-    """How early the request is begun: lower numbers come earlier, as in vLLM. Less than 0 only as
-    far as the API key's `min_priority` allows. Each class of requests rises while it waits. It
-    changes no token, and does nothing where the scheduler's `order` is `fcfs`."""
+    """Priority of the request: requests with lower numbers begin earlier, as in vLLM. Numbers below
+    0 are limited by the `min_priority` of the API key. The priority of each class of requests rises
+    while requests of the class wait. The priority changes no token, and does nothing if the
+    scheduler's `order` is `fcfs`."""
     cache_salt: Annotated[str | None, SALT] = None
-    """Requests with the same salt and API key share what the prefix cache has of equal beginnings
-    of prompts; others cannot tell from the time of an answer what was asked."""
+    """Requests with the same salt and API key share the prefix cache. The prefix cache of other
+    requests is separate, so a client cannot find out from the time of an answer what other clients
+    have asked."""
     cache_prompt: bool | None = None
-    """Use what the prefix cache has of the prompt, and leave it there for others; also off for a
-    request with `prompt_logprobs`."""
+    """Take tokens of the prompt from the prefix cache, and leave the prompt in the cache for later
+    requests. The prefix cache is not used for a request with `prompt_logprobs`."""
 
     @abstractmethod
     def to_request(self) -> GenerationRequest:
-        """Returns the request in the words that all protocols share.
+        """Returns the request in the form that all protocols share.
 
         Raises:
             InvalidRequest: fields contradict each other.
@@ -39,21 +41,21 @@ class RequestBody(ExactModel, ABC):
 
     @abstractmethod
     def reply(self, generation: Generation) -> Reply:
-        """Returns what writes the answers of a generation down."""
+        """Returns the reply, which writes the answers of a generation."""
 
     @staticmethod
     @abstractmethod
     def explain(error: errors.OrcinusError) -> Event:
-        """Returns the only event of a stream that fails before there is a reply."""
+        """Returns the event of an error that ends a stream before there is a reply."""
 
     def resume_at(self, last_event_id: str | None) -> None:
-        """Notes the id of the last event that the client has of a stream that broke. Protocols
-        whose streams have no ids ignore it.
+        """Sets the id of the last event that the client has of a broken stream, or None. Protocols
+        whose streams have no ids ignore the id.
 
         Raises:
-            InvalidRequest: the stream cannot go on there.
+            InvalidRequest: the id is malformed, or the body does not match the id.
         """
 
     def in_own_words(self) -> AbstractContextManager[None]:
-        """Spells the fields of errors as clients of the protocol do."""
+        """Context in which errors name the fields as the protocol spells them."""
         return nullcontext()

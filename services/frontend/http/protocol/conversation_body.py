@@ -1,7 +1,8 @@
 """The body of a conversation in a protocol other than OpenAI's chat completions.
 
-The rules of requests are checked where all requests are checked. Where a rule names a field that
-this protocol spells differently, the error is spelled so, too.
+The rules of requests are checked for all protocols in one place, `GenerationRequest`. If a rule
+names a field that the protocol spells differently, the name in the error is replaced by the
+protocol's spelling.
 """
 
 from abc import ABC, abstractmethod
@@ -27,15 +28,16 @@ Metadata = Annotated[
     FEW_LABELS,
     Field(json_schema_extra={"maxProperties": MAX_METADATA}),
 ]
-"""Labels that the client gives its request, which come back with the answer."""
+"""Labels that the client gives to the request, and that the answer repeats."""
 
 
 class ConversationBody(ExactModel, ABC):
-    """The fields that bodies of conversations have in common, and the conversation that they stand
-    for."""
+    """The common fields of bodies of conversations, and the conversion of a body to a
+    `Conversation`."""
 
     spelling: ClassVar[Mapping[str, str]]
-    """Names of fields here, by the names that the rules of all requests have for them."""
+    """The protocol's name of a field, for each name in the rules of requests that the protocol
+    spells differently."""
 
     model: str | None = None
     """Name of the model; may be left out."""
@@ -44,7 +46,7 @@ class ConversationBody(ExactModel, ABC):
         """Returns the conversation to continue.
 
         Raises:
-            InvalidRequest: its turns contradict each other.
+            InvalidRequest: the turns contradict each other.
         """
         return Conversation(
             tuple(self._messages()),
@@ -55,7 +57,7 @@ class ConversationBody(ExactModel, ABC):
 
     @contextmanager
     def in_own_words(self) -> Iterator[None]:
-        """Spells the fields of errors as clients of the protocol do."""
+        """Context in which errors name the fields as the protocol spells them."""
         try:
             yield
         except errors.InvalidRequest as error:
@@ -67,12 +69,12 @@ class ConversationBody(ExactModel, ABC):
     @property
     @abstractmethod
     def _shown_tools(self) -> Mapping[int, ClientTool]:
-        """The tools that the model sees, by their positions in `tools`."""
+        """The tools that the model sees, keyed by position in `tools`."""
 
     @property
     @abstractmethod
     def _choice(self) -> ToolChoice:
-        """Whether the model must call a tool."""
+        """Whether the model may, must or must not call a tool."""
 
     @property
     @abstractmethod
@@ -81,7 +83,7 @@ class ConversationBody(ExactModel, ABC):
 
     @abstractmethod
     def _messages(self) -> Iterator[ChatMessage]:
-        """Yields the turns."""
+        """Yields the turns of the conversation."""
 
     def _spelled(self, field: str) -> str:
         match field.split("."):
@@ -94,7 +96,7 @@ class ConversationBody(ExactModel, ABC):
 
 
 class GeneratingBody(ConversationBody, RequestBody):
-    """The fields of a body that asks for an answer."""
+    """The common fields of bodies that ask for an answer to a conversation."""
 
     temperature: Annotated[float | None, option("temperature")] = None
     top_p: Annotated[float | None, option("top_p")] = None
@@ -104,11 +106,11 @@ class GeneratingBody(ConversationBody, RequestBody):
     @property
     @abstractmethod
     def grammar(self) -> str:
-        """The grammar of the format that is asked for, or nothing."""
+        """Grammar of the requested format of the output; empty without a format."""
 
     @abstractmethod
     def options(self, sampling: SamplingParams) -> GenerationOptions:
-        """Returns the options of the request, with these options of sampling."""
+        """Returns the options of the request, which include `sampling`."""
 
     def to_request(self) -> GenerationRequest:
         given = {

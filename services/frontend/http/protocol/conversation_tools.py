@@ -1,7 +1,7 @@
-"""Tools that clients run themselves, and that the model therefore sees.
+"""Tools that clients run. The model sees these tools.
 
-Protocols of agents have other tools besides, which the protocol's own servers run. Such tools do
-not run here.
+The protocols for agents also have tools that OpenAI's or Anthropic's own servers run. Such tools do
+not run here, and the model does not see them.
 """
 
 from abc import ABC, abstractmethod
@@ -26,11 +26,11 @@ class ClientTool(ExactModel, ABC):
 
     @abstractmethod
     def to_tool(self) -> Tool:
-        """Returns the tool as all protocols have it."""
+        """Returns the tool in the form that all protocols share."""
 
 
 class DescribedFunction(Protocol):
-    """A function with the fields that all protocols spell alike."""
+    """A function with the fields that have the same names in all protocols."""
 
     name: str
     description: str | None
@@ -38,7 +38,7 @@ class DescribedFunction(Protocol):
 
 
 def tool_of(function: DescribedFunction, *, parameters: str) -> Tool:
-    """Returns a function as a tool. `parameters` is the JSON schema of the arguments, or an empty
+    """Converts a function to a tool. `parameters` is the JSON schema of the arguments, or an empty
     text."""
     return Tool(
         name=function.name,
@@ -49,7 +49,7 @@ def tool_of(function: DescribedFunction, *, parameters: str) -> Tool:
 
 
 def shown_tools(tools: Sequence[BaseModel] | None) -> dict[int, ClientTool]:
-    """Returns the tools that the model sees, by their positions among all tools."""
+    """Returns the tools that the model sees, keyed by position among all tools of the body."""
     places = enumerate(tools or ())
     return {place: tool for place, tool in places if isinstance(tool, ClientTool)}
 
@@ -60,7 +60,7 @@ def json_text(value: Mapping[str, Any] | None) -> str:
 
 
 def check_allowed(names: set[str], tools: Iterable[str]) -> None:
-    """Raises InvalidRequest if a tool that the client allows is none of its tools."""
+    """Raises InvalidRequest if an allowed name is not the name of one of the tools."""
     if unknown := names.difference(tools):
         raise errors.InvalidRequest(
             "tool_choice", f"{errors.shortened(min(unknown))!r} is none of the tools"

@@ -1,4 +1,5 @@
-"""The API key that an HTTP request shows: OpenAI's clients and Anthropic's have a header each."""
+"""Finds the API key of an HTTP request. OpenAI's clients send the key in the header
+`authorization`, and Anthropic's clients in `x-api-key`."""
 
 from collections.abc import Mapping
 
@@ -7,7 +8,8 @@ X_API_KEY = "x-api-key"
 
 
 def shown_in(headers: Mapping[str, str]) -> str | None:
-    """Returns the value of the header `authorization`. If there is only a key in `x-api-key`,
-    returns the value that `authorization` would have with this key; None without either header."""
+    """Returns the value of the header `authorization`. If the request has only the header
+    `x-api-key`, returns the value that `authorization` would have with that key. Returns None if
+    the request has neither header."""
     key = headers.get(X_API_KEY)
     return headers.get(AUTHORIZATION, None if key is None else f"Bearer {key}")

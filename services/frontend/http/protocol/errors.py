@@ -1,6 +1,7 @@
-"""The error tree over HTTP: only this module knows which error has which status.
+"""The errors of `services.common.errors` over HTTP. Only this module knows the HTTP status of each
+class of errors.
 
-A protocol has a `Dialect`, in which it writes a `Failure` down.
+Each protocol has a `Dialect`, which turns a `Failure` into the protocol's form.
 """
 
 import math
@@ -18,11 +19,12 @@ from services.common import errors
 from services.frontend.http.transport.media_types import JSON
 
 CLIENT_CLOSED_REQUEST = 499
-"""nginx's status for a request whose client has gone away. No client reads this status."""
+"""Status that nginx uses for a request whose client has disconnected. No client reads this
+status."""
 
 RETRY_HEADER = "x-should-retry"
-"""Header that tells OpenAI's and Anthropic's clients whether to try again; without it they do
-after each 408."""
+"""Header that tells clients of OpenAI and of Anthropic whether to retry. Without the header, these
+clients retry after each status 408."""
 
 _STATUSES: dict[type[errors.OrcinusError], tuple[int, str | None]] = {
     errors.InvalidRequest: (400, None),
@@ -43,38 +45,39 @@ _STATUSES: dict[type[errors.OrcinusError], tuple[int, str | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """An error as HTTP has it, before a protocol writes it down."""
+    """Status, message and headers of an error, independent of a protocol."""
 
     status: int
     message: str
     param: str | None = None
-    """Field of the body, or header, that is wrong."""
+    """Name of the field of the body, or of the header, that is wrong."""
     code: str | None = None
-    """Name of the error for programs."""
+    """Name of the error, which programs can compare."""
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_by_server(self) -> bool:
-        """Whether the server has failed, and not the client."""
+        """Whether the error is a fault of the server, and not of the client."""
         return self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The form in which a protocol writes errors down."""
+    """The form of errors in a protocol."""
 
     body: Callable[[Failure], Mapping[str, object]]
-    """Returns the body of an answer that refuses a request."""
+    """Function that returns the body of an answer that refuses a request."""
     schema: type
-    """Type of that body."""
+    """Type of the body of an answer that refuses a request."""
     prefix: str = ""
-    """Beginning of the names of such answers in the OpenAPI document."""
+    """Prefix of the names of the protocol's error answers in the OpenAPI document."""
     id_header: str = ""
-    """Header in which clients of the protocol look for their request's name, if they have one."""
+    """Header in which clients of the protocol look for the id of a request; empty if there is no
+    such header."""
 
 
 def failure(error: errors.OrcinusError) -> Failure:
-    """Returns an error of the tree as HTTP has it."""
+    """Returns the failure, with status and headers, of an error."""
     status, code = _STATUSES[type(error)]
     headers = {}
     if isinstance(error, errors.PoolFull):
@@ -95,8 +98,8 @@ def failure(error: errors.OrcinusError) -> Failure:
 
 
 def answer(request: Request, error: Exception, dialect: Dialect) -> Response:
-    """Returns the answer to a request that ends with an error. An error that is not foreseen is a
-    bug: the client learns only its status."""
+    """Returns the answer to a request that ends with an error. Exceptions of unknown types are
+    bugs: for such an exception the client only gets the status 500, without details."""
     match error:
         case errors.OrcinusError():
             failed = failure(error)
@@ -119,5 +122,5 @@ def answer(request: Request, error: Exception, dialect: Dialect) -> Response:
 def json_response(
     value: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Returns an answer in JSON, in UTF-8."""
+    """Returns an answer with `value` as JSON in UTF-8."""
     return Response(pydantic_core.to_json(value), status, headers, media_type=JSON)

@@ -1,4 +1,4 @@
-"""The assistant's turn, gathered from the parts in which clients send it back."""
+"""Joins the parts in which clients send a turn of the assistant back."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,8 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 
 class GatheredTurn:
-    """The reasoning, the texts and the calls of a turn, each in the order in which they come."""
+    """The reasoning, the texts and the calls of a turn of the assistant, each in the order of
+    arrival."""
 
     def __init__(self) -> None:
         self.reasoning: list[str] = []
@@ -14,7 +15,8 @@ class GatheredTurn:
         self.calls: list[EarlierCall] = []
 
     def to_message(self) -> ChatMessage:
-        """Returns the turn as templates want it; parts of one kind become lines of one text."""
+        """Returns the turn in the form that chat templates read. Parts of one kind become lines of
+        one text."""
         return ChatMessage(
             "assistant",
             "\n".join(self.texts) if self.texts else None,
@@ -23,12 +25,13 @@ class GatheredTurn:
         )
 
     def begin(self) -> Iterator[ChatMessage]:
-        """Yields the turn if it has text or calls, after which only calls may come."""
+        """Called before reasoning or text is added. Yields the turn and begins a new one if the
+        turn already has text or calls, since only calls may follow text and calls."""
         if self.texts or self.calls:
             yield from self.end()
 
     def end(self) -> Iterator[ChatMessage]:
-        """Yields the turn if it has anything, and begins the next turn."""
+        """Yields the turn unless it is empty, and begins the next turn."""
         if self.reasoning or self.texts or self.calls:
             yield self.to_message()
         self.reasoning, self.texts, self.calls = [], [], []

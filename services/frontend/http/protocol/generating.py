@@ -1,5 +1,5 @@
-"""Answers a request that generates, in the same way for all protocols: each has its body and its
-reply.
+"""Answers a request that generates. The steps are the same for all protocols; each protocol has a
+class for the body and a class for the reply.
 
     body → to_request → Generation → reply → one JSON, or a stream of events
 """
@@ -23,7 +23,8 @@ from services.frontend.request.logprobs import MANY_LOGPROBS
 def stream_reply(
     service: GenerationService, body: RequestBody, account: Account, *, comment_s: float
 ) -> EventStream:
-    """Returns the reply as a stream; opening the generation and reading its pieces may fail."""
+    """Returns the reply as a stream. Opening the generation and reading its pieces may fail: an
+    error before the stream has started is raised, and a later error becomes the last event."""
     writer: RequestBody | Reply = body
 
     async def write(output: EventOutput) -> None:
@@ -48,8 +49,8 @@ def stream_reply(
 
 
 async def whole_reply(service: GenerationService, body: RequestBody, account: Account) -> Response:
-    """Returns the complete reply; raises what opening the generation and reading its pieces
-    raise."""
+    """Returns the whole reply. Errors while the generation is opened or its pieces are read are
+    raised."""
     with body.in_own_words():
         async with service.open(body.to_request(), account) as generation:
             pieces = await generation.complete()
@@ -64,8 +65,8 @@ async def whole_reply(service: GenerationService, body: RequestBody, account: Ac
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:
-    """Returns parts as one. Between two parts, of which there may be thousands, the event loop
-    serves others."""
+    """Joins the parts of a reply. There may be thousands of parts, so control goes back to the
+    event loop after each part."""
     joined = bytearray()
     for part in parts:
         joined += part

@@ -1,4 +1,4 @@
-"""Answers as JSON."""
+"""Converts answers and texts to JSON."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -6,18 +6,19 @@ from functools import lru_cache
 import pydantic_core
 
 SHORT_CHARACTERS, MAX_CACHED = 32, 2**13
-"""Largest length of a text whose JSON is kept, in characters, and the largest number of such texts,
-which take a megabyte together."""
+"""`SHORT_CHARACTERS`: largest length of a text whose JSON is cached, in characters. `MAX_CACHED`:
+largest number of cached texts, which take about one megabyte together."""
 
 
 def to_json(value: Mapping[str, object] | str) -> bytes:
-    """Returns a value as JSON in ASCII: some clients of streams take U+2028 or U+0085 for the end
-    of a line."""
+    """Returns a value as JSON in ASCII. Other characters are escaped, since some clients of streams
+    read U+2028 or U+0085 as the end of a line."""
     return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
 
 
 def text_json(text: str) -> bytes:
-    """Returns a text as JSON. The JSON of short texts, which most single tokens are, is kept."""
+    """Returns a text as JSON. The JSON of short texts is cached; the texts of most single tokens
+    are short."""
     return _short_json(text) if len(text) <= SHORT_CHARACTERS else to_json(text)
 
 

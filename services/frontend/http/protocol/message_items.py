@@ -1,9 +1,9 @@
-"""The items of an assistant's message, as they begin, grow and end.
+"""Splits an assistant's message into items: reasoning, texts and calls of tools.
 
     Piece → MessageReader → MessageItems → Step → the events of a protocol
 
-Some protocols write reasoning, text and each call of a tool as items of their own, one after the
-other. White space between two items belongs to neither and is left out.
+Some protocols write reasoning, text and each call of a tool as separate items, one after the other.
+White space between two items is left out.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from services.frontend.text.message_reader import CallDelta, MessageDelta, Messa
 
 
 class ItemKind(Enum):
-    """The kind of a part of a message."""
+    """The kind of an item of a message."""
 
     REASONING = auto()
     TEXT = auto()
@@ -25,7 +25,7 @@ class ItemKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """A part of a message; a call has an id and the name of its tool."""
+    """An item of a message. A call also has an id and the name of the tool."""
 
     index: int
     kind: ItemKind
@@ -35,14 +35,14 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Began:
-    """An item has begun; it is empty yet."""
+    """A new item has begun. The item is still empty."""
 
     item: Item
 
 
 @dataclass(frozen=True, slots=True)
 class Grew:
-    """An item has new text, or a call new characters of its arguments."""
+    """An item has grown by `text`. For a call `text` is a part of the arguments."""
 
     item: Item
     text: str
@@ -50,7 +50,7 @@ class Grew:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An item is complete; the last one has the reason why the answer ended."""
+    """An item is complete. For the last item of the answer `reason` says why the answer ended."""
 
     item: Item
     reason: FinishReason | None = None
@@ -60,7 +60,7 @@ Step = Began | Grew | Ended
 
 
 class MessageItems:
-    """Turns the pieces of one answer into steps. An answer has one item at least."""
+    """Turns the pieces of one answer into steps. An answer has at least one item."""
 
     def __init__(self, reader: MessageReader) -> None:
         self._reader = reader
@@ -68,7 +68,8 @@ class MessageItems:
         self._open: Item | None = None
         self._call_index = -1
         self._spaces: list[str] = []
-        """White space that belongs to the next item if that is of the kind `_space_kind`."""
+        """White space that has been held back. It is put at the beginning of the next item if that
+        item is of the kind `_space_kind`, and dropped otherwise."""
         self._space_kind = ItemKind.TEXT
 
     @property
@@ -77,7 +78,7 @@ class MessageItems:
         return self._reader.n_tool_calls > 0
 
     def feed(self, piece: Piece) -> Iterator[Step]:
-        """Takes a piece of the answer and yields the steps that the piece makes in the items."""
+        """Reads a piece of the answer and yields the resulting steps of items."""
         yield from self._add(self._reader.feed(piece.text))
         if piece.finish_reason is not None:
             yield from self._add(self._reader.flush())
@@ -131,7 +132,7 @@ class MessageItems:
 
 
 def whole_items(items: MessageItems, piece: Piece) -> list[tuple[Item, str]]:
-    """Returns the items of a complete answer, each with its text or its arguments."""
+    """Returns the items of a whole answer, each with its text or, for a call, the arguments."""
     texts: dict[Item, list[str]] = {}
     for step in items.feed(piece):
         parts = texts.setdefault(step.item, [])

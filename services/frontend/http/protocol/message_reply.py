@@ -1,5 +1,5 @@
-"""The reply to a conversation in a protocol that writes an answer down as items: reasoning, texts
-and calls of tools."""
+"""Base class of the replies in protocols that write an answer as items: reasoning, texts and calls
+of tools."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +14,14 @@ from services.frontend.request.finish_reason import FinishReason
 
 
 class MessageReply(Reply):
-    """Writes down the only answer of a generation, item by item."""
+    """Writes the only answer of a generation, item by item."""
 
     __slots__ = ("_generation", "_items", "_reason")
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._items = MessageItems(generation.message_reader(0))
-        self._reason = FinishReason.STOP  # until the answer has ended for another
+        self._reason = FinishReason.STOP  # replaced when the answer ends
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
         (piece,) = pieces
@@ -35,11 +35,11 @@ class MessageReply(Reply):
 
     @abstractmethod
     def _message(self, items: Sequence[tuple[Item, str]]) -> Mapping[str, object]:
-        """Returns the complete answer, made of items that each have their text or arguments."""
+        """Returns the whole answer. Each item comes with its text or, for a call, the arguments."""
 
     @abstractmethod
     def _step(self, step: Step) -> Iterable[Event]:
-        """Returns the events for a step of an item."""
+        """Returns the events of the stream for a step of an item."""
 
     def _note_reason(self, piece: Piece) -> None:
         if piece.finish_reason is not None:

@@ -1,13 +1,13 @@
-"""How much a model is asked to reason, in the words of chat templates."""
+"""Converts the requested effort of reasoning to variables of the chat template."""
 
 from typing import Any
 
 NO_REASONING = ("none", "minimal")
-"""Efforts that turn reasoning off, where the template can."""
+"""Efforts that turn reasoning off, in chat templates that can do so."""
 
 
 def template_kwargs(effort: str | None) -> dict[str, Any]:
-    """Returns the variables of a chat template that stand for an effort of reasoning."""
+    """Returns the variables of the chat template for an effort of reasoning."""
     if effort is None:
         return {}
     off = {"enable_thinking": False} if effort in NO_REASONING else {}

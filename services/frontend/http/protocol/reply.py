@@ -1,4 +1,4 @@
-"""The reply to a request that generates: whole, or as the events of a stream."""
+"""Base class of the replies to requests that generate. A reply is whole, or a stream of events."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,13 +10,13 @@ from services.frontend.http.transport.event_stream import Event, framed
 
 
 class Reply(ABC):
-    """Writes down the answers of one generation in the form of a protocol."""
+    """Writes the answers of one generation in the form of a protocol."""
 
     __slots__ = ()
 
     @abstractmethod
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
-        """Yields the complete reply in JSON, part by part, made of one whole piece per answer."""
+        """Yields the parts of the whole reply in JSON. There is one piece for each answer."""
 
     def begin(self) -> Iterable[Event]:
         """Returns the events with which a stream begins."""
@@ -27,8 +27,8 @@ class Reply(ABC):
         """Returns the events for a new piece of an answer."""
 
     def text_event(self, index: int, text: str) -> Event | None:
-        """Returns the only event for new text of the answer `index`; None if the text may need
-        other events, which `events` then returns."""
+        """Returns the event for new text of the answer `index`. Returns None if the text may need
+        other or several events; `events` then returns the events."""
         return None
 
     @abstractmethod
@@ -37,9 +37,9 @@ class Reply(ABC):
 
     @abstractmethod
     def explain(self, error: errors.OrcinusError) -> Event:
-        """Returns the event with which a stream that fails ends."""
+        """Returns the event of an error, with which a failed stream ends."""
 
 
 def named_event(name: str, fields: Mapping[str, object]) -> Event:
-    """Returns an event that has its name in its data, too, as `type`."""
+    """Returns an event whose data repeats the name of the event as `type`."""
     return framed(to_json({"type": name, **fields}), name=name.encode())

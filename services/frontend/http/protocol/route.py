@@ -1,8 +1,8 @@
-"""A row of the table of routes: what is served at a path, and the description of it.
+"""A row of the table of routes: the path, the handler, and a description for clients.
 
-The functions make rows. A row's types of body and answer are the types that its handler takes and
-returns, which mypy checks. The app, the OpenAPI document, and the reference in `docs/api.md` follow
-from rows.
+The functions `get`, `probe`, `post` and `generate` make rows. The types of the body and of the
+answer come from the signature of the handler, which mypy checks. The app, the OpenAPI document and
+the reference in `docs/api.md` are made from the rows.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -31,18 +31,19 @@ Answer = TypeVar("Answer", bound=Mapping[str, Any])
 
 
 class Access(Enum):
-    """Callers that may use a route, where callers need an API key."""
+    """Callers that may use a route of a server that requires API keys."""
 
     ANY = auto()
-    """Callers without a key, too."""
+    """All callers, also without a key."""
     KEY = auto()
     """Callers with a key."""
     WATCH = auto()
-    """Callers with a key that may watch the scheduler. Without the page there is no such route."""
+    """Callers with a key that allows watching the scheduler. Without the page for watching, the
+    route does not exist."""
 
 
 Parameter = Mapping[str, Any]
-"""A parameter of a request besides its body, as OpenAPI describes it."""
+"""A parameter of a request, such as a header, in the form of OpenAPI."""
 
 RESUMING: Parameter = {
     "name": LAST_EVENT_ID,
@@ -54,35 +55,35 @@ RESUMING: Parameter = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Route:
-    """What is served at a path by a method."""
+    """The handler for a path and a method, with the description of the handler."""
 
     method: str
     path: str
     handler: Handler
     name: str = ""
-    """Name of the operation in clients that are generated; empty for what is no part of the API."""
+    """Name of the operation in generated clients; empty for a route that is not part of the API."""
     description: str = ""
-    """What the route does."""
+    """Description of the route."""
     access: Access = Access.KEY
     dialect: Dialect | None = None
-    """The form of errors; None for OpenAI's."""
+    """Form of the errors; None for the form of OpenAI's API."""
     body: type[BaseModel] | None = None
     answer: Any = None
-    """Type of the answer in JSON; None where that may be any object."""
+    """Type of the answer in JSON; None if the answer may be any object."""
     media_type: str = JSON
     errors: tuple[int, ...] = ()
-    """Statuses of errors besides the errors that all routes with the same access have."""
+    """Statuses of errors, without the errors that all routes with the same access have."""
     answers_503: bool = False
-    """Whether an answer of this type may have status 503."""
+    """Whether an answer of the type `answer` may also have the status 503."""
     parameters: tuple[Parameter, ...] = ()
     stream: str = ""
-    """What the events of a stream are, where the answer may be one."""
+    """Description of the events, if the answer may be a stream."""
     chunk: Any = None
-    """Type of the data of such events, where all events have one type."""
+    """Type of the data of the events, if all events have one type."""
 
 
 class RouteFields(TypedDict, total=False):
-    """Fields of a route that the functions below take as they are."""
+    """Fields of a route that the functions below pass on unchanged."""
 
     name: str
     description: Required[str]
@@ -99,7 +100,7 @@ def get(
     handler: Callable[[Api, Request], Coroutine[Any, Any, Answer]],
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a question without a body."""
+    """Returns the route of a GET request, which has no body."""
     fields.setdefault("name", _name(handler))
     is_secret = fields.get("access", Access.KEY) is not Access.ANY
 
@@ -115,8 +116,8 @@ def get(
 def probe(
     path: str, handler: Callable[[Api], tuple[bool, Answer]], **fields: Unpack[RouteFields]
 ) -> Route:
-    """Returns the route of a question whether all is well, which any caller may ask. The status of
-    an answer is 200 or 503."""
+    """Returns the route of a health check, which any caller may use. The status of the answer is
+    200 or 503."""
     fields.setdefault("name", _name(handler))
     fields.setdefault("access", Access.ANY)
 
@@ -135,8 +136,8 @@ def post(
     checks_room: bool = False,
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a question with a body, which needs room among the requests that
-    generate if it `checks_room`."""
+    """Returns the route of a POST request that does not generate. With `checks_room` the request is
+    refused if there is no room for another request that generates."""
     fields.setdefault("name", _name(handler))
     _, body, _, answer = get_type_hints(handler).values()
 
@@ -155,8 +156,8 @@ def generate(
     answer: type[Mapping[str, Any]],
     **fields: Unpack[RouteFields],
 ) -> Route:
-    """Returns the route of a request that generates. Body and reply do what is special to the
-    protocol."""
+    """Returns the route of a POST request that generates. The classes of the body and of the reply
+    hold all that is specific to the protocol."""
 
     async def handle(api: Api, request: Request) -> Response:
         account = api.admit_generation(request)
@@ -171,6 +172,6 @@ def generate(
 
 
 def _name(handler: Callable[..., Any]) -> str:
-    """Returns the name of a handler as operations are spelled: `listModels`."""
+    """Returns the name of a handler's operation in camel case: `listModels`."""
     first, *others = handler.__name__.split("_")
     return first + "".join(map(str.capitalize, others))

@@ -1,4 +1,4 @@
-"""A text that comes whole, or as a list of parts."""
+"""Reads a text that is given whole or as a list of parts."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from pydantic import Discriminator
 from services.frontend.http.bodies.object_kinds import Unknown
 
 TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
-"""Chooses between the tags `text` and `list`."""
+"""Discriminator that chooses the tag `list` for a list, and `text` for other values."""
 
 
 class TextPart(Protocol):
@@ -20,7 +20,7 @@ class TextPart(Protocol):
 
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the whole text, of which each part is a line."""
+    """Returns the whole text. Parts are joined by line ends."""
     if isinstance(text, str):
         return text
     return "\n".join(part.text for part in text or () if not isinstance(part, Unknown))

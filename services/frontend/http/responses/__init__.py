@@ -1,6 +1,6 @@
 """OpenAI's protocol for agents, POST /v1/responses.
 
-items      the turns of a conversation, as the body has them
+items      the items of a conversation in the body
 request    the body
 reply      the answer, whole and as events
 answer     the types of the answer

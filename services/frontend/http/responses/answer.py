@@ -14,7 +14,7 @@ class OutputText(TypedDict):
     type: Literal["output_text"]
     """`output_text`."""
     text: str
-    """What the assistant says."""
+    """Text of the assistant."""
     annotations: list[Any]
     """Always empty."""
     logprobs: list[Any]
@@ -28,7 +28,7 @@ class ReasoningText(TypedDict):
     type: Literal["reasoning_text"]
     """`reasoning_text`."""
     text: str
-    """What the assistant thinks."""
+    """Reasoning of the assistant."""
 
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -39,7 +39,7 @@ class OutputMessage(TypedDict):
     """A message of the model."""
 
     id: str
-    """`msg_`, the request's name and the item's place."""
+    """`msg_`, the id of the request, and the index of the item."""
     type: Literal["message"]
     """`message`."""
     role: Literal["assistant"]
@@ -47,7 +47,7 @@ class OutputMessage(TypedDict):
     status: Status
     """`in_progress`, `completed` or `incomplete`."""
     content: list[OutputText]
-    """The text, one part."""
+    """The text of the message, as one part."""
 
 
 @answer_object
@@ -55,7 +55,7 @@ class OutputReasoning(TypedDict):
     """The reasoning before a message or a call."""
 
     id: str
-    """`rs_`, the request's name and the item's place."""
+    """`rs_`, the id of the request, and the index of the item."""
     type: Literal["reasoning"]
     """`reasoning`."""
     status: Status
@@ -63,59 +63,59 @@ class OutputReasoning(TypedDict):
     summary: list[Any]
     """Always empty."""
     content: list[ReasoningText]
-    """The reasoning, one part."""
+    """The reasoning, as one part."""
 
 
 @answer_object
 class OutputCall(TypedDict):
-    """A call of a function; its arguments are JSON."""
+    """A call of a function by the model."""
 
     id: str
-    """`fc_`, the request's name and the item's place."""
+    """`fc_`, the id of the request, and the index of the item."""
     type: Literal["function_call"]
     """`function_call`."""
     status: Status
     """`in_progress`, `completed` or `incomplete`."""
     call_id: str
-    """Id of the call, which its result names."""
+    """Id of the call. A later item with the call's result repeats the id."""
     name: str
     """Name of the function."""
     arguments: str
-    """Arguments, as JSON text, as far as the model wrote it."""
+    """Arguments as JSON text, which is incomplete if the answer ended early."""
 
 
 @answer_object
 class InputTokensDetails(TypedDict):
-    """Tokens of the prompt by where they came from."""
+    """Numbers of tokens of the prompt, by the origin of the tokens."""
 
     cached_tokens: int
-    """Tokens of the prompt that were not computed, since a cache had them."""
+    """Number of tokens of the prompt that were taken from a cache instead of being computed."""
     cache_write_tokens: int
     """Always 0."""
 
 
 @answer_object
 class OutputTokensDetails(TypedDict):
-    """Tokens of reasoning, which are not counted apart."""
+    """Numbers of tokens of the output, by kind. Tokens of reasoning are not counted separately."""
 
     reasoning_tokens: int
-    """Always 0: they are not counted apart."""
+    """Always 0: tokens of reasoning are not counted separately."""
 
 
 @answer_object
 class ResponseUsage(TypedDict):
-    """Tokens read and written."""
+    """Numbers of tokens of the prompt and of the output."""
 
     input_tokens: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     input_tokens_details: InputTokensDetails
-    """Some of them by where they came from."""
+    """Numbers of tokens of the prompt, by the origin of the tokens."""
     output_tokens: int
-    """Tokens generated."""
+    """Number of generated tokens."""
     output_tokens_details: OutputTokensDetails
-    """Some of them by what they are."""
+    """Numbers of tokens of the output, by kind."""
     total_tokens: int
-    """Both together."""
+    """Sum of `input_tokens` and `output_tokens`."""
 
 
 @answer_object
@@ -125,7 +125,7 @@ class ResponseError(TypedDict):
     code: str
     """`rate_limit_exceeded` or `server_error`."""
     message: str
-    """What is wrong, in words."""
+    """Description of the error."""
 
 
 OutputItem = OutputMessage | OutputReasoning | OutputCall
@@ -135,50 +135,51 @@ class RequestEcho(TypedDict):
     """The fields of an answer that repeat the request."""
 
     instructions: str | None
-    """As in the request."""
+    """Value of `instructions` in the request."""
     max_output_tokens: int | None
-    """As in the request."""
+    """Value of `max_output_tokens` in the request."""
     metadata: dict[str, str]
-    """As in the request."""
+    """Value of `metadata` in the request."""
     parallel_tool_calls: bool
-    """As in the request, or its default."""
+    """Value of `parallel_tool_calls` in the request, or the default."""
     reasoning: dict[str, Any]
-    """`effort` as in the request, and `summary`, which is null."""
+    """An object with `effort`, as in the request, and `summary`, which is null."""
     temperature: float
     """Temperature that was used."""
     text: dict[str, Any]
     """Format of the text, as in the request."""
     tool_choice: str | dict[str, Any]
-    """As in the request, or `auto`."""
+    """Value of `tool_choice` in the request, or `auto`."""
     tools: list[dict[str, Any]]
-    """Functions of the request."""
+    """Functions in the request's `tools` that the model sees."""
     top_p: float
     """`top_p` that was used."""
 
 
 @answer_object
 class Response(RequestEcho):
-    """The answer of POST /v1/responses; nothing is stored. The last fields repeat the request."""
+    """The answer of POST /v1/responses. The server stores no answers. The last fields repeat the
+    request."""
 
     id: str
-    """`resp_` and the request's name."""
+    """`resp_` and the id of the request."""
     object: Literal["response"]
     """`response`."""
     created_at: int
-    """When the request came, in seconds since 1970."""
+    """Time at which the request arrived, in seconds since 1970."""
     status: Literal["in_progress", "completed", "incomplete", "failed"]
-    """`completed`, `incomplete` where a limit of tokens ended it, and in streams `in_progress` or
-    `failed`."""
+    """`completed`, or `incomplete` if a limit of tokens ended the output. In streams also
+    `in_progress` or `failed`."""
     model: str
     """Name of the model."""
     output: list[OutputItem]
-    """What the model wrote: reasoning, messages and calls, in their order."""
+    """Output of the model: reasoning, messages and calls, in the order of generation."""
     usage: ResponseUsage | None
-    """Tokens read and written; null until the end."""
+    """Numbers of tokens of the prompt and of the output; null until the answer ends."""
     error: ResponseError | None
-    """Why it failed, or null."""
+    """Reason why the response failed, or null."""
     incomplete_details: dict[str, str] | None
-    """`{"reason": "max_output_tokens"}` where it is incomplete, or null."""
+    """`{"reason": "max_output_tokens"}` if the response is incomplete, else null."""
     store: Literal[False]
     """Always false."""
     background: Literal[False]

@@ -1,6 +1,7 @@
-"""The items of a conversation in POST /v1/responses, and the messages that they stand for.
+"""The items of a conversation in POST /v1/responses, and the conversion of items to messages.
 
-The items of the assistant that follow each other, reasoning before text before calls, are one turn.
+Consecutive items of the assistant become one turn, as long as reasoning comes before text and text
+before calls.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,18 +24,18 @@ class ResponsesPart(ExactModel):
     """A part of a text."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    """Kind of the part; all mean the same."""
+    """Kind of the part; all kinds are read alike."""
     text: str
-    """Text; several parts are joined by line ends."""
+    """Text of the part; several parts are joined by line ends."""
 
 
 class RefusalPart(ExactModel):
-    """A refusal by the assistant instead of a text, sent back as it came."""
+    """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
 
     type: Literal["refusal"]
     """Kind of the part."""
     refusal: str
-    """What the assistant said instead of a text."""
+    """Text of the refusal."""
 
     @property
     def text(self) -> str:
@@ -63,29 +64,29 @@ class MessageItem(ExactModel):
     type: Literal["message"] = "message"
     """Kind of the item; may be left out."""
     role: Literal["user", "assistant", "system", "developer"]
-    """Whose turn it is; `developer` is `system`."""
+    """Role of the speaker; `developer` is read as `system`."""
     content: Text
-    """What was said, as a text or in parts."""
+    """Content of the message, as a text or in parts."""
 
 
 class ReasoningItem(ExactModel):
-    """The assistant's reasoning, sent back as it came."""
+    """Reasoning of the assistant, which a client sends back unchanged."""
 
     type: Literal["reasoning"]
     """Kind of the item."""
     summary: ResponsesParts | None = None
-    """Reasoning, where there is no `content`."""
+    """Summary of the reasoning, read if there is no `content`."""
     content: ResponsesParts | None = None
-    """What the assistant thought before it spoke."""
+    """Reasoning of the assistant before a message or a call."""
 
 
 class FunctionCallItem(ExactModel):
-    """A call by the assistant."""
+    """A call of a function by the assistant."""
 
     type: Literal["function_call"]
     """Kind of the item."""
     call_id: str
-    """Id of the call, which its result names."""
+    """Id of the call. The item with the call's result repeats the id."""
     name: ToolName
     """Name of the function."""
     arguments: str
@@ -98,7 +99,7 @@ class FunctionCallOutputItem(ExactModel):
     type: Literal["function_call_output"]
     """Kind of the item."""
     call_id: str
-    """Id of a call before it."""
+    """Id of the call, which must be an earlier item."""
     output: Text
     """Result of the call, as a text or in parts."""
 
@@ -119,11 +120,12 @@ InputItems = TypeAliasType(
 
 
 def messages_of(items: Sequence[InputItem], instructions: str | None) -> Iterator[ChatMessage]:
-    """Yields the messages of items. Instructions and the system's items after them become one
-    message, since most chat templates know one system message at the beginning and no other.
+    """Yields the messages that the items become. The instructions and the system's items at the
+    beginning become one system message, since most chat templates allow only one system message, at
+    the beginning.
 
     Raises:
-        InvalidRequest: an output answers no call before it.
+        InvalidRequest: a `function_call_output` has the id of no earlier call.
     """
     system = [] if instructions is None else [instructions]
     n_system = 0
@@ -138,10 +140,10 @@ def messages_of(items: Sequence[InputItem], instructions: str | None) -> Iterato
 
 
 def _turns(items: Sequence[InputItem], start: int) -> Iterator[ChatMessage]:
-    """Yields the turns of the items from `start` on.
+    """Yields the messages that the items from `start` on become.
 
     Raises:
-        InvalidRequest: an output answers no call before it.
+        InvalidRequest: a `function_call_output` has the id of no earlier call.
     """
     call_ids: set[str] = set()
     turn = GatheredTurn()

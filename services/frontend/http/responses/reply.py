@@ -1,7 +1,8 @@
-"""The reply of POST /v1/responses: a response of items, and the events of its stream.
+"""The reply of POST /v1/responses: a response of items, and the events of the response.
 
-Every event has its place in the stream as `sequence_number`. Events that end an item, and the last
-event, repeat texts, so texts are kept until then, and counted as memory of the request.
+Every event has its position in the stream as `sequence_number`. The events that end an item repeat
+the text of the item, and the last event repeats all texts. Texts are therefore kept until the end
+of the stream, and counted as memory of the request.
 """
 
 import itertools
@@ -30,7 +31,7 @@ from services.frontend.request.request_id import created_at
 Fields = Mapping[str, object]
 
 KEPT_BYTES = 4
-"""Largest number of bytes of memory that a character takes while it is kept."""
+"""Largest number of bytes of memory that a kept character takes."""
 
 _PREFIXES = {ItemKind.REASONING: "rs_", ItemKind.TEXT: "msg_", ItemKind.CALL: "fc_"}
 
@@ -42,7 +43,8 @@ _DELTAS = {
 
 
 class ResponsesReply(MessageReply):
-    """Writes an answer down as a response; `echo` are the fields that repeat the request."""
+    """Writes an answer as a response. `echo` has the fields of the response that repeat the
+    request."""
 
     __slots__ = ("_echo", "_numbers", "_output", "_text")
 
@@ -116,7 +118,7 @@ class ResponsesReply(MessageReply):
         return f"{_PREFIXES[item.kind]}{self._generation.request_id}_{item.index}"
 
     def _item(self, item: Item, text: str | None, status: Status) -> OutputItem:
-        """Returns an item; one that has just begun has no text."""
+        """Returns an item with a text. An item that has just begun has the text None."""
         item_id = self._item_id(item)
         match item.kind:
             case ItemKind.CALL:

@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses, OpenAI's protocol for agents, and the request that it stands for.
+"""The body of POST /v1/responses, OpenAI's protocol for agents, and the request made from the body.
 
 Nothing is stored: clients send the whole conversation each time, as coding agents do. Tools that
-OpenAI's own servers run, web search for example, are left out.
+OpenAI's own servers run, such as web search, are left out.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,21 +48,24 @@ class ResponsesFunction(ClientTool):
     name: ToolName
     """Name of the function."""
     description: str | None = None
-    """What it does, for the model to read."""
+    """Description of the function, which the model reads."""
     parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments; any object when there is none."""
+    """JSON schema of the arguments; without a schema any object is allowed."""
     strict: bool | None = None
-    """Whether arguments must keep the schema even where the model chooses to call."""
+    """Whether arguments must keep the schema even if the model is free to call the function or
+    not."""
 
     def to_tool(self) -> Tool:
         return tool_of(self, parameters=json_text(self.parameters))
 
 
 class HostedTool(ExactModel):
-    """A tool that OpenAI's own servers run. It does not run here, so the model does not see it."""
+    """A tool that OpenAI's own servers run. The tool does not run here, so the model does not see
+    the tool."""
 
     type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
-    """Any other kind; the tool does not run here, so the model does not see it."""
+    """Kind of the tool, anything but `function`. The tool does not run here, so the model does not
+    see the tool."""
 
 
 ResponsesTool = Annotated[
@@ -90,14 +93,15 @@ AllowedTool = Annotated[
 
 
 class ResponsesAllowed(ExactModel):
-    """Some of the tools, of which the model may call any, or must."""
+    """A selection of the tools. The model may call tools of the selection, or must call one, as
+    `mode` says."""
 
     type: Literal["allowed_tools"]
-    """Some of the tools."""
+    """`allowed_tools`."""
     mode: Literal["auto", "required"]
-    """Whether the model may call them, or must."""
+    """`auto`: the model may call the selected tools; `required`: the model must call one."""
     tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]
-    """The tools, functions by name; the model sees no other."""
+    """The selected tools, with functions given by name. The model sees no other tools."""
 
     @property
     def names(self) -> set[str]:
@@ -115,24 +119,24 @@ Choice = Annotated[
 
 
 class ResponsesTextFormat(ExactModel):
-    """Any text."""
+    """The format of any text."""
 
     type: Literal["text"]
-    """Any text."""
+    """`text`: the output may be any text."""
 
 
 class ResponsesJsonFormat(ExactModel):
-    """Any JSON object."""
+    """The format of any JSON object."""
 
     type: Literal["json_object"]
-    """Any JSON object."""
+    """`json_object`: the output may be any JSON object."""
 
 
 class ResponsesSchemaFormat(ExactModel):
-    """JSON that keeps a schema, whether `strict` or not."""
+    """The format of JSON that keeps a schema, with or without `strict`."""
 
     type: Literal["json_schema"]
-    """JSON that keeps a schema."""
+    """`json_schema`: the output is JSON that keeps a schema."""
     name: str | None = None
     """Name of the schema; does nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
@@ -154,15 +158,15 @@ class TextOptions(ExactModel):
     """The format of the text."""
 
     format: Format | None = None
-    """Format of the text; any text when there is none."""
+    """Format of the text; without a format any text is allowed."""
 
 
 class ReasoningOptions(ExactModel):
-    """How much the model is to reason before it answers."""
+    """How much the model is to reason before the answer."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    """The chat template's variable `reasoning_effort`; `none` and `minimal` set `enable_thinking`
-    to false, too."""
+    """Value of the chat template's variable `reasoning_effort`. `none` and `minimal` also set
+    `enable_thinking` to false."""
 
 
 Included = TypeAliasType("Included", Annotated[list[str], FailFast()])
@@ -182,33 +186,35 @@ class ResponsesBody(GeneratingBody):
     input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
     """The conversation: a text of the user, or items, oldest first."""
     instructions: str | None = None
-    """What the system says before all else."""
+    """Text of the system at the beginning of the conversation."""
     max_output_tokens: Annotated[int | None, N_TOKENS] = None
-    """Tokens to generate at most; lowered to what the model's length leaves, which is the
-    default."""
+    """Largest number of tokens to generate. The number is lowered to the room that the prompt
+    leaves in the model's length, which is also the default."""
     tools: ResponsesTools | None = None
-    """Tools that the model may call, 128 functions at most; the model sees no others."""
+    """Tools that the model may call, 128 functions at most. The model does not see tools of other
+    kinds."""
     tool_choice: Choice | None = None
-    """Whether tools are called, and which."""
+    """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
-    """Whether an answer may have several calls."""
+    """Whether an answer may have several calls of functions."""
     text: TextOptions | None = None
     """Format of the text."""
     reasoning: ReasoningOptions | None = None
     """How much the model reasons."""
     metadata: Metadata = None
-    """Labels, which come back with the answer; 16 items at most."""
+    """Labels, which the answer repeats; 16 items at most."""
 
     store: bool | None = None
     """Does nothing: no answer is stored."""
     include: Annotated[Included | None, AfterValidator(_check_include)] = None
-    """`message.output_text.logprobs` is refused; others do nothing."""
+    """Names of additional fields of the answer. `message.output_text.logprobs` is refused; other
+    names do nothing."""
     background: Annotated[bool | None, only(False)] = None
     """Not served."""
     previous_response_id: Annotated[str | None, only()] = None
-    """Not served, since nothing is stored: send all of the conversation."""
+    """Not served, since nothing is stored: clients must send the whole conversation."""
     conversation: Annotated[Any, only()] = None
-    """Not served, since nothing is stored: send all of the conversation."""
+    """Not served, since nothing is stored: clients must send the whole conversation."""
     prompt: Annotated[Any, only()] = None
     """A stored prompt; not served."""
     truncation: Annotated[str | None, only("disabled", "auto")] = None
@@ -216,7 +222,7 @@ class ResponsesBody(GeneratingBody):
     top_logprobs: Annotated[int | None, only(0)] = None
     """Not served."""
     max_tool_calls: int | None = None
-    """Does nothing: it limits tools that the server runs."""
+    """Does nothing: the field limits tools that run in the server, and no tools run here."""
     user: str | None = None
     """Does nothing."""
     safety_identifier: str | None = None

@@ -1,8 +1,10 @@
-"""Accepts connections from a listening socket, each with a place from its first moment.
+"""Accepts connections from a listening socket. Each connection has a place among the connections of
+the server from the moment it is accepted.
 
-asyncio's own servers report a TLS connection only after its handshake, so that connections in their
-handshake could neither be counted nor be ended early. And when no file descriptor is left, the
-servers of uvloop close connections that wait to be accepted; here they wait until there is one.
+asyncio's own servers report a TLS connection only after the handshake, so connections in a
+handshake could be neither counted nor closed early. If no file descriptor is left, uvloop's servers
+close the connections that wait to be accepted; with this module such connections wait until a
+descriptor is free.
 """
 
 import asyncio
@@ -19,19 +21,19 @@ from services.frontend.request.refusals import Refusal, Refusals
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 16
-"""Number of connections that are accepted in one pass of the event loop: two milliseconds of work,
-so that a flood of them does not hold up other connections."""
+"""Largest number of connections that are accepted in one pass of the event loop. Accepting so many
+takes two milliseconds, so a flood of connections does not delay other connections."""
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 RETRY_S = 0.5
-"""Seconds without accepting after a resource is exhausted."""
+"""Seconds for which no connection is accepted after a resource is exhausted."""
 
 Protocols = Callable[[ConnectionPlace | None], asyncio.Protocol]
 
 
 class Acceptor:
-    """Accepts connections until it is closed."""
+    """Accepts connections from a listening socket until the acceptor is closed."""
 
     def __init__(
         self,
@@ -43,8 +45,9 @@ class Acceptor:
         places: ConnectionPlaces,
         refusals: Refusals,
     ) -> None:
-        """Prepares for connections, each of which speaks the protocol that `make_protocol` returns.
-        That gets the place of the connection, or None if there is none."""
+        """Prepares to accept connections. For each connection `make_protocol` is called with the
+        place of the connection, or with None if all places are taken, and returns the connection's
+        protocol."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._tls = tls
@@ -56,13 +59,13 @@ class Acceptor:
         self._is_closed = False
 
     def start(self, backlog: int) -> None:
-        """Begins to listen and to accept."""
+        """Begins to listen and to accept connections."""
         self._listener.setblocking(False)
         self._listener.listen(backlog)
         self._resume()
 
     def close(self) -> None:
-        """Accepts no more connections, and ends those whose handshake is not over."""
+        """Stops accepting connections, and ends the connections whose handshake is not complete."""
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         for task in self._opening:
@@ -89,13 +92,13 @@ class Acceptor:
                     self._loop.remove_reader(self._listener)
                     self._loop.call_later(RETRY_S, self._resume)
                     return
-                continue  # the client has gone already
+                continue  # the client has disconnected
             self._admit(accepted)
 
     def _admit(self, accepted: socket.socket) -> None:
         place = self._places.enter(lambda: _hang_up(accepted))
         if place is None and self._tls is not None:
-            accepted.close()  # a refusal would need a handshake, the most costly part
+            accepted.close()  # a refusal would need a handshake, which costs most
             return
         accepted.setblocking(False)
         task = self._loop.create_task(self._open(accepted, place))
@@ -111,7 +114,7 @@ class Acceptor:
                 ssl=self._tls,
                 ssl_handshake_timeout=limit_s,
             )
-        except OSError as error:  # no TLS, no end of its handshake, or the client has gone
+        except OSError as error:  # no TLS, a handshake that timed out, or a lost client
             is_late = isinstance(error, ConnectionAbortedError)
             self._refusals[Refusal.HEAD_TIMEOUT if is_late else Refusal.MALFORMED] += 1
             if place is not None:

@@ -1,9 +1,10 @@
 """Writes chunks of a streamed answer straight to the transport.
 
-A message of ASGI passes through the layers of the app, each a coroutine, which makes a third of the
-cost of a token. A connection offers a stream this way around the layers, for use once its headers
-are sent. The end of the answer passes through the layers. The writer also tells when the connection
-is lost; a message of ASGI would tell that only to a task that waits for it.
+An ASGI message passes through the layers of the app, each of which is a coroutine. These coroutines
+make a third of the cost of a token. A connection therefore offers a `ChunkWriter`, with which a
+stream writes chunks past the layers once the headers are sent. The end of the answer passes through
+the layers again. The writer also tells the stream at once when the connection is lost; with ASGI
+messages only a task that waits for messages would know.
 """
 
 import asyncio
@@ -12,11 +13,11 @@ from starlette.types import Scope
 from uvicorn.protocols.http.flow_control import FlowControl
 
 EXTENSION, WRITER = "orcinus.chunks", "writer"
-"""Name of the extension in ASGI's scope, and of the writer in it."""
+"""Name of the extension in the ASGI scope, and name of the writer in the extension."""
 
 
 class ChunkWriter:
-    """Writes chunks of one answer to a connection."""
+    """Writes the chunks of one answer to a connection."""
 
     __slots__ = ("_time", "_write", "flow", "gone", "wrote_at")
 
@@ -34,16 +35,17 @@ class ChunkWriter:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client keeps up, so that more may be written."""
+        """Whether more may be written, since the client reads fast enough."""
         return not self.flow.write_paused
 
     def write(self, data: bytes) -> None:
-        """Writes a chunk, which must not be empty. On a closed connection nothing is written."""
+        """Writes a chunk, which must not be empty. If the connection is closed, nothing is
+        written."""
         self.wrote_at = self._time()
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def note_loss(self) -> None:
-        """Notes that the connection is lost."""
+        """Completes the future `gone`, since the connection is lost."""
         if not self.gone.done():
             self.gone.set_result(None)
 
@@ -53,7 +55,8 @@ class ChunkWriter:
 
     @staticmethod
     def of(scope: Scope) -> "ChunkWriter | None":
-        """Returns the writer that the server offers for a request; None if it offers none."""
+        """Returns the writer that the server offers for a request; None if the server offers no
+        writer."""
         extension = scope.get("extensions", {}).get(EXTENSION, {})
         writer = extension.get(WRITER)
         return writer if isinstance(writer, ChunkWriter) else None

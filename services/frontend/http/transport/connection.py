@@ -1,10 +1,10 @@
-"""A client's HTTP/1 connection: it reads requests within limits, and uvicorn writes the answers.
+"""A client's HTTP/1 connection: reads requests within limits, and lets uvicorn write the answers.
 
-A connection bounds what its client sends before that costs anything: it feeds the parser small
-pieces, and feeds no more while a request waits for its answer. What breaks a limit is answered, if
-nothing else is being answered, and the connection ends.
+Limits are checked before the data of a client costs memory or time: the parser gets small pieces,
+and gets nothing more while a request waits for an answer. If a client exceeds a limit, the
+connection sends an error, unless another answer is being sent, and then closes.
 
-uvicorn runs the app for each request and writes its answer, see `request_cycle.py`.
+uvicorn runs the app for each request and writes the answer, see `request_cycle.py`.
 """
 
 import asyncio
@@ -25,29 +25,30 @@ from services.frontend.http.transport.unread_output import UnreadOutput
 from services.frontend.request.refusals import Refusal
 
 PIECE_BYTES = 4096
-"""Number of bytes that the parser gets at once: no more than 150 requests are in them."""
+"""Largest number of bytes that the parser gets at once. So many bytes hold at most 150 requests."""
 
 MAX_AHEAD_BYTES = 64 * 2**10
-"""Number of bytes that a client may send ahead of an answer; beyond that, nothing more is read from
-it."""
+"""Number of bytes that a client may send before the answer to an earlier request is complete. If
+there are more, reading from the client is paused."""
 
 AHEAD_S = 0.001
-"""Seconds between an answer and a request that was sent ahead of it, so that thousands of such
-requests do not keep the loop busy."""
+"""Seconds between an answer and the next request that the client sent ahead. The delay keeps
+thousands of requests sent ahead from keeping the event loop busy."""
 
 LARGE_READ_BYTES = 16 * 2**10
-"""Number of bytes of a read after which other connections have their turn before more is read."""
+"""Size of a read, in bytes, above which other connections are read before this one is read
+again."""
 
 PARSE_S = 0.001
-"""Seconds of parsing after which other connections have their turn: chunks of one byte each take a
-hundred times as long as one large chunk."""
+"""Seconds of parsing after which other connections are handled before parsing continues. Chunks of
+one byte each take a hundred times as long to parse as one large chunk."""
 
 MAX_DROPPED_BYTES = 2**20
-"""Number of bytes that are read, and dropped, after a refusal; beyond that, nothing more is read
-from the client."""
+"""Number of bytes that are read and dropped after a refusal. If there are more, reading from the
+client is paused."""
 
 GOODBYE_S = 1.0
-"""Seconds that a client has to read a refusal, or to answer the goodbye of TLS; less than
+"""Seconds that a client has to read a refusal, or to answer the TLS close notification; less than
 `server.FINISH_S`."""
 
 
@@ -55,18 +56,18 @@ class HttpConnection(asyncio.Protocol):
     """A client's connection, within limits."""
 
     def __init__(self, server: ServerState, place: ConnectionPlace | None) -> None:
-        """Prepares for a connection with a place, or with None if there is none for it."""
+        """Prepares a connection. `place` is None if all places for connections are taken."""
         self._server = server
         self._limits = server.limits
         self._refusals = server.refusals
         self._shares = server.shares
         self._place = place
         self._loop = asyncio.get_running_loop()
-        self._ahead = bytearray()  # what came and is not parsed yet
+        self._ahead = bytearray()  # received, not parsed yet
         self._is_ahead_paused = False
         self._waits_to_parse = False
-        self._is_over = False  # refused or lost: nothing is parsed any more
-        self._n_dropped = 0  # bytes that came after that
+        self._is_over = False  # refused or lost: no more is parsed
+        self._n_dropped = 0  # bytes received since the connection is over
         self._unread: UnreadOutput | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._awaited: Callable[[], None] | None = None
@@ -74,7 +75,7 @@ class HttpConnection(asyncio.Protocol):
     # Transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to read from a new connection if it has a place, and refuses it if not."""
+        """Begins to read from a new connection. A connection without a place is refused."""
         self._transport = GatheringTransport(
             transport, self._server.writes, self._shares.reads, on_close=self._closing
         )
@@ -105,7 +106,7 @@ class HttpConnection(asyncio.Protocol):
         self._watch_client()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends everything that waits for the client."""
+        """Ends the requests and timers of the connection, since the connection is lost."""
         self._is_over = True
         self._ahead.clear()
         self._await(None)
@@ -119,36 +120,39 @@ class HttpConnection(asyncio.Protocol):
             self._end_request()
 
     def _end_request(self) -> None:
-        """Ends the request that is being answered, if there is one."""
+        """Ends the request that is being answered, if any, and the connection."""
         self._requests.end_current()
         self._flow.resume_writing()  # for an app that waits to write
         self._server.end_connection(self)
         self._break_cycles()
 
     def _break_cycles(self) -> None:
-        """Lets go of what refers back to this connection, whose memory is then free at once. A
-        garbage collector that finds it later holds up every stream meanwhile."""
+        """Deletes the references that form cycles with this connection, so that the memory of the
+        connection is freed at once. Otherwise the garbage collector would free the memory later,
+        and would delay all streams meanwhile."""
         self._place = self._unread = None
         self._requests.clear()
         self._parser.close()
         self._transport.detach()
 
     def pause_writing(self) -> None:
-        """Notes that the client does not keep up."""
+        """Pauses the app's writing and begins to watch the unread output, since the client does not
+        read fast enough."""
         self._flow.pause_writing()
         if self._unread is not None:
             self._unread.begin()
 
     def resume_writing(self) -> None:
-        """Notes that the client has caught up."""
+        """Resumes the app's writing, since the client has read most of the output."""
         self._flow.resume_writing()
         if self._unread is not None:
             self._unread.end()
 
     def finish(self) -> None:
-        """Closes the connection if it is idle, else with its answer. The end of a TLS connection
-        needs a goodbye from both sides, and a client with an idle connection in a pool does not
-        look at it: the goodbye is waited for only for GOODBYE_S."""
+        """Closes the connection at once if it is idle, or else after the current answer. Closing
+        TLS needs a close notification from both sides, but clients that keep an idle connection in
+        a pool do not read the notification. The client's notification is therefore awaited for
+        GOODBYE_S only."""
         if (cycle := self._requests.last) is None:
             self._transport.close()
         else:
@@ -157,8 +161,8 @@ class HttpConnection(asyncio.Protocol):
             self._loop.call_later(GOODBYE_S, self._say_goodbye)
 
     def _say_goodbye(self) -> None:
-        """Aborts a connection that has nothing more to send. If it has, `UnreadOutput` watches
-        it."""
+        """Aborts the connection if all output has been sent. Otherwise `UnreadOutput` limits the
+        time for sending."""
         if not self._transport.get_write_buffer_size():
             self._transport.abort()
 
@@ -166,15 +170,15 @@ class HttpConnection(asyncio.Protocol):
         if self._unread is not None:
             self._unread.closing()
 
-    # What comes from the client
+    # Data from the client
 
     def data_received(self, data: bytes) -> None:
-        """Parses what comes, unless it must wait for an answer or for a turn."""
+        """Parses received data. While a request is being answered, the data is kept for later."""
         if self._is_over:
             self._drop(data)
             return
         if not self._ahead and len(data) <= PIECE_BYTES and not self._is_answering:
-            self._parse(data)  # nearly always
+            self._parse(data)  # the usual case
         else:
             self._ahead += data
             self._parse_ahead()
@@ -183,14 +187,15 @@ class HttpConnection(asyncio.Protocol):
         self._watch_client()
 
     def _let_others_read(self) -> None:
-        """Resumes reading in its next turn."""
+        """Pauses reading, so that other connections are read first. Reading resumes when
+        `LoopShares.reads` allows."""
         if not self._is_ahead_paused:
             self._transport.pause_reading()
             self._transport.resume_reading()
 
     def _drop(self, data: bytes) -> None:
-        """Drops what comes after a refusal, since some clients read only when they have sent
-        everything."""
+        """Drops data that is received after a refusal. Such data is read, since some clients read
+        the answer only after they have sent everything."""
         self._n_dropped += len(data)
         if self._n_dropped > MAX_DROPPED_BYTES:
             self._transport.pause_reading()
@@ -199,12 +204,12 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether a whole request has come and its answer is not complete."""
+        """Whether a whole request has been received and the answer is not complete."""
         return not self._incoming.is_in_body and self._requests.last is not None
 
     @property
     def _is_idle(self) -> bool:
-        """Whether the last request is answered, and nothing of the next one has come."""
+        """Whether the last request is answered, and no part of a next request has been received."""
         is_answered = not self._requests.is_empty and self._requests.last is None
         return is_answered and not (self._incoming.has_begun or self._ahead)
 
@@ -222,11 +227,12 @@ class HttpConnection(asyncio.Protocol):
             self._transport.pause_reading()
         elif self._is_ahead_paused:
             self._is_ahead_paused = False
-            if not self._flow.read_paused:  # else once the app has read the body
+            if not self._flow.read_paused:  # else reading resumes once the app has read the body
                 self._transport.resume_reading()
 
     def _parse_later(self) -> None:
-        """Goes on parsing in the next turn, of which at most one is taken at a time."""
+        """Schedules more parsing for when `LoopShares.reads` allows, unless parsing is scheduled
+        already."""
         if not self._waits_to_parse:
             self._waits_to_parse = True
             self._loop.call_soon(self._shares.reads.take, self._parse_in_turn)
@@ -247,7 +253,8 @@ class HttpConnection(asyncio.Protocol):
             self._refuse(refused)
 
     def _read_ahead(self) -> None:
-        """Goes on with what the client has sent ahead, once all requests are answered."""
+        """Called once all requests are answered. Schedules the parsing of the data that the client
+        sent ahead."""
         if self._ahead:
             self._loop.call_later(AHEAD_S, self._go_on)
         self._watch_client()
@@ -255,8 +262,9 @@ class HttpConnection(asyncio.Protocol):
     # Limits
 
     def _watch_client(self) -> None:
-        """Sets the timer for what the client has to send next, if anything: a request, the rest of
-        a head, or of a body that has been answered already."""
+        """Sets the timer for the next data that the client has to send: a new request, the rest of
+        a head, or the rest of the body of a request that has been answered already. If the client
+        has to send nothing, stops the timer."""
         if self._is_over:
             return
         if self._incoming.is_in_body:
@@ -272,8 +280,8 @@ class HttpConnection(asyncio.Protocol):
             self._await(None)
 
     def _await(self, then: Callable[[], None] | None, limit_s: float = 0.0) -> None:
-        """Calls `then` in `limit_s` seconds, unless something else is awaited before; it keeps the
-        time of what is awaited already."""
+        """Calls `then` in `limit_s` seconds, instead of an earlier callback. If `then` is already
+        the awaited callback, its time stays. None stops the timer."""
         if then == self._awaited:
             return
         self._awaited = then
@@ -297,8 +305,10 @@ class HttpConnection(asyncio.Protocol):
         self._transport.abort()
 
     def _refuse(self, refused: Refused) -> None:
-        """Ends the connection: with an answer, if no other answer is being sent, else after that
-        one."""
+        """Ends the connection because the client has broken a limit or a rule. The refusal is sent
+        as an answer, unless another answer has begun or must come first. In that case the
+        connection closes after the other answer, or is aborted at once if the error is in the
+        middle of a body."""
         self._is_over = True
         self._refusals[refused.reason] += 1
         cycle = self._requests.last
@@ -311,12 +321,13 @@ class HttpConnection(asyncio.Protocol):
                 self._requests.end_current()
         elif cycle is None:
             self._end(refused.status, refused.message)
-        else:  # the client has sent it ahead
+        else:  # the refused data was sent ahead of an answer
             cycle.keep_alive = False
 
     def _end(self, status: HTTPStatus, message: str) -> None:
         """Sends an answer and closes the connection. A client that is still sending would lose the
-        answer if its connection were closed at once, so its data is read a little longer."""
+        answer if the connection were closed at once, so the client's data is read for up to
+        GOODBYE_S."""
         self._is_over = True
         self._ahead.clear()
         self._await(None)

@@ -1,4 +1,5 @@
-"""The limits of HTTP connections, and the places for them."""
+"""The limits of HTTP connections, and the places that connections take within the limit of their
+number."""
 
 import resource
 from collections.abc import Callable
@@ -7,16 +8,18 @@ from dataclasses import dataclass
 from services.frontend.request.refusals import Refusal, Refusals
 
 RESERVED_DESCRIPTORS = 256
-"""Number of file descriptors that HTTP connections leave to the rest of the process: gRPC, the
-scheduler, probes, files."""
+"""Number of file descriptors that are kept free of HTTP connections, for the rest of the process:
+gRPC, the scheduler, probes, files."""
 
 MAX_STANDING = 64
-"""Largest number of connections that are told, at one time, that there is no place for them."""
+"""Largest number of connections without a place that are being refused with an answer at one
+time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """The limits of each connection and of all together; `FrontendSettings` explains them."""
+    """The limits of each connection and of all connections together. `FrontendSettings` explains
+    the fields."""
 
     max_connections: int = 2048
     max_head_bytes: int = 32 * 2**10
@@ -28,45 +31,45 @@ class ConnectionLimits:
 
 
 class ConnectionPlace:
-    """The place of one connection, from its arrival until it is lost."""
+    """The place of one connection, from accepting the connection until it is lost."""
 
     def __init__(self, places: "ConnectionPlaces", abort: Callable[[], None]) -> None:
         self._places = places
         self.abort = abort
 
     def set_waiting(self) -> None:
-        """Notes that the connection has no unanswered request from now on."""
+        """Marks the connection as waiting for a request. The place may then be taken away."""
         self._places.waiting[self] = None
 
     def set_busy(self) -> None:
-        """Notes that the connection has an unanswered request, so that its place cannot be taken
-        away."""
+        """Marks the connection as having an unanswered request. The place cannot be taken away."""
         self._places.waiting.pop(self, None)
 
     def leave(self) -> None:
-        """Gives the place back. A second call has no effect."""
+        """Frees the place. A second call has no effect."""
         self._places.waiting.pop(self, None)
         self._places.taken.discard(self)
         self._places.standing.discard(self)
 
 
 class ConnectionPlaces:
-    """The places of connections, a fixed number. When all are taken, a new connection gets the
-    place of the connection that has waited longest for a request, if any waits: so silent
-    connections keep no others out."""
+    """A fixed number of places for connections. If all places are taken, a new connection takes the
+    place of the connection that has waited longest for a request, so silent connections do not keep
+    others out. If no connection waits for a request, the new connection is refused."""
 
     def __init__(self, max_connections: int, *, refusals: Refusals) -> None:
         self._max_connections = max_connections
         self._refusals = refusals
         self.taken: set[ConnectionPlace] = set()
         self.waiting: dict[ConnectionPlace, None] = {}
-        """Places of connections without a request, the one that has waited longest first."""
+        """Places of connections that wait for a request, ordered from the longest wait to the
+        shortest."""
         self.standing: set[ConnectionPlace] = set()
-        """Places of connections that are being told that there is no place for them."""
+        """Places of connections that are being refused, since all other places are taken."""
 
     def enter(self, abort: Callable[[], None]) -> ConnectionPlace | None:
-        """Returns a place for a connection that waits for a request; None if there is none. `abort`
-        closes the connection at once."""
+        """Returns a place for a new connection, which waits for a request. Returns None if no place
+        is free and none can be taken away. `abort` closes the connection at once."""
         if len(self.taken) >= self._max_connections:
             self._refusals[Refusal.CONNECTIONS] += 1
             longest = next(iter(self.waiting), None)
@@ -80,8 +83,8 @@ class ConnectionPlaces:
         return place
 
     def stand(self, abort: Callable[[], None]) -> ConnectionPlace | None:
-        """Returns a place for a connection that is being told that there is no place for it; None
-        if too many are being told."""
+        """Returns a place for a connection that is being refused; None if too many connections are
+        being refused."""
         if len(self.standing) >= MAX_STANDING:
             return None
         place = ConnectionPlace(self, abort)
@@ -90,8 +93,8 @@ class ConnectionPlaces:
 
 
 def check_descriptors(max_connections: int) -> None:
-    """Raises ValueError if this process may not open `max_connections` connections of each of its
-    two APIs. To be called after `raise_descriptor_limit`."""
+    """Raises ValueError if this process may not open `max_connections` connections for HTTP and
+    another `max_connections` for gRPC. Must be called after `raise_descriptor_limit`."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = 2 * max_connections + RESERVED_DESCRIPTORS
     if limit != resource.RLIM_INFINITY and limit < needed:

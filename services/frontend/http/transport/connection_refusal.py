@@ -1,4 +1,4 @@
-"""Refusals that end a connection."""
+"""Errors that are sent to a client before the connection is closed."""
 
 import json
 from http import HTTPStatus
@@ -7,7 +7,8 @@ from services.frontend.request.refusals import Refusal
 
 
 class Refused(Exception):
-    """A client has broken a limit or a rule; its connection ends with this status."""
+    """A client has exceeded a limit or broken a rule of HTTP. The connection ends with this
+    status."""
 
     def __init__(self, status: HTTPStatus, message: str, reason: Refusal) -> None:
         super().__init__(message)
@@ -17,12 +18,12 @@ class Refused(Exception):
 
 
 def malformed(message: str) -> Refused:
-    """Returns the refusal of bytes that are not valid HTTP here."""
+    """Returns the error for data that is not valid HTTP for this server."""
     return Refused(HTTPStatus.BAD_REQUEST, message, Refusal.MALFORMED)
 
 
 def answer(status: HTTPStatus, message: str) -> bytes:
-    """Returns a whole answer, with its body in the form of errors of the OpenAI API."""
+    """Returns a whole HTTP answer, whose body is an error in the form of OpenAI's API."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
     body = json.dumps({"error": error}).encode()

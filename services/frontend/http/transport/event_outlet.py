@@ -1,4 +1,4 @@
-"""Sends pieces of answers as events as soon as their tokens come."""
+"""Sends the pieces of answers as events as soon as the tokens arrive."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,12 +11,12 @@ ToEvents = Callable[[Piece], Iterable[Event]]
 """A function that returns the events of a piece."""
 
 ToTextEvent = Callable[[int, str], Event | None]
-"""A function that returns the only event of new text of an answer; None if there may be several
+"""A function that returns the event for new text of an answer; None if there may be several
 events."""
 
 
 class EventOutlet:
-    """The outlet of a stream of events."""
+    """Writes the pieces of a generation as events, straight to the connection."""
 
     __slots__ = ("_chunks", "_flow", "_to_events", "_to_text_event")
 
@@ -32,13 +32,13 @@ class EventOutlet:
     def of(
         cls, output: EventOutput, to_events: ToEvents, to_text_event: ToTextEvent
     ) -> "EventOutlet | None":
-        """Returns the outlet of an output whose headers are sent; None if the output has no writer
-        of chunks."""
+        """Returns an outlet that writes to the chunk writer of an output whose headers are sent.
+        Returns None if the output has no chunk writer."""
         return None if output.chunks is None else cls(output.chunks, to_events, to_text_event)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client keeps up."""
+        """Whether the client reads fast enough for more to be written."""
         return not self._flow.write_paused
 
     def take(self, piece: Piece) -> None:
@@ -47,7 +47,7 @@ class EventOutlet:
             self._chunks.write(event)
 
     def take_text(self, index: int, text: str) -> None:
-        """Sends the events of new text."""
+        """Sends the events for new text of the answer `index`."""
         event = self._to_text_event(index, text)
         if event is None:
             self.take(Piece(index, text))

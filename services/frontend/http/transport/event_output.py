@@ -1,13 +1,12 @@
-"""The output of a stream of events: its headers, its data, and comments while there is no data.
+"""The output of a stream of events: headers, data, and comments while there is no data.
 
-Proxies and load balancers close a connection over which nothing comes for a minute, and a request
-may wait longer than that: for a pipeline, in the queue, for a long prompt, or for text that is held
-back.
+Proxies and load balancers close a connection that is silent for a minute. A request may wait longer
+than a minute: for a pipeline, in the queue, for a long prompt, or for text that is held back.
 
-A comment is one line, as the standard has it, without an empty line after it. Once it has seen an
-event with an id, OpenAI's client takes an empty line for the end of an event without data, and
-fails. The first comment does not come at once: the benchmarks of vLLM and SGLang fail at a comment
-in any form, and their requests do not wait that long.
+A comment is one line, as the standard says, without an empty line after it. OpenAI's client, once
+it has seen an event with an id, takes an empty line for the end of an event without data, and
+fails. The first comment is not sent at once: the benchmarks of vLLM and SGLang fail at any comment,
+and their requests do not wait long enough to get one.
 """
 
 import asyncio
@@ -20,15 +19,15 @@ from services.frontend.http.transport.chunk_writer import ChunkWriter
 COMMENT = b": keep-alive\n"
 
 HEADERS_S = 2.0
-"""Seconds after which the headers are sent although the request has not been accepted yet. An error
-before that is an answer with its own status."""
+"""Seconds after which the headers are sent even if the request has not been accepted yet. An error
+that occurs earlier is an answer with its own status."""
 
 
 class EventOutput:
-    """The output of one stream, in the task that sends it.
+    """The output of one stream of events.
 
-    Its only timer is not touched when data is written: when it expires, it looks when the last data
-    was written, and is set again.
+    One timer serves for the headers and the comments. Writing data does not set the timer again.
+    When the timer expires, it is set again from the time of the last data, or a comment is due.
     """
 
     def __init__(
@@ -39,22 +38,22 @@ class EventOutput:
         comment_s: float,
         chunks: ChunkWriter | None = None,
     ) -> None:
-        """Prepares for output to an ASGI server. `chunks` is its writer of chunks, if it has one. A
-        comment follows `comment_s` seconds of silence."""
+        """Prepares output to an ASGI server. `chunks` is the chunk writer of the server, or None. A
+        comment is sent after `comment_s` seconds without data."""
         self.has_started = False
-        """Whether the headers are sent, or being sent."""
+        """Whether the headers have been sent or are being sent."""
         self._send = send
         self._chunks = chunks
-        self._is_open = False  # the headers are out
+        self._is_open = False  # the headers have been sent
         self._headers = headers
         self._comment_s = comment_s
         self._loop = asyncio.get_running_loop()
         self._wrote_at = self._loop.time()
-        self._filling: asyncio.Task[None] | None = None  # writes what the timer wants written
+        self._filling: asyncio.Task[None] | None = None  # writes headers or a comment for the timer
         self._timer = self._loop.call_later(min(HEADERS_S, comment_s), self._look)
 
     async def start(self) -> None:
-        """Sends the headers, unless they are out."""
+        """Sends the headers, unless the headers have been sent already."""
         if not self.has_started:
             self.has_started = True
             self._wrote_at = self._loop.time()
@@ -65,12 +64,12 @@ class EventOutput:
 
     @property
     def chunks(self) -> ChunkWriter | None:
-        """Writer of chunks of the server, if it has one, once the headers are sent. What is written
-        to it follows what was written here before."""
+        """Chunk writer of the server, once the headers are sent; None before, or if the server has
+        no chunk writer. Data of the chunk writer follows the data that was written here before."""
         return self._chunks if self._is_open else None
 
     async def write(self, data: bytes) -> None:
-        """Sends data, after the headers."""
+        """Sends data. If the headers have not been sent, sends the headers first."""
         if not self.has_started:
             await self.start()
         if self._is_open and self._chunks is not None and self._chunks.is_ready:
@@ -88,7 +87,7 @@ class EventOutput:
         await self._send({"type": "http.response.body", "body": b""})
 
     def close(self) -> None:
-        """Sends nothing more. A second call has no effect."""
+        """Stops the timer, so that no more comments are sent. A second call has no effect."""
         self._timer.cancel()
         if self._filling is not None:
             self._filling.cancel()
@@ -103,7 +102,8 @@ class EventOutput:
             self._filling = self._loop.create_task(self._fill())
 
     async def _fill(self) -> None:
-        """Sends what is missing; waits while the client does not read."""
+        """Sends a comment, or the headers if the headers have not been sent. Waits while the client
+        does not read."""
         if self.has_started:
             await self.write(COMMENT)
         else:

@@ -1,7 +1,8 @@
-"""An answer that takes long: a watch on the connection of the client, and a stream of events.
+"""Answers that take long: watches the client's connection while the answer is made, and sends
+streams of server-sent events.
 
-When a client goes away, the work for it is cancelled at once, wherever it is. Nothing else cancels
-the work.
+When a client disconnects, the work for the client is cancelled at once, at whatever point the work
+is. This module cancels work for no other reason.
 """
 
 import asyncio
@@ -20,25 +21,25 @@ Result = TypeVar("Result")
 
 
 Event = bytes
-"""A server-sent event as it is written."""
+"""A server-sent event in the bytes that are sent."""
 
 LAST_EVENT_ID = "Last-Event-ID"
-"""Header with the id of the last event that a client has of a stream that broke."""
+"""Header with the id of the last event that a client has of a broken stream."""
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 ]
-"""Headers of a stream, which ask proxies to pass events on as they come."""
+"""Headers of a stream, which ask proxies to forward events at once."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits the work and returns its result, unless the client goes away meanwhile. The body of
-    the request must have been read.
+    """Awaits the work and returns the result. If the client disconnects meanwhile, cancels the
+    work. The body of the request must have been read before.
 
     Raises:
-        RequestCancelled: the client went away; the work has been cancelled and has ended.
+        RequestCancelled: the client disconnected; the work was cancelled and has ended.
     """
     watching = asyncio.ensure_future(_wait_disconnect(receive))
     try:
@@ -48,7 +49,8 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 
 
 async def _until(gone: asyncio.Future[None], work: Coroutine[Any, Any, Result]) -> Result:
-    """Awaits the work as `while_connected` does. The future is done when the client has gone."""
+    """Awaits the work as `while_connected` does. The future `gone` is done once the client has
+    disconnected."""
     task = asyncio.current_task()
     assert task is not None
     has_gone = False
@@ -76,12 +78,12 @@ async def _wait_disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response of server-sent events, for as long as the client listens.
+    """A response of server-sent events, which ends early if the client disconnects.
 
-    `write` writes the events to the output, which it starts when the request is accepted. An error
-    before that is raised, and so becomes an answer with its own status; a later error becomes the
-    last event, as `explain` describes it. After `comment_s` seconds without an event, a comment is
-    sent.
+    `write` starts the output when the request is accepted, and writes the events. An error before
+    the output has started is raised, and so becomes an answer with its own status. A later error
+    becomes the last event, which `explain` returns. After `comment_s` seconds without an event a
+    comment is sent.
     """
 
     def __init__(
@@ -101,11 +103,11 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         chunks = ChunkWriter.of(scope)
         sending = self._send_all(send, chunks)
-        with suppress(errors.RequestCancelled):  # the client has gone
+        with suppress(errors.RequestCancelled):  # the client has disconnected
             if chunks is None:
                 await while_connected(receive, sending)
             else:
-                chunks.flow.resume_reading()  # a long body may have paused it; the end must be read
+                chunks.flow.resume_reading()  # paused by a long body; a lost client must be noticed
                 await _until(chunks.gone, sending)
 
     async def _send_all(self, send: Send, chunks: ChunkWriter | None) -> None:
@@ -126,7 +128,8 @@ class EventStream(Response):
 
 
 def framed(data: bytes, *, event_id: bytes = b"", name: bytes = b"") -> Event:
-    """Returns an event with data of one line, and with an id or a name if one is given."""
+    """Returns an event with one line of data. The event has the name `name`, or else the id
+    `event_id`, if one is given."""
     if name:
         return b"event: %b\ndata: %b\n\n" % (name, data)
     if event_id:

@@ -1,5 +1,5 @@
-"""A transport that writes once in each pass of the event loop, and resumes reading in turn with
-others."""
+"""A transport that writes at most once in each pass of the event loop, and that limits how often
+busy connections read."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,19 +8,19 @@ from typing import Any
 from services.frontend.loop_share import LoopShare
 
 MAX_GATHERED_BYTES = 2**16
-"""Number of bytes that may be gathered for a connection within one pass of the event loop; more are
-written at once."""
+"""Largest number of bytes that are gathered for a connection within one pass of the event loop. If
+there are more, all are written at once."""
 
 
 class WriteRound:
-    """The connections to which something was written in this pass of the event loop."""
+    """The connections that have gathered data in this pass of the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._written: list[GatheringTransport] = []
 
     def add(self, transport: "GatheringTransport") -> None:
-        """Makes a connection write what it gathers at the end of the pass."""
+        """Adds a connection, whose gathered data is written at the end of the pass."""
         if not self._written:
             self._loop.call_soon(self._end)
         self._written.append(transport)
@@ -31,21 +31,22 @@ class WriteRound:
             for transport in written:
                 transport.flush()
         finally:
-            for transport in written:  # those after one that failed
+            for transport in written:  # transports after one that raised an error
                 self.add(transport)
 
 
 class GatheringTransport(asyncio.Transport):
-    """A transport that writes once in each pass of the event loop everything that was written to it
-    meanwhile.
+    """A transport that gathers the data written during a pass of the event loop, and writes the
+    data once at the end of the pass.
 
-    An iteration brings a token for each of many clients in one pass. Their system calls then follow
-    each other at its end instead of one after the work for each token: a reader is woken once and
-    not for every token, and data that belongs together, such as the last token of an answer and its
-    end, leaves as one packet.
+    An iteration brings a token for each of many clients in one pass. The system calls for writing
+    then follow each other at the end of the pass, instead of alternating with the work for each
+    token. A process that reads is woken once instead of for each token. Data that belongs together,
+    such as the last token of an answer and the end of the answer, leaves as one packet.
 
-    A connection that resumes reading after a pause waits for a turn: connections whose clients send
-    as fast as they can share a part of each pass.
+    A connection that resumes reading after a pause waits until `LoopShares.reads` allows.
+    Connections whose clients send as fast as they can therefore take only a limited part of each
+    pass.
     """
 
     __slots__ = (
@@ -67,13 +68,13 @@ class GatheringTransport(asyncio.Transport):
         *,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        """Wraps a transport. `on_close` is called when everything has been written to it and it
-        begins to close."""
+        """Wraps a transport. `on_close` is called when the transport begins to close, after all
+        gathered data has been written to it."""
         super().__init__()
         self._transport = transport
         self._round = writes
         self._share = reads
-        self._reads = True  # whether it reads, or will in its turn
+        self._reads = True  # whether the transport reads, or will at its turn
         self._waits_to_read = False
         self._on_close = on_close
         self._gathered: list[bytes] = []
@@ -85,7 +86,7 @@ class GatheringTransport(asyncio.Transport):
         self._gathered.append(bytes(data))
         self._n_bytes += len(data)
         if self._n_bytes > MAX_GATHERED_BYTES:
-            self.flush()  # so that the transport notices that the client does not keep up
+            self.flush()  # lets the transport notice a client that reads too slowly
 
     def write_eof(self) -> None:
         self.flush()
@@ -110,7 +111,7 @@ class GatheringTransport(asyncio.Transport):
         self._transport.abort()
 
     def detach(self) -> None:
-        """Lets go of `on_close`: the connection is lost."""
+        """Deletes the reference to `on_close`, since the connection is lost."""
         self._on_close = None
 
     def is_closing(self) -> bool:
@@ -138,7 +139,7 @@ class GatheringTransport(asyncio.Transport):
         self._transport.set_protocol(protocol)
 
     def flush(self) -> None:
-        """Writes what was gathered."""
+        """Writes the gathered data to the wrapped transport."""
         data, self._gathered, self._n_bytes = b"".join(self._gathered), [], 0
         if data and not self._transport.is_closing():
             self._transport.write(data)

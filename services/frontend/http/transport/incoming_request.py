@@ -1,7 +1,8 @@
-"""Counts how much of a request has come, within the limits.
+"""Counts the received bytes of a request, and checks the limits.
 
-The parser reports the parts that it has read. Bytes that it does not report, the line ends of a
-head and the framing of a body, are counted by the pieces that it is fed.
+The parser reports the parts of a request that it has read. It does not report the line ends of a
+head and the framing of a body. Such bytes are counted from the sizes of the pieces that the parser
+gets.
 """
 
 from http import HTTPStatus
@@ -12,14 +13,15 @@ from services.frontend.http.transport.connection_refusal import Refused, malform
 from services.frontend.request.refusals import Refusal
 
 MAX_FRAMING_BYTES = 64 * 2**10
-"""Largest number of bytes by which the chunk sizes, extensions and trailers of a body may exceed
-the body itself, and that may follow each other without a byte of the body."""
+"""Limit on the framing of a body: chunk sizes, extensions and trailers. The framing may exceed the
+body itself by at most this number of bytes, and at most this number of bytes of framing may follow
+each other without a byte of the body."""
 
 VERSIONS = frozenset({"1.0", "1.1"})
 
 
 class ReadMark(NamedTuple):
-    """A point in what a client has sent."""
+    """A position in the data that a client has sent."""
 
     n_requests: int
     is_in_body: bool
@@ -27,33 +29,33 @@ class ReadMark(NamedTuple):
 
 
 class IncomingRequest:
-    """The requests of a connection, one after the other. All methods except `begin` and `end` raise
-    Refused if a limit or a rule is broken."""
+    """Counts the requests of a connection, one after the other. All methods except `begin` and
+    `end` raise Refused if a limit or a rule is broken."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self._limits = limits
         self.is_in_body = False
-        """Whether the head has come, and not all of the body."""
-        self._n_requests = 0  # that have come completely
-        self._n_head = 0  # bytes of the present head; 0 before its first byte
-        self._n_named = 0  # those of them that the parser has reported
+        """Whether the head has been received, and the body not completely."""
+        self._n_requests = 0  # received completely
+        self._n_head = 0  # bytes of the current head; 0 before the first byte
+        self._n_named = 0  # bytes of the head that the parser has reported
         self._n_hosts = 0
-        self._n_body = 0  # bytes of the present body,
-        self._n_framing = 0  # of its chunks' sizes, extensions and trailers,
-        self._n_framing_run = 0  # and those of them since the last byte of the body
+        self._n_body = 0  # bytes of the current body
+        self._n_framing = 0  # bytes of the body's framing
+        self._n_framing_run = 0  # bytes of framing since the last byte of the body
 
     @property
     def has_begun(self) -> bool:
-        """Whether a part of a request has come, and not all of it."""
+        """Whether a request has been received in part, but not completely."""
         return self._n_head > 0
 
     def mark(self) -> ReadMark:
-        """Returns the present point, for `add_piece`."""
+        """Returns the current position, for `add_piece`."""
         return ReadMark(self._n_requests, self.is_in_body, self._n_body)
 
     def add_piece(self, n_bytes: int, *, since: ReadMark) -> None:
-        """Counts bytes that the parser has been fed since a point, if all of them belong to the
-        same head or to the same body."""
+        """Counts `n_bytes` bytes that the parser has got since a position. Does nothing if the
+        bytes do not all belong to one head or to one body."""
         if since.n_requests != self._n_requests or since.is_in_body != self.is_in_body:
             return
         if self.is_in_body:
@@ -63,7 +65,7 @@ class IncomingRequest:
             self._check_size(self._n_head)
 
     def begin(self) -> None:
-        """Notes the beginning of a request."""
+        """Begins to count a new request."""
         self._n_head = 1
         self._n_named = self._n_hosts = 0
 
@@ -73,7 +75,8 @@ class IncomingRequest:
         self._check_size(self._n_named, HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def add_header(self, name: bytes, value: bytes, *, n_headers: int) -> None:
-        """Counts a header, which is number `n_headers` of its request."""
+        """Counts a header. `n_headers` is the number of headers of the request so far, this header
+        included."""
         self._n_named += len(name) + len(value) + 4
         self._check_size(self._n_named)
         if n_headers > self._limits.max_headers:
@@ -86,23 +89,24 @@ class IncomingRequest:
             self._n_hosts += 1
 
     def check_head(self, version: str) -> None:
-        """Checks a head that has come completely."""
+        """Checks a complete head."""
         if version not in VERSIONS:
             raise malformed(f"HTTP/{version} is not spoken here")
         if self._n_hosts > 1 or (not self._n_hosts and version != "1.0"):
             raise malformed("a request must have one Host")
 
     def begin_body(self) -> None:
-        """Notes the end of the head."""
+        """Ends the head and begins to count the body."""
         self.is_in_body = True
         self._n_body = self._n_framing = self._n_framing_run = 0
 
     def add_body(self, n_bytes: int) -> None:
-        """Counts bytes of the body, whose size its reader limits."""
+        """Counts bytes of the body. The size of the body is limited where the body is read
+        (`request_body.py`)."""
         self._n_body += n_bytes
 
     def end(self) -> None:
-        """Notes that all of the request has come."""
+        """Ends the request, which has been received completely."""
         self.is_in_body = False
         self._n_requests += 1
         self._n_head = 0
@@ -119,7 +123,8 @@ class IncomingRequest:
             )
 
     def _add_framing(self, n_bytes: int, n_body: int) -> None:
-        """Counts `n_bytes` bytes that came inside a body, of which `n_body` are the body itself."""
+        """Counts `n_bytes` bytes received inside a body, of which `n_body` are bytes of the body
+        itself and the rest is framing."""
         self._n_framing += n_bytes - n_body
         self._n_framing_run = 0 if n_body else self._n_framing_run + n_bytes
         if max(self._n_framing - self._n_body, self._n_framing_run) > MAX_FRAMING_BYTES:

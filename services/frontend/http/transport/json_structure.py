@@ -1,10 +1,11 @@
-"""Limits the structure of a JSON body, which is counted while the body arrives.
+"""Limits the structure of a JSON body: counts containers, strings and values while the body is
+received.
 
-A text of 8 MB is read in some milliseconds; as many bytes of `[],[],[]` would hold the event loop
-for seconds and take 25 times their size in memory. So the parts that cost most are counted:
-containers, strings, which include names of fields, and values. Each piece is counted as it comes,
-by operations that run at the speed of memory, so that a large body never holds the loop for long,
-and a body with too much structure is refused early.
+A JSON text of 8 MB is parsed in some milliseconds, but 8 MB of `[],[],[]` would block the event
+loop for seconds and take 25 times their size in memory. The parts that cost most are therefore
+counted: containers, strings (including names of fields), and values. Each piece is counted when it
+is received, by operations that run at the speed of memory. A large body never blocks the event loop
+for long, and a body with too much structure is refused early.
 """
 
 from services.common import errors
@@ -14,22 +15,22 @@ FREE_BYTES = 64 * 2**10
 """Largest size, in bytes, of a body that may have any structure."""
 
 MAX_CONTAINERS = 2**14
-"""Largest number of objects and arrays in a body: as many turns as a conversation may have, of six
-parts each."""
+"""Largest number of objects and arrays in a body, enough for the largest number of turns of a
+conversation with six parts in each turn."""
 
 MAX_STRINGS = 2**15
 """Largest number of strings in a body, including names of fields."""
 
 MAX_VALUES = 2**20
-"""Largest number of values in a body: a million tokens."""
+"""Largest number of values in a body, enough for a million tokens."""
 
 
 class StructureCount:
-    """The structure of the part of a body that has come."""
+    """Counts the structure of the received part of a body."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
-        self._uncounted: list[bytes] = []  # pieces of a body that is still small
+        self._uncounted: list[bytes] = []  # pieces of a body below FREE_BYTES
         self._n_bytes = 0
         self._escape = b""  # the backslash at the end of the last piece, if any
         self._is_in_string = False
@@ -38,7 +39,7 @@ class StructureCount:
         self._n_commas = 0
 
     def add(self, piece: bytes) -> None:
-        """Counts the next piece; raises TooLarge if the body has too much structure."""
+        """Counts the next piece of the body. Raises TooLarge if the body has too much structure."""
         self._n_bytes += len(piece)
         self._uncounted.append(piece)
         if self._n_bytes <= FREE_BYTES:
@@ -69,7 +70,7 @@ class StructureCount:
         self._n_commas += outside.count(b",")
 
     def _excess(self) -> str:
-        """Returns the limit that is exceeded, in words; empty if none is."""
+        """Returns a description of the exceeded limit; an empty text if no limit is exceeded."""
         if self._n_quotes > 2 * MAX_STRINGS:
             return f"{MAX_STRINGS} strings"
         if self._n_containers > MAX_CONTAINERS:

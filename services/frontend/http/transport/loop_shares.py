@@ -1,7 +1,7 @@
-"""The shares of the event loop that the connections of one HTTP server have.
+"""Limits on how much work of a kind begins in each pass of the event loop of an HTTP server.
 
-Requests with a body, requests without one and large reads have a share each: requests do not wait
-for the uploads of other clients, and probes do not wait for requests.
+Requests with a body, requests without a body, and large reads have one share each. Requests
+therefore do not wait for the uploads of other clients, and probes do not wait for requests.
 """
 
 import asyncio
@@ -10,12 +10,13 @@ from services.frontend.loop_share import LoopShare
 
 
 class LoopShares:
-    """The shares of the connections of one server."""
+    """The shares of the event loop that the connections of one server use together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.requests = LoopShare(loop)
-        """For requests that begin, and for those that end because their client has gone."""
+        """Share for beginning requests with a body, and for ending requests whose client has
+        disconnected."""
         self.lookups = LoopShare(loop)
-        """For requests without a body that begin."""
+        """Share for beginning requests without a body."""
         self.reads = LoopShare(loop)
-        """For connections that resume reading or parsing."""
+        """Share for connections that resume reading or parsing."""

@@ -1,4 +1,4 @@
-"""The body of a request, read within the limits of its size, its structure and its time."""
+"""Reads the body of a request, within limits of size, structure, time and memory."""
 
 import asyncio
 from collections.abc import Mapping
@@ -22,17 +22,17 @@ NEARLY_JSON = frozenset(
         "text/plain",
     }
 )
-"""Media types with which bodies of JSON are sent by mistake, and the empty one, for a body without
-a type."""
+"""Media types with which clients send bodies of JSON by mistake. The empty text stands for a body
+without a type."""
 
 SMALL_BODY_BYTES = 64 * 2**10
-"""Largest size, in bytes, of a body for which a part of the memory budget is kept free of large
+"""Largest size of a small body, in bytes. A part of the memory budget is kept free for small
 bodies."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BodyLimits:
-    """The limits of bodies; `FrontendSettings` explains them."""
+    """The limits of bodies. `FrontendSettings` explains the fields."""
 
     max_bytes: int
     limit_s: float
@@ -46,14 +46,14 @@ class BodyLimits:
             raise errors.TooLarge("body", f"must not be larger than {self.max_bytes} bytes")
 
     def check_room(self, n_bytes: int) -> None:
-        """Raises PoolFull if the memory budget has no room for a body of `n_bytes` bytes. To be
+        """Raises PoolFull if the memory budget has no room for a body of `n_bytes` bytes. Must be
         called before the body is received."""
         if self.budget.n_bytes and not self.budget.has_room(n_bytes + self.reserve(n_bytes)):
             raise self.budget.refuse()
 
     def reserve(self, n_bytes: int) -> int:
         """Returns the part of the memory budget, in bytes, that a body of `n_bytes` bytes must
-        leave to small ones."""
+        leave free for small bodies."""
         return 0 if n_bytes <= SMALL_BODY_BYTES else self.budget.max_bytes // 4
 
 
@@ -72,13 +72,14 @@ def check_media(headers: Mapping[str, str]) -> None:
 
 
 async def read_body(request: Request, limits: BodyLimits, share: Share) -> bytes:
-    """Returns the body. The share of the budget grows as it arrives; a quarter of the budget is
-    left to small bodies, so that these get in while slow uploads of large ones take the rest.
+    """Returns the body of a request. `share` grows while the body is received. Large bodies leave a
+    quarter of the memory budget free for small bodies, so that slow uploads of large bodies do not
+    keep small bodies out.
 
     Raises:
         Unsupported: the headers say that the body is compressed, or that it is not JSON.
-        TooLarge: the body is too large, its announced length is, or it has too much structure.
-        TimedOut: the body did not come within `limits.limit_s`.
+        TooLarge: the body or its declared length is too large, or the body has too much structure.
+        TimedOut: the body was not received within `limits.limit_s`.
         PoolFull: the memory budget has no room for the body.
     """
     headers = headers_of(request)

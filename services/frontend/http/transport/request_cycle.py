@@ -1,10 +1,11 @@
-"""One request and its answer: uvicorn runs the app for it and writes what the app sends.
+"""One request and the answer: uvicorn runs the app for the request and writes the messages that the
+app sends.
 
-uvicorn does not document `RequestResponseCycle` and `FlowControl`. So `pyproject.toml` names its
-exact version, and `test_uvicorn_parts.py` each part that is used. uvicorn's own server and protocol
-are not used: they take heads of any size and any number of headers, at any pace, and as many
-requests ahead as a client sends; and where a request asks for an upgrade, they take its body for
-the other protocol's.
+uvicorn does not document `RequestResponseCycle` and `FlowControl`. Therefore `pyproject.toml` pins
+the exact version of uvicorn, and `test_uvicorn_parts.py` checks each part that is used. uvicorn's
+own server and protocol are not used, since they have no limits: heads may have any size and any
+number of headers, and may arrive at any pace, and a client may send any number of requests ahead.
+If a request asks for an upgrade, uvicorn also takes the body for data of the other protocol.
 """
 
 import asyncio
@@ -28,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 def ends_of(transport: asyncio.Transport) -> Scope:
-    """Returns the part of ASGI's scope that all requests of a connection have in common."""
+    """Returns the part of the ASGI scope that is equal for all requests of a connection: the scheme
+    and the addresses of both ends."""
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -47,12 +49,12 @@ def new_cycle(
     flow: FlowControl,
     on_response: Callable[[], None],
 ) -> RequestResponseCycle:
-    """Returns the cycle of a request whose head has come, over a connection with these ends.
-    `on_response` is called when the answer is complete.
+    """Returns uvicorn's cycle for a request whose head has been received. `ends` is the result of
+    `ends_of` for the connection. `on_response` is called when the answer is complete.
 
     Raises:
-        HttpParserInvalidURLError: the request's URL is none.
-        UnicodeDecodeError: its path is not ASCII.
+        HttpParserInvalidURLError: the URL of the request is not valid.
+        UnicodeDecodeError: the path of the URL is not ASCII.
     """
     url = httptools.parse_url(head.url)
     path = url.path.decode("ascii")
@@ -82,13 +84,13 @@ def new_cycle(
 
 @lru_cache(maxsize=1)
 def _date_header(at_s: int) -> list[tuple[bytes, bytes]]:
-    """Returns the header with a time, in seconds since 1970."""
+    """Returns the header `date` for a time in seconds since 1970."""
     return [(b"date", formatdate(at_s, usegmt=True).encode())]
 
 
 def without_chunks(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
-    """Returns the app for a request in HTTP/1.0, which knows no chunks: an answer without a length
-    ends with the connection."""
+    """Wraps the app for a request in HTTP/1.0, which does not have chunked answers. An answer
+    without a length ends when the connection is closed."""
 
     async def unframed(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_on(message: Message) -> None:

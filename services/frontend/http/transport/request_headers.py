@@ -1,4 +1,4 @@
-"""The headers of a request, for many lookups."""
+"""Looks up the headers of a request quickly."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,9 @@ _SCOPE_KEY = "orcinus.headers"
 
 
 def headers_of(request: Request) -> Mapping[str, str]:
-    """Returns the headers of a request by their names in lower case, with the first value of each
-    name. A lookup in the headers of Starlette goes through all of them."""
+    """Returns the headers of a request, keyed by name in lower case. If a name occurs several
+    times, the first value counts. The result is cached, since Starlette searches all headers at
+    each lookup."""
     scope = request.scope
     headers: Mapping[str, str] | None = scope.get(_SCOPE_KEY)
     if headers is None:

@@ -1,9 +1,9 @@
 """Parses the requests that a client sends over one connection, within limits.
 
-httptools reads HTTP/1 as its pieces come, and calls the methods `on_…` below. The limits are
-checked as the parts of a request appear, before anything of it is kept. A request that asks for an
-upgrade is parsed again without it, since httptools would take its body for the other protocol's;
-HTTP lets a server ignore an upgrade.
+httptools parses HTTP/1 piece by piece, and calls the methods `on_…` below. The limits are checked
+as each part of a request is parsed, before the part is kept. If a request asks for an upgrade, the
+head is parsed again without the upgrade, since httptools would take the body for data of the other
+protocol. HTTP allows a server to ignore an upgrade.
 """
 
 from typing import NamedTuple, Protocol
@@ -27,32 +27,32 @@ class RequestHead(NamedTuple):
     version: str
     """Version of HTTP: `1.0` or `1.1`."""
     headers: Headers
-    """Names in lower case, with their values, in the order in which they came."""
+    """Pairs of a name in lower case and a value, in the order of the request."""
     keeps_alive: bool
-    """Whether the client lets the connection stay open after the answer."""
+    """Whether the client allows the connection to stay open after the answer."""
     expects_continue: bool
-    """Whether the client sends the body only once it is asked to."""
+    """Whether the client waits for the interim answer `100 Continue` before it sends the body."""
 
 
 class Receiver(Protocol):
-    """Takes the parts of requests in the order in which they come."""
+    """Receives the parts of requests in the order of arrival."""
 
     def begin(self, head: RequestHead) -> None:
-        """Takes the head of a request."""
+        """Receives the head of a request."""
 
     def add_body(self, data: bytes) -> None:
-        """Takes the next bytes of the request's body."""
+        """Receives the next bytes of the request's body."""
 
     def end(self) -> None:
-        """Notes that the request has come as a whole."""
+        """Called when the request has been received completely."""
 
 
 class RequestParser:
-    """The parser of one connection."""
+    """Parses the requests of one connection."""
 
     def __init__(self, limits: ConnectionLimits, receiver: Receiver) -> None:
         self.incoming = IncomingRequest(limits)
-        """How much has come of the request that is being parsed."""
+        """Counts of the received parts of the request that is being parsed."""
         self._receiver = receiver
         self._url = b""
         self._headers: Headers = []
@@ -60,26 +60,26 @@ class RequestParser:
         self._begin_parsing()
 
     def feed(self, piece: bytes) -> None:
-        """Parses the next bytes that came from the client.
+        """Parses the next bytes from the client.
 
         Raises:
-            Refused: they break a limit or a rule; nothing more may be fed.
+            Refused: the bytes break a limit or a rule. The parser must not get more bytes.
         """
         while piece:
             piece = self._feed(piece)
 
     def close(self) -> None:
-        """Ends parsing. The parser and what it calls refer to each other: without this, their
-        memory would wait for the garbage collector."""
+        """Ends parsing and deletes httptools' parser. The parser and this object refer to each
+        other, so without this call their memory would stay until the garbage collector runs."""
         del self._parser
 
     def _begin_parsing(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
-        # A request after one that wants the connection closed is no error: the answer comes first.
+        # Data after a request with `connection: close` is no error: the request is answered first.
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _feed(self, piece: bytes) -> bytes:
-        """Parses bytes, and returns the bytes to be parsed next: none, except after an upgrade."""
+        """Parses bytes. Returns the bytes to parse next, which is empty except after an upgrade."""
         mark = self.incoming.mark()
         try:
             self._parser.feed_data(piece)
@@ -93,7 +93,8 @@ class RequestParser:
         return b""
 
     def _without_upgrade(self) -> bytes:
-        """Returns the head that has just been parsed, without its upgrade, for a new parser."""
+        """Returns the head that has just been parsed, without the headers of the upgrade, and
+        begins with a new parser."""
         version = self._parser.get_http_version()
         lines = [b"%b %b HTTP/%b" % (self._parser.get_method(), self._url, version.encode())]
         for name, value in self._headers:
@@ -131,7 +132,7 @@ class RequestParser:
         if self._parser.should_upgrade():
             if method == b"CONNECT":
                 raise malformed("this is no proxy")
-            return  # the head comes again without its upgrade
+            return  # the head is parsed again without the upgrade
         self._receiver.begin(
             RequestHead(
                 method.decode("ascii"),

@@ -1,7 +1,8 @@
-"""The requests of one connection, which are answered one after the other, each in its turn.
+"""The requests of one connection, which are answered one after the other.
 
-A client may send requests ahead (HTTP calls it pipelining). All that came in one piece with a
-request wait here until that request is answered; its connection reads no further meanwhile.
+A client may send requests before an earlier answer is complete (pipelining in HTTP). Requests that
+were received in one piece of data with an earlier request wait here until the earlier request is
+answered. Meanwhile the connection parses no more data.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ WITHOUT_BODY = frozenset({"GET", "HEAD"})
 
 
 class RequestQueue:
-    """The requests of one connection. Its parser calls `begin`, `add_body` and `end`."""
+    """The requests of one connection. The connection's parser calls `begin`, `add_body` and
+    `end`."""
 
     def __init__(
         self,
@@ -35,8 +37,8 @@ class RequestQueue:
         place: ConnectionPlace | None,
         on_answered: Callable[[], None],
     ) -> None:
-        """Prepares for requests over a connection with these ends, see `ends_of`. `on_answered` is
-        called when all requests that have come are answered."""
+        """Prepares for the requests of a connection. `ends` is the result of `ends_of` for the
+        connection. `on_answered` is called when all received requests are answered."""
         self._server = server
         self._transport = transport
         self._flow = flow
@@ -44,30 +46,32 @@ class RequestQueue:
         self._place = place
         self._on_answered = on_answered
         self._loop = asyncio.get_running_loop()
-        self._last: RequestResponseCycle | None = None  # of the request that came last
-        self._current: RequestResponseCycle | None = None  # of the request that is answered now
-        self._waiting: deque[RequestResponseCycle] = deque()  # of the requests that came after it
+        self._last: RequestResponseCycle | None = None  # cycle of the last request
+        self._current: RequestResponseCycle | None = None  # cycle of the request being answered
+        self._waiting: deque[RequestResponseCycle] = deque()  # cycles of later requests
         self._chunks: ChunkWriter | None = None  # of the answer to the current request
 
     @property
     def is_empty(self) -> bool:
-        """Whether no request has come yet."""
+        """Whether no request has been received yet."""
         return self._last is None
 
     @property
     def last(self) -> RequestResponseCycle | None:
-        """The request that came last, in whole or in part, unless its answer is complete."""
+        """The last request, received completely or in part; None if the answer to the last request
+        is complete."""
         return None if self._last is None or self._last.response_complete else self._last
 
     @property
     def has_waiting(self) -> bool:
-        """Whether a request waits for the answer to another."""
+        """Whether a request waits until an earlier request is answered."""
         return bool(self._waiting)
 
-    # What the parser finds
+    # Called by the parser
 
     def begin(self, head: RequestHead) -> None:
-        """Begins to answer a request, or has it wait for the answers to those before it."""
+        """Begins to answer a request. If earlier requests are not answered yet, the request
+        waits."""
         cycle = new_cycle(
             head, self._ends, transport=self._transport, flow=self._flow, on_response=self._go_on
         )
@@ -81,7 +85,8 @@ class RequestQueue:
             self._place.set_busy()
 
     def add_body(self, data: bytes) -> None:
-        """Gives the app more of the last request's body; drops it if the answer is complete."""
+        """Passes more of the last request's body to the app. If the answer is already complete, the
+        bytes are dropped."""
         if (cycle := self.last) is not None:
             cycle.body += data
             if len(cycle.body) > HIGH_WATER_LIMIT:
@@ -89,7 +94,7 @@ class RequestQueue:
             cycle.message_event.set()
 
     def end(self) -> None:
-        """Tells the app that the last request's body has come as a whole."""
+        """Tells the app that the last request's body has been received completely."""
         if (cycle := self.last) is not None:
             cycle.more_body = False
             cycle.message_event.set()
@@ -97,7 +102,8 @@ class RequestQueue:
     # Answers
 
     def _answer(self, cycle: RequestResponseCycle) -> None:
-        """Has the app answer a request in its turn."""
+        """Schedules the app's answer to a request for when the share of the event loop allows:
+        `LoopShares.lookups` for requests without a body, else `LoopShares.requests`."""
         app = self._server.app
         if cycle.scope["http_version"] == "1.0":
             app = without_chunks(app, cycle)
@@ -111,13 +117,13 @@ class RequestQueue:
         share.take(lambda: self._start(cycle, app))
 
     def _start(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:
-        if not cycle.disconnected:  # while it waited for its turn
+        if not cycle.disconnected:  # the client may have disconnected before the turn
             task = self._loop.create_task(cycle.run_asgi(app))  # type: ignore[arg-type]
             self._server.tasks.add(task)
             task.add_done_callback(self._server.end_task)
 
     def _go_on(self) -> None:
-        """Goes on with the next request once an answer is complete."""
+        """Begins the next request once an answer is complete."""
         if self._transport.is_closing():
             return
         self._flow.resume_reading()
@@ -131,21 +137,24 @@ class RequestQueue:
     # The end of the connection
 
     def disconnect(self) -> bool:
-        """Has nothing more written for the current request; returns False if there is none."""
+        """Marks the current request as disconnected, so that nothing more is written. Returns False
+        if no request is being answered."""
         if self._current is None or self._current.response_complete:
             return False
         self._current.disconnected = True
         return True
 
     def end_current(self) -> None:
-        """Tells the app that nothing more of the current request comes, nor is its answer read."""
+        """Tells the app that the client has disconnected: no more of the request is received, and
+        the answer is not read."""
         if self._current is not None:
             self._current.message_event.set()
         if self._chunks is not None:
             self._chunks.note_loss()
 
     def clear(self) -> None:
-        """Lets go of all requests, and of their connection; called once, when that is lost."""
+        """Deletes all requests and the references to the connection. Called once, when the
+        connection is lost."""
         self._last = self._current = self._chunks = self._place = None
         self._waiting.clear()
         del self._on_answered

@@ -1,9 +1,10 @@
-"""The HTTP server: it serves an app on bound sockets until it is told to stop.
+"""The HTTP server, which serves an app on bound sockets until it is told to stop.
 
-It ends in three steps, so that clients which keep connections open lose no request. After `leave`
-every answer says that its connection closes, and clients make a new one, to whichever frontend a
-load balancer sends them then. `close_connections` closes those that have had no request since, and
-has the others close with their answer. `stop` ends it.
+The server ends in three steps, so that clients with open connections lose no request. After
+`leave`, every answer announces that the connection closes, and clients open new connections, for
+which a load balancer may choose another frontend. `close_connections` closes the connections that
+have had no request since, and closes all other connections after the current answer. `stop` ends
+the server.
 """
 
 import asyncio
@@ -25,15 +26,17 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusals
 
 BACKLOG = 2048
-"""Number of connections that may wait to be accepted: a burst of clients that connect at once."""
+"""Number of connections that may wait to be accepted, enough for a burst of clients that connect at
+once."""
 
 FINISH_S = 2.0
-"""Seconds for sending the last answers, after draining."""
+"""Seconds for sending the last answers after the server has been told to stop."""
 
 
 class HttpServer:
-    """Serves an app on a socket that is bound before its address is announced; with a TLS context,
-    only over TLS. It may serve on a Unix socket too, always without TLS, within the same limits."""
+    """Serves an app on a socket that has been bound before. With a TLS context, the socket is
+    served only over TLS. The server may also serve on a Unix socket, without TLS. The limits apply
+    to the connections of both sockets together."""
 
     def __init__(
         self,
@@ -65,10 +68,11 @@ class HttpServer:
             writes=WriteRound(loop),
             shares=LoopShares(loop),
         )
-        """What all its connections share."""
+        """State that all connections of the server share."""
 
     async def run_until_stopped(self) -> None:
-        """Serves until `stop`, then finishes what is being written."""
+        """Serves until `stop` is called, then sends the rest of the answers for up to FINISH_S
+        seconds."""
         acceptors = [self._accept(*listener) for listener in self._listeners]
         await self._stopping.wait()
         for acceptor in acceptors:
@@ -85,16 +89,17 @@ class HttpServer:
             await acceptor.wait_closed()
 
     def leave(self) -> None:
-        """From now on closes each connection with its next answer."""
+        """Makes each connection close after the next answer."""
         self._is_leaving = True
 
     def close_connections(self) -> None:
-        """Closes idle connections now and the others with their answer; new ones may come."""
+        """Closes idle connections at once, and other connections after the current answer. New
+        connections are still accepted."""
         for connection in list(self.state.connections):
             connection.finish()
 
     def stop(self) -> None:
-        """Makes `run_until_stopped` return soon."""
+        """Makes `run_until_stopped` stop serving and return."""
         self._stopping.set()
 
     def _accept(self, listener: socket.socket, tls: ssl.SSLContext | None) -> Acceptor:
@@ -110,7 +115,7 @@ class HttpServer:
         return acceptor
 
     async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = dict(scope["headers"])  # the last one of each name
+        headers = dict(scope["headers"])  # the last header of each name
         call = begin_call(_text(headers.get(_ID)), timeout=_text(headers.get(_TIMEOUT)))
 
         async def send_on(message: Message) -> None:
@@ -131,10 +136,10 @@ def _text(value: bytes | None) -> str | None:
 
 
 def listen(address: str) -> socket.socket:
-    """Returns a socket that listens on `host:port`; port 0 takes a free one.
+    """Returns a socket that listens on `host:port`. With port 0 the system chooses a free port.
 
     Raises:
-        OSError: the address is taken or is not one of this machine's.
+        OSError: the address is in use, or is not an address of this machine.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -145,14 +150,16 @@ def listen(address: str) -> socket.socket:
         )
     except OSError as error:
         raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
-    # Accepted connections inherit the option. The loop of asyncio sets it only on sockets that name
-    # their protocol, unlike these: each event would wait until the one before is acknowledged.
+    # Accepted connections inherit the option. asyncio sets the option only on sockets whose
+    # protocol is given as TCP, which is not so here. Without the option, each event would wait
+    # until the client has acknowledged the event before.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def reason_of(error: OSError) -> str:
-    """Returns the message of the system, without the address that asyncio and sockets add to it."""
+    """Returns the operating system's message for an error, without the address that asyncio and
+    sockets add."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 

@@ -1,4 +1,5 @@
-"""What all connections of one HTTP server share, and what is under way on them."""
+"""State that all connections of one HTTP server share, and the open connections and running
+requests."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -17,39 +18,40 @@ class OpenConnection(Protocol):
     """A connection that a server has accepted."""
 
     def finish(self) -> None:
-        """Closes the connection if it is idle, else with its answer."""
+        """Closes the connection at once if it is idle, or else after the current answer."""
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """The app, limits and shares of one server, its open connections and its running requests."""
+    """The app, the limits and the shares of one server, the open connections, and the running
+    requests."""
 
     app: ASGIApp
     limits: ConnectionLimits
     places: ConnectionPlaces
     budget: MemoryBudget
-    """Memory for output that clients do not read."""
+    """Budget of memory for output that clients have not read."""
     refusals: Refusals
     writes: WriteRound
     shares: LoopShares
     connections: set[OpenConnection] = field(default_factory=set)
-    """Connections that are open, or whose request has not ended yet."""
+    """Connections that are open, and lost connections whose request has not ended yet."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Tasks that run the app, one for each request that is being answered."""
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end_connection(self, connection: OpenConnection) -> None:
-        """Notes that a connection is lost and its request has ended."""
+        """Removes a connection that is lost and whose request has ended."""
         self.connections.discard(connection)
         self._ended.set()
 
     def end_task(self, task: asyncio.Task[None]) -> None:
-        """Notes that the app has ended a request."""
+        """Removes the task of a request that the app has ended."""
         self.tasks.discard(task)
         self._ended.set()
 
     async def wait_idle(self) -> None:
-        """Waits until there are neither connections nor requests."""
+        """Waits until there are no connections and no running requests."""
         while self.connections or self.tasks:
             self._ended.clear()
             await self._ended.wait()

@@ -1,4 +1,4 @@
-"""Unix sockets to listen on, and their files."""
+"""Unix sockets to listen on, and the files of the sockets."""
 
 import os
 import socket
@@ -8,17 +8,17 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 MODE = 0o660
-"""Mode of the file of a socket: processes that may write to the file may connect."""
+"""Mode of the file of a socket. A process may connect if it may write to the file."""
 
 
 @contextmanager
 def listen_unix(path: Path) -> Iterator[socket.socket]:
-    """Yields a socket that is bound to a path, whose file is removed at the end. It accepts
-    connections once it is told to listen.
+    """Yields a socket that is bound to a path, and removes the file of the socket at the end. The
+    socket accepts connections once `listen` is called.
 
     Raises:
-        OSError: a process listens there, there is a file that is not a socket, or no socket can be
-        made.
+        OSError: another process listens at the path, the path is a file that is not a socket, or
+        no socket can be made.
     """
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
@@ -29,11 +29,12 @@ def listen_unix(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
-    """Binds a socket to a path by `bind`, and removes its file at the end.
+    """Calls `bind`, which binds a socket to the path, and removes the file of the socket at the
+    end.
 
     Raises:
-        OSError: a process listens there, there is a file that is not a socket, or no socket can be
-        made.
+        OSError: another process listens at the path, the path is a file that is not a socket, or
+        no socket can be made.
     """
     try:
         _remove_stale(path)
@@ -46,12 +47,13 @@ def bound_at(path: Path, bind: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), file):  # it is not yet the file of another process
+            if os.path.samestat(path.stat(), file):  # not replaced by another process's file
                 path.unlink()
 
 
 def _remove_stale(path: Path) -> None:
-    """Removes the file of a socket on which no process listens; raises OSError if one does."""
+    """Removes the file of a socket on which no process listens. Raises OSError if a process
+    listens, or if the file is not a socket."""
     try:
         is_socket = stat.S_ISSOCK(path.stat().st_mode)
     except FileNotFoundError:

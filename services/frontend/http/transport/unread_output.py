@@ -1,10 +1,10 @@
-"""Output that a client does not read: it counts in the memory budget, and has a time limit.
+"""Limits output that a client does not read. Such output counts in the memory budget, and the
+client has limited time to read it.
 
-While a client keeps up, nothing is done. The transport reports when its buffer exceeds its
+While a client reads fast enough, nothing is done. The transport reports when its buffer exceeds the
 high-water mark of 64 KiB. From then until the buffer is nearly empty, a timer checks every
-`limit_s` seconds whether at least `MIN_READ_BYTES` have left the buffer. A client that reads a byte
-now and then is cut off like one that reads nothing: the slowest client that is served reads 16 KiB
-in `limit_s`.
+`limit_s` seconds whether at least `MIN_READ_BYTES` have left the buffer. If not, the connection is
+aborted. A client that reads a byte now and then is thus treated like a client that reads nothing.
 """
 
 import asyncio
@@ -15,11 +15,12 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
 MIN_READ_BYTES = 16 * 2**10
-"""Number of bytes that a client that does not keep up must read in each `limit_s` seconds."""
+"""Number of bytes that a slow client must read in each `limit_s` seconds."""
 
 
 class UnreadOutput:
-    """The watch on the unread output of one connection."""
+    """Watches the unread output of one connection, and aborts the connection of a client that reads
+    too slowly."""
 
     def __init__(
         self,
@@ -39,25 +40,26 @@ class UnreadOutput:
         self._is_stalled = False
 
     def begin(self) -> None:
-        """Notes that the buffer of the transport exceeds its high-water mark."""
+        """Begins the watch, since the buffer of the transport exceeds the high-water mark."""
         self._is_stalled = True
         try:
             self._share.grow(self._transport.get_write_buffer_size())
         except errors.PoolFull:  # the budget has no memory left for unread output
-            # The transport is writing now, so it is aborted after that.
+            # The transport is in the middle of a write, so it is aborted afterwards.
             self._timer = self._loop.call_soon(self._give_up)
         else:
             self._wait(self._check)
 
     def end(self) -> None:
-        """Notes that the buffer is nearly empty."""
+        """Ends the watch, since the buffer is nearly empty."""
         self._is_stalled = False
         self._cancel()
         if self._transport.is_closing():
             self.closing()
 
     def closing(self) -> None:
-        """Notes that the transport will close once its buffer is empty."""
+        """Limits the time for reading the rest of the buffer, since the transport closes once the
+        buffer is empty."""
         if not self._is_stalled and self._transport.get_write_buffer_size():
             self._wait(self._give_up)
 
