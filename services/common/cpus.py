@@ -1,9 +1,9 @@
 """The number of this machine's processors that a process may use.
 
-In a container this number is often less than the machine has: the scheduler affinity names the
-processors, and the cgroup's quota limits the time on them. With a compute thread for each core of
-the node, some threads would be throttled in the middle of their work, and the others would wait for
-them.
+In a container this number is often smaller than the number of processors of the machine: the
+scheduler affinity names the usable processors, and the cgroup's quota limits the time on them. With
+a compute thread for each core of the machine, the kernel would throttle some threads in the middle
+of their work, and the other threads would wait for these.
 """
 
 import math
@@ -14,8 +14,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def usable_cpus(cgroups: Path = CGROUPS) -> int:
-    """Returns the CPUs in this process's affinity, or fewer if its cgroup's quota is worth fewer;
-    at least 1.
+    """Returns the number of CPUs in this process's affinity, or the cgroup's quota in CPUs if that
+    is smaller; at least 1.
 
     A quota that is no whole number is rounded up. `cgroups` is the directory at which this
     container's cgroups are mounted.

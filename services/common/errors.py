@@ -79,7 +79,7 @@ class TimedOut(OrcinusError):
     def __init__(self, message: str, *, may_retry: bool = True) -> None:
         """`may_retry` says whether trying again may help.
 
-        Another try does not help a client whose own deadline was too short.
+        Trying again does not help a client whose own deadline was too short.
         """
         super().__init__(message)
         self.may_retry = may_retry
@@ -90,7 +90,7 @@ class Unauthenticated(OrcinusError):
 
 
 class PermissionDenied(OrcinusError):
-    """The caller is known and may not do this."""
+    """The caller is known, but is not allowed to make this call."""
 
 
 class PoolFull(OrcinusError):

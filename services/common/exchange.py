@@ -1,9 +1,9 @@
-"""The messages of one call, as they come and go, and how long each may take.
+"""Receives and sends the messages of one gRPC call, and limits the time that each message may take.
 
-gRPC waits without a limit for a request that does not come and for a client that does not read, and
-Python cannot cancel a server's call. So a call whose client does not read is aborted: the resources
-of its method are released at once, and its status waits in gRPC until the client reads or
-disconnects.
+gRPC has no timeout for a request that does not come or for a client that does not read, and Python
+cannot cancel a server's call. So a call whose client does not read is aborted: the resources of the
+call's method are released at once, and the status of the call waits in gRPC until the client reads
+or disconnects.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from google.protobuf.message import Message
 from services.common import errors
 
 Metadata = Sequence[tuple[str, str]]
-"""Names and values that gRPC sends beside messages."""
+"""Metadata of a gRPC call, as pairs of a name and a value."""
 
 N_TURNS = 4
 """Number of turns of the event loop into which a `LoopTimer` divides its time."""
 
 
 class Exchange:
-    """The messages of one call, without limits of time: for callers that are known."""
+    """The messages of one call, without timeouts; used for callers that are trusted."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -44,20 +44,22 @@ class Exchange:
         """Sends the metadata that precedes the only answer of a call, if there is any."""
 
     def close(self, _: object = None) -> None:
-        """Releases what the messages hold; called when the call's task has ended and its status is
-        sent."""
+        """Releases the resources that the messages hold; called when the call's task has ended and
+        the call's status is sent."""
 
 
 class LoopTimer:
-    """A timer that counts turns of its event loop instead of reading a clock.
+    """A timer that counts turns of its event loop (passes of equal length) instead of reading a
+    clock.
 
-    Any time in which the loop did not turn, because the process got no processor or was stopped,
-    counts as one turn, so that a client is not blamed for it. The timer may be late by a turn.
+    Time in which the event loop did not run, because the process got no processor or was stopped,
+    counts as one turn only, so that such time does not count against a client. The timer may be
+    late by a turn.
     """
 
     def __init__(self, limit_s: float, on_limit: Callable[[], None]) -> None:
-        """Starts the timer; after `limit_s` seconds `on_limit` is called, which may start the timer
-        again."""
+        """Starts the timer. After `limit_s` seconds, `on_limit` is called, which may restart the
+        timer."""
         self._loop = asyncio.get_running_loop()
         self._turn_s = limit_s / N_TURNS
         self._on_limit = on_limit
@@ -81,10 +83,10 @@ class LoopTimer:
 
 
 class TimedExchange(Exchange):
-    """The messages of one call, each with a limit of time.
+    """The messages of one call, each with a timeout.
 
-    One timer watches all writes of a call, so that a message only restarts it. An object must be
-    made, and used, in the task that answers the call.
+    One timer watches all writes of a call; each message restarts the timer. An object of this class
+    must be made, and used, in the task that answers the call.
     """
 
     def __init__(
@@ -95,7 +97,7 @@ class TimedExchange(Exchange):
         send_limit_s: float,
         metadata: Metadata = (),
     ) -> None:
-        """Prepares for a call's messages; `metadata` goes out before its first answer."""
+        """Prepares for the messages of a call. `metadata` is sent before the first answer."""
         super().__init__(context)
         self._metadata = metadata
         self._receive_limit_s = receive_limit_s
@@ -146,7 +148,7 @@ class TimedExchange(Exchange):
                 await self._context.send_initial_metadata(self._metadata)
 
     def note_unread(self, _: Any) -> None:
-        """Notes that an answer was not read in time, and stays with gRPC."""
+        """Notes that an answer was not read in time, and that gRPC still holds it."""
 
     def close(self, _: object = None) -> None:
         """Stops the timer."""
@@ -154,7 +156,8 @@ class TimedExchange(Exchange):
             self._timer.cancel()
 
     def _end_unread(self) -> None:
-        """Cancels the task if its client is slow; a slow method goes on."""
+        """Cancels the task of the call if the client is slow to read. If only the method is slow,
+        the call goes on."""
         if self._is_writing and self._task is not None:
             self._is_unread = True
             self._task.cancel()

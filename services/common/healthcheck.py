@@ -3,7 +3,7 @@ probes that run a command.
 
 Exits 0 if the service is serving; otherwise 1, with the reason on standard error. Asks without TLS,
 so HOST:PORT must be the address that serves only health. A probe starts this program every few
-seconds beside the process, and imports are most of its cost, so there are few.
+seconds. Most of the program's cost is imports, so there are few.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 
 def reason_against(address: str, service: str, timeout_s: float) -> str | None:
-    """Returns why the service is not healthy; None if it is healthy."""
+    """Returns the reason why the service is not healthy; None if it is healthy."""
     with grpc.insecure_channel(address) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(

@@ -1,6 +1,6 @@
 """A client of a frontend's HTTP API, for commands on a terminal: JSON, and server-sent events.
 
-The client blocks and needs only the standard library. Each call has a connection of its own.
+The client blocks and needs only the standard library. Each call makes a new connection.
 """
 
 import http.client
@@ -19,8 +19,8 @@ DONE = "[DONE]"
 
 
 class ApiError(Exception):
-    """A call that failed; the message says why, and `status` is the HTTP status, or 0 without an
-    answer."""
+    """A call that failed. The message gives the reason. `status` is the HTTP status, or 0 if there
+    was no answer."""
 
     def __init__(self, message: str, *, status: int = 0) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class ApiError(Exception):
 
 
 class HttpApi:
-    """The API below a URL."""
+    """A client of the HTTP API at a URL."""
 
     def __init__(self, url: str, *, api_key: str | None = None, timeout_s: float = 30.0) -> None:
         """`timeout_s` is the limit for a connection, and for each wait for bytes.
@@ -53,7 +53,7 @@ class HttpApi:
             return _json(response.read(MAX_ANSWER_BYTES))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Returns the JSON with which a body is answered; raises ApiError."""
+        """Posts a body and returns the JSON of the answer; raises ApiError."""
         with self._called("POST", path, body) as response:
             return _json(response.read(MAX_ANSWER_BYTES))
 

@@ -1,10 +1,11 @@
 """How long an iteration may take before the rank or pipeline that runs it counts as hung.
 
-The limit follows what iterations have taken: a floor, and a multiple of the expected time, up to a
-ceiling. The expected time is the sum of two estimates, one by the tokens of the batch and one by
-the pairs of tokens that attend to each other, each learned from iterations of about that size. Both
-overestimate: an iteration of few tokens takes more time per token than an iteration of many, and
-each estimate has the whole time of the iterations that it was learned from.
+The limit follows the measured times of iterations: it is a floor plus a multiple of the expected
+time, and at most a ceiling. The expected time is the sum of two estimates: one by the number of
+tokens of the batch, and one by the number of pairs of tokens that attend to each other. Each
+estimate is learned from iterations of about the same size. Both overestimate: an iteration of few
+tokens takes more time per token than an iteration of many, and each estimate alone is learned from
+the whole time of iterations.
 """
 
 from collections.abc import Sequence
@@ -16,13 +17,14 @@ MULTIPLE = 10.0
 
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
-"""Time for an iteration, and for each of its tokens, before any iteration was measured."""
+"""Expected seconds for an iteration, and for each of its tokens, before any iteration was
+measured."""
 
 MAX_BITS = 64
-"""Bits of the largest size of an iteration."""
+"""Number of bits of the largest size of an iteration."""
 
 DECAY = 0.9
-"""Factor by which the longest time decays with each iteration of about its size."""
+"""Factor by which the longest time of a size decays with each iteration of about that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class IterationSize:
 
     n_tokens: int
     n_attended: int
-    """Number of pairs of a token and a token that it attends to, over all tokens.
+    """Number of pairs of tokens in which the first token attends to the second.
 
     Each token of a span is counted as if it were the span's last.
     """
@@ -50,18 +52,18 @@ class IterationSize:
 class IterationLimit:
     """The limit for each iteration of one rank, or of one pipeline.
 
-    One thread may ask while another one learns.
+    One thread may call `of` while another thread calls `learn`.
     """
 
     def __init__(self, *, floor_s: float, ceiling_s: float) -> None:
-        """The ceiling applies where it is lower than the floor."""
+        """If the ceiling is lower than the floor, the limit is the ceiling."""
         self.ceiling_s = ceiling_s
         self.floor_s = min(floor_s, ceiling_s)
         self._by_tokens = _LongestTimes()
         self._by_attended = _LongestTimes()
 
     def learn(self, work: IterationSize, elapsed_s: float) -> None:
-        """Learns from an iteration how long iterations of its size take."""
+        """Updates the expected time for iterations of this size with a measured time."""
         self._by_tokens.learn(work.n_tokens, elapsed_s)
         self._by_attended.learn(work.n_attended, elapsed_s)
 
@@ -90,8 +92,8 @@ class _LongestTimes:
     def expected_s(self, size: int) -> float | None:
         """Returns a time that grows with the size; None before anything was measured.
 
-        The time is in proportion to the nearest smaller size that was measured, but not more than
-        the nearest larger size took.
+        The time of the nearest smaller size that was measured is scaled in proportion to the size,
+        but the result is not more than the time of the nearest larger size that was measured.
         """
         n_bits = size.bit_length()
         longest_s = 0.0

@@ -1,7 +1,8 @@
 """The memory that this process's container may use, and whether its settings fit into it.
 
-A service that could need more than its limit would run well until some client makes it need that
-much, and would then be killed with the requests of all clients. Such a service does not even start.
+A service that may need more memory than its limit would run well until the requests of some client
+need so much. Then the kernel would kill the service, with the requests of all clients. So a service
+with such settings does not start.
 """
 
 from collections.abc import Mapping
@@ -11,13 +12,13 @@ from services.common.cpus import CGROUPS
 
 MIB = 2**20
 PROCESS = "the process itself"
-"""The part of the memory that no setting changes."""
+"""Name of the part of the memory that no setting changes."""
 
 
 def memory_limit(cgroups: Path = CGROUPS) -> int | None:
     """Returns the memory that the cgroup may use, in bytes; None without a limit.
 
-    `cgroups` is where cgroups are mounted: in a container, its own.
+    `cgroups` is the directory at which cgroups are mounted; a container has a mount of its own.
     """
     for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
         path = cgroups / name
@@ -28,11 +29,11 @@ def memory_limit(cgroups: Path = CGROUPS) -> int | None:
 
 
 def trouble_of(parts: Mapping[str, int], limit: int | None) -> str:
-    """Returns why a service may need more memory than it has, setting by setting, the largest
-    first.
+    """Returns an explanation why a service may need more memory than `limit`: the memory of each
+    setting, the largest first.
 
-    Returns an empty text if the memory is enough or has no limit. `parts` are bytes by the setting
-    that they follow from; the part `PROCESS` follows from none.
+    Returns an empty text if the memory is enough or has no limit. `parts` has a number of bytes for
+    each setting, and for `PROCESS`, the part that follows from no setting.
     """
     needed = sum(parts.values())
     if limit is None or needed <= limit:

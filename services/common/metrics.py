@@ -1,8 +1,8 @@
 """Metrics code that all services share: a registry, the port for Prometheus, and exemplars.
 
-There is no global registry: each service makes one and passes it on, and everything that it counts
-is registered there. Names are in `semconv.py`, and `docs/metrics.md` says what they mean. An
-exemplar is the trace that an observation belongs to.
+There is no global registry: each service makes a registry, passes it on, and registers all its
+metrics there. The names of metrics are in `semconv.py`, and `docs/metrics.md` explains them. An
+exemplar of a histogram is the id of the trace to which an observation belongs.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str 
     """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
     use, host:port.
 
-    A thread answers, so the values that it reads may change meanwhile.
+    A thread answers, so values may change while it reads them.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.

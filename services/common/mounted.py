@@ -1,7 +1,7 @@
 """Files that change while a process runs, as Kubernetes changes the Secrets that it mounts.
 
 Files are read again when their content is needed; no thread watches them. Content that is broken or
-half written is not taken: the last good content stays, and the log says why, once.
+half written is not used: the last good content stays in use, and the reason is logged once.
 """
 
 import logging
@@ -18,9 +18,9 @@ Value = TypeVar("Value")
 class Mounted(Generic[Content, Value]):
     """The content of files, kept up to date; any thread may ask for it.
 
-    `read` returns content that can be compared, and `parse` makes a value of it. Both raise
-    ValueError for content that is broken for good and OSError for an error that may pass; the
-    message names the file.
+    `read` returns content that can be compared, and `parse` makes a value of the content. Both
+    functions raise ValueError for content that stays broken, and OSError for an error that may be
+    temporary; the message names the file.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Named tuples that are made in half the usual time.
 
-The class of a named tuple makes an object through a function in Python. For the small tuples of
-which each token needs a few, that takes as long as everything else that is done with them.
+The class of a named tuple makes an object by a function written in Python. Each token needs a few
+small tuples, and to make them in this way takes as long as all other work with them.
 """
 
 from collections.abc import Callable

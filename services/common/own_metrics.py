@@ -1,9 +1,9 @@
 """Counters and histograms for prometheus_client that only one thread changes.
 
-The library's own metrics take a lock for each change, and several calls before it, since they
-cannot know that only the event loop counts. Here a number is a plain number, and the thread that
-answers Prometheus reads it without a lock. Registries, families and formats are the library's.
-Neither negative amounts nor long exemplars are refused.
+The library's own metrics take a lock, and make several calls, for each change, since other threads
+might change them too. The metrics of this module have plain numbers, which the thread that answers
+Prometheus reads without a lock. Registries, families and formats are the library's. Unlike the
+library, this module refuses neither negative amounts nor long exemplars.
 """
 
 import time

@@ -2,8 +2,8 @@
 
 A launcher that starts a service locally passes it the write end of a pipe (`ready_fd`). The service
 writes one JSON object per line: its addresses, its progress while it loads, `ready`, and every
-`BEAT_S` an empty object, which shows that its event loop turns. A cluster has no such pipe; there
-health checks tell as much.
+`BEAT_S` seconds an empty object, which shows that its event loop runs. A cluster has no such pipe;
+health checks report the same facts there.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from services.common.watchdog import watched
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BEAT_S = 1.0
-"""Seconds between the signs of life that a service gives its launcher."""
+"""Seconds between the empty messages (beats) that a service sends its launcher."""
 
 YOUNG_OBJECTS = 10_000
 """Number of objects made and not yet freed after which the garbage collector looks at the youngest
@@ -51,8 +51,9 @@ class ReadyPipe:
     async def beat(self) -> None:
         """Writes an empty message every `BEAT_S`, and stops this process when the launcher is gone.
 
-        The launcher may have died before `die_with_parent` was called. A message is left out where
-        the pipe is full, so that a launcher that is stopped does not stop this process.
+        The launcher may have died before `die_with_parent` was called, so its end is noticed here.
+        If the pipe is full, no message is written, so that a launcher that is paused does not block
+        this process.
         """
         if self._fd is None:
             return
@@ -90,13 +91,12 @@ def stop_event() -> asyncio.Event:
 
 
 def freeze_objects() -> None:
-    """Excludes all present objects from garbage collection, and has young objects collected less
-    often.
+    """Excludes all present objects from garbage collection, and makes the collector look at young
+    objects less often.
 
-    Imported objects stay for ever, and each full collection would stop everything for the 50 to 80
-    ms that it takes to look at them. Young objects are collected after `YOUNG_OBJECTS` of them
-    instead of 700: an iteration of many requests makes more than 700, which are freed when the next
-    iteration begins.
+    Imported objects are never freed, and each full collection would stop the process for 50 to 80
+    ms to look at them. Young objects are collected after `YOUNG_OBJECTS` of them instead of 700: an
+    iteration of many requests makes more than 700, which are freed when the next iteration begins.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The version of what scheduler and stages say to each other."""
+"""The version of the protocol between scheduler and stages."""
 
 PROTOCOL = 10
 """Version of the messages between scheduler and stages.
@@ -8,5 +8,5 @@ misunderstand a newer one. A scheduler accepts only stages of its own version.
 """
 
 MAX_KV_BLOCKS = 2**24
-"""Maximum number of K/V blocks of a stage; the scheduler's accounts take 4 bytes for each block,
-and 36 for each in use."""
+"""Maximum number of K/V blocks of a stage; the scheduler's tables take 4 bytes for each block, and
+36 bytes for each block in use."""

@@ -1,8 +1,8 @@
 """The memory that this process holds, and the return of memory that it no longer uses.
 
 glibc keeps freed memory, in an arena for each of many threads. After a flood of gRPC calls, whose
-threads come and go, glibc kept twenty times as much as was in use, for ever. Other C libraries and
-other systems keep less, and are left alone.
+threads come and go, glibc kept twenty times the memory in use, and never returned it. Other C
+libraries and other systems keep less; this module does nothing there.
 """
 
 import asyncio
@@ -14,16 +14,17 @@ from pathlib import Path
 M_ARENA_MAX = -8  # malloc.h
 
 N_ARENAS = 2
-"""Number of arenas of the allocator, which would make eight for each processor."""
+"""Number of arenas of the allocator. By default the allocator makes eight for each processor."""
 
 GROWTH_BYTES = 48 * 2**20
-"""Growth in bytes after which memory is given back."""
+"""Growth of the resident memory, in bytes, after which unused memory is given back to the
+system."""
 
 PERIOD_S = 0.5
 """Seconds between two checks of the memory."""
 
 USED_S = 4.0
-"""Seconds between two checks when nearly all of the memory is in use."""
+"""Seconds between two checks while nearly all of the held memory is in use."""
 
 MAX_PART = 0.05
 """Fraction of the time that may be spent on giving memory back, while other threads cannot
@@ -34,7 +35,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Returns the resident memory of this process, in bytes; 0 where the system does not tell."""
+    """Returns the resident memory of this process, in bytes; 0 if the system does not report it."""
     try:
         return int(STATM.read_text().split()[1]) * PAGE_BYTES
     except OSError:
@@ -48,7 +49,8 @@ def limit_arenas() -> None:
 
 
 async def give_back_memory() -> None:
-    """Gives memory back whenever much more is held than at the lowest point, until cancelled."""
+    """Gives unused memory back to the system whenever the resident memory has grown by
+    `GROWTH_BYTES` since its lowest point, until cancelled."""
     library = _glibc()
     if library is None:
         return

@@ -21,7 +21,7 @@ Handlers limit the messages of clients to much less.
 """
 
 KEEPALIVE_S = 5
-"""Pause between two pings, in milliseconds.
+"""Seconds between two pings.
 
 A peer that is stopped, or whose network is cut, is noticed in less than ten seconds, on either
 side. A peer whose event loop hangs still answers pings, since gRPC's threads do so.
@@ -49,7 +49,7 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
 ]
 
 WINDOW_BYTES = 16 * 2**10
-"""Bytes of a call's message that a server for strangers takes before its method reads the
+"""Bytes of a call's message that a public server receives before the call's method reads the
 message."""
 
 FOR_STRANGERS: list[tuple[str, int]] = [
@@ -64,7 +64,7 @@ FOR_STRANGERS: list[tuple[str, int]] = [
     # connections do it. Without this limit they take two milliseconds.
     ("grpc.http2.max_ping_strikes", 0),
 ]
-"""Options of a server to which strangers may send much that the server does not read."""
+"""Options of a public server: clients may send it many bytes that it does not read."""
 
 MAX_STREAMS = 256
 """Maximum number of concurrent calls of one connection. gRPC's clients make no second connection by
@@ -90,7 +90,8 @@ So frontends that started later get their share of the calls, and no connection 
 """
 
 MAX_STREAM_AGE_S = 3 * 3600
-"""Seconds that a call may last from then on, which is longer than the longest answers.
+"""Seconds that a call may last after its connection has reached `MAX_CONNECTION_AGE_S`; longer than
+the longest answers take.
 
 The limit ends calls whose client does not read, which a server cannot end itself.
 """
@@ -99,11 +100,11 @@ The limit ends calls whose client does not read, which a server cannot end itsel
 def public_server_options(
     *, max_connections: int, head_limit_s: float, idle_limit_s: float
 ) -> list[tuple[str, int]]:
-    """Returns the options of a server for strangers.
+    """Returns the options of a public server, whose clients are not trusted.
 
     `MAX_STREAMS` limits the concurrent calls of one connection; clients of gRPC let further calls
     wait. gRPC's protection against overload would refuse the next call of such a client, and then
-    all waiting calls: it begins before the server has cleared away the call that ended.
+    all waiting calls: a new call begins before the server has removed the call that ended.
 
     Connections beyond the limit are closed before anything is read from them. gRPC's defaults are
     right for floods of resets and of settings: at most 32 calls begin at a time, and nothing is
@@ -158,7 +159,7 @@ Options = Sequence[tuple[str, str | int]]
 
 
 class Connect(Protocol):
-    """Opens a channel to `host:port`, in plaintext or not."""
+    """A function that opens a channel to `host:port`, with TLS or in plaintext."""
 
     def __call__(self, address: str, options: Options = ()) -> grpc.aio.Channel: ...
 
@@ -216,7 +217,7 @@ def method_path(service: ServiceDescriptor, method: str) -> str:
 
 
 def epoch_metadata(epoch: int) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata that places a stream in an epoch."""
+    """Returns the metadata that says to which epoch a stream belongs."""
     return ((EPOCH_METADATA, str(epoch)),)
 
 

@@ -1,20 +1,21 @@
 """gRPC handlers of a servicer, made from its descriptor, with one error boundary around them.
 
-They are built from the service's descriptor instead of the generated registration function,
-for two reasons. A request that cannot be parsed becomes INVALID_ARGUMENT instead of INTERNAL. And
-a method may be declared raw: it then moves bytes without decoding them, which is how controllers
-pass plans on.
+Handlers are built from the service's descriptor instead of the generated registration function, for
+two reasons. A request that cannot be parsed becomes INVALID_ARGUMENT instead of INTERNAL. And a
+method may be declared raw: a raw method takes and returns bytes without decoding them; controllers
+pass plans on in this way.
 
-A servicer's methods are named as in the proto. Those with a single request are `(request,
-context)`, coroutines or async generators; those with a stream of requests are coroutines
-`(context)` that read and write through the context.
+A servicer's methods are named as in the proto. A method with a single request is a coroutine or an
+async generator `(request, context)`. A method with a stream of requests is a coroutine `(context)`
+that reads and writes through the context.
 
-A service may say who calls what: roles, which callers prove by their certificates (`tls.py`). That
-is looked at once per call, before the method starts. It may have a hook too, `admit`, which looks
-at each call's metadata. Both come before a single request is received: gRPC leaves what nobody
-reads with the sender, so a caller who is refused costs no memory. And it may have each call
-observed, whatever kind of method it is: by a context manager that sees errors as they are, before
-they become statuses. And it may bound how its calls' messages come and go (`exchange.py`).
+A service may restrict each method to callers with certain roles, which callers prove by their
+certificates (`tls.py`). The role is checked once per call, before the method starts. A service may
+also have a hook, `admit`, which checks each call's metadata. Both checks come before a request is
+received: a message that the server does not read stays with the sender, so a refused call costs no
+memory. A service may have each call observed, for every kind of method, by a context manager that
+sees errors before they become statuses. Finally, a service may limit how messages are received and
+sent (`exchange.py`).
 """
 
 import asyncio
@@ -117,7 +118,8 @@ def parse(data: bytes, request_class: type[Request]) -> Request:
 
 
 def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
-    """Returns the status with which a call ends after an error of its method, or without one."""
+    """Returns the status with which a call ends. `error` is the error of the call's method; None if
+    there was none."""
     if error is None:
         return grpc.StatusCode.OK
     if isinstance(error, errors.OrcinusError):

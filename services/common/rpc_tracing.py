@@ -1,7 +1,8 @@
 """Spans of the gRPC calls that a server takes, named and judged by OpenTelemetry's RPC conventions.
 
-A caller's mistake, or a limit that a caller has met, is no error of the server. A caller without
-permission does not decide whether its call is recorded: its trace context is ignored.
+A caller's mistake, or a limit that a caller has reached, is not recorded as an error of the server.
+A caller without permission cannot decide whether its call is recorded: its trace context is
+ignored.
 """
 
 from collections.abc import Callable, Iterator

@@ -25,8 +25,8 @@ SEED_BITS = 53
 exactly."""
 
 MAX_STOP_TOKENS = 256
-"""Maximum number of stop tokens of a client: they travel with every answer, and ranks mask each of
-them."""
+"""Maximum number of stop tokens of a client. Stop tokens are sent to the scheduler with every
+answer, and ranks mask each of them."""
 
 
 MAX_LOGPROBS = 20
@@ -41,8 +41,8 @@ MAX_GRAMMAR_LENGTH = 2**16
 """Maximum number of characters of a grammar."""
 
 MAX_COMPILED_GRAMMARS = 8
-"""Number of compiled grammars that a rank keeps besides those of running requests, least recently
-used first out.
+"""Number of compiled grammars that a rank keeps in addition to the grammars of running requests.
+The least recently used grammar is dropped first.
 
 Requests with equal grammars share one lexer, which grows by about 750 bytes for each state, up to
 15 MB.
@@ -52,7 +52,8 @@ MAX_BIASES = 1024
 """Maximum number of tokens with a bias."""
 
 MAX_ALLOWED_TOKENS = 16_384
-"""Maximum number of tokens that a client may allow alone: they travel once with every answer."""
+"""Maximum number of tokens in a client's `allowed_token_ids`, which are sent to the scheduler with
+every answer."""
 
 MAX_BAD_TOKENS = 1024
 """Maximum number of tokens that a client may ban; ranks mask each of them."""
@@ -137,7 +138,7 @@ class Texts:
 @dataclass(frozen=True, slots=True)
 class Option:
     """The values that an option may have, and the NumPy type of the option's column on a rank, if
-    any."""
+    it has a column."""
 
     allowed: Numbers | WholeNumbers | TokenLists | TokenBiases | Texts
     column: str | None
@@ -203,18 +204,20 @@ class SamplingParams:
     """Number that is subtracted once from the logit of every token that has been generated."""
 
     frequency_penalty: float = number(0.0, low=-2, high=2, column="float32")
-    """Is subtracted from the logit of a token once for each time that the token was generated."""
+    """Number that is subtracted from the logit of a token once for each time that the token was
+    generated."""
 
     repetition_penalty: float = number(1.0, low=0.125, high=8, column="float32")
-    """Divides the logits above 0 of all tokens in the prompt or generated, and multiplies the
-    logits below. It comes before the other penalties, and all penalties before the temperature."""
+    """Penalty for all tokens in the prompt or the output: divides logits above 0, and multiplies
+    logits below 0. It is applied before the other penalties, and all penalties are applied before
+    the temperature."""
 
     seed: int = whole_number(
         lambda: secrets.randbits(SEED_BITS), low=INT64_MIN, high=INT64_MAX, column="int64"
     )
     """Seed of the random numbers. The same request with the same seed gives the same tokens from
     servers of one version that compute on CPUs with the native kernels; on GPUs tokens may differ
-    (`docs/determinism.md`). When it is not set, it is chosen at random. The i-th answer to a
+    (`docs/determinism.md`). A seed that is not set is chosen at random. The i-th answer to a
     request uses seed + i, modulo 2^64."""
 
     stop_token_ids: tuple[int, ...] = tokens(max_length=MAX_STOP_TOKENS)
@@ -229,7 +232,7 @@ class SamplingParams:
     """Numbers that are added to the logits of single tokens, after the penalties."""
 
     allowed_token_ids: tuple[int, ...] = tokens(max_length=MAX_ALLOWED_TOKENS)
-    """Tokens that alone may be sampled; all tokens may where there are none."""
+    """The only tokens that may be sampled; if the list is empty, all tokens may be sampled."""
 
     bad_token_ids: tuple[int, ...] = tokens(max_length=MAX_BAD_TOKENS)
     """Tokens that are never sampled."""
@@ -256,7 +259,8 @@ class SamplingParams:
     def check_vocabulary(
         self, vocab_size: int, *, own_stop_token_ids: Collection[int] = ()
     ) -> None:
-        """Checks that tokens are in the vocabulary, and that at least one can always be sampled.
+        """Checks that the tokens of all options are in the vocabulary, and that at least one token
+        can always be sampled.
 
         `own_stop_token_ids` are the model's tokens among `stop_token_ids`, which may lie outside.
 

@@ -1,9 +1,10 @@
-"""Whether requests that come now get tokens, which is what users want to know of a service.
+"""Finds out whether a service serves, which means that requests that come now get tokens.
 
 The answer differs from readiness, which says whether traffic may be routed here: a frontend that
 holds requests for a moment is ready. A service does not serve while it has no pipeline, while
-requests wait and no token has come for a while, and while its event loop stands still. A prompt
-whose prefill alone takes longer than that counts, too: no request gets a token meanwhile.
+requests wait and no token has come for `SILENCE_LIMIT_S` seconds, or while its event loop stands
+still. This includes a prompt whose prefill alone takes longer than that limit, since no request
+gets a token meanwhile.
 """
 
 import asyncio
@@ -20,7 +21,8 @@ PERIOD_S = 0.5
 
 
 class ServingWatch:
-    """The present answer of one process. `reason_against` may be called from any thread."""
+    """Knows whether one process serves at present. `reason_against` may be called from any
+    thread."""
 
     def __init__(
         self,
@@ -64,7 +66,7 @@ class ServingWatch:
         return ""
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Tells once a second whether this process serves, until cancelled."""
+        """Calls `tell` once a second with whether this process serves, until cancelled."""
         while True:
             # Before the look: the loop may have stood still until now.
             await tell(not self.reason_against())

@@ -40,7 +40,7 @@ def _names_in(value: object) -> object:
 ModelName = Annotated[str, StringConstraints(pattern=r"^[!-+\--~]{1,128}$")]
 
 ModelNames = Annotated[tuple[ModelName, ...], NoDecode, BeforeValidator(_names_in)]
-"""Names by which clients know a model, separated by commas; an option may also come several
+"""Names by which clients know a model, separated by commas; the option may also be given several
 times."""
 
 

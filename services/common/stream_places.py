@@ -1,7 +1,7 @@
 """The number of calls that a streaming method serves at once.
 
 A call whose client reads nothing cannot be ended by the server: gRPC sends the call's status after
-everything that waits to be read. Such calls cost memory until their connections end, so their
+all messages that wait to be read. Such calls cost memory until their connections end, so their
 number is limited.
 """
 
@@ -11,10 +11,10 @@ from services.common.errors import PoolFull
 
 
 class StreamPlaces:
-    """The places for calls of one method, or of several."""
+    """Places for concurrent calls of one method, or of several methods together."""
 
     def __init__(self, n_places: int, *, of: str) -> None:
-        """`of` says for people what takes a place, in the plural."""
+        """`of` is a noun in the plural, for messages: the kind of calls that take places."""
         self.n_taken = 0
         """Calls in progress, and calls whose end has not been read."""
         self._n_places = n_places

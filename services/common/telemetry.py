@@ -10,7 +10,7 @@ from typing import Literal
 LogFormat = Literal["text", "json"]
 
 RequestId = Callable[[], str | None]
-"""A function that returns the name of the request in work, or None."""
+"""A function that returns the id of the request that the current task answers, or None."""
 
 TraceIds = Callable[[], tuple[str, str] | None]
 """A function that returns the current trace and span ids, or None."""

@@ -1,13 +1,15 @@
 """TLS between services, and towards clients, from files that are renewed while processes run.
 
-Certificates say what a process is, not where: each role has a DNS name, which a certificate of
-that role carries among its alternative names (SAN). Whoever calls checks that the answering side
-has the role it looks for, whatever its address is, since pods have addresses of the moment. Whoever
-is called takes only certificates of the same authority, and looks up the caller's role in its table
-(`rpc_handlers`). Between services TLS is always mutual; clients of the public API show none.
+A certificate names the role of a process, not its address: each role has a DNS name, which a
+certificate of that role carries among its alternative names (SAN). The caller checks that the
+server has the expected role, and ignores the server's address, since addresses of pods change. The
+server accepts only certificates of the same authority, and looks up the caller's role in its table
+(`rpc_handlers`). Between services TLS is always mutual; clients of the public API need no
+certificate.
 
-A directory has the files of a Kubernetes TLS Secret. Renewed files are for new connections; those
-that exist go on. Tensors between ranks do not come this way, and are not encrypted.
+A directory has the files of a Kubernetes TLS Secret. New connections use renewed files; open
+connections go on with the old ones. Tensors between ranks are not sent over these connections, and
+are not encrypted.
 """
 
 import os
@@ -46,7 +48,7 @@ class _Files:
 
 @dataclass(frozen=True, slots=True)
 class _Identity:
-    """Files that belong together, and an `ssl` context of Python that has loaded these files."""
+    """The files of one certificate, and an `ssl` context of Python that has loaded these files."""
 
     files: _Files
     context: ssl.SSLContext
@@ -69,7 +71,7 @@ def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
     """Returns a function that opens channels to peers of one role; in plaintext without a
     directory.
 
-    A channel keeps the certificate that it was made with.
+    A channel keeps the certificate with which it was opened.
 
     Raises:
         OSError: the files are missing or broken.
@@ -138,7 +140,7 @@ def callers(
 def _changes(
     certificates: Certificates, current: _Identity
 ) -> Callable[[], grpc.ServerCertificateConfiguration | None]:
-    """Returns the function that gRPC calls before each handshake, in a thread of its own.
+    """Returns the function that gRPC calls before each handshake, in one of gRPC's threads.
 
     The function returns None if the files have not changed.
     """

@@ -1,4 +1,4 @@
-"""Traces: set up from OpenTelemetry's own variables, or absent.
+"""Traces, set up from OpenTelemetry's own environment variables, or switched off.
 
 Without an endpoint (`OTEL_EXPORTER_OTLP_ENDPOINT`, or `…_TRACES_ENDPOINT`) there is no exporter, no
 thread and no error, and all tracers do nothing. With an endpoint, a thread sends spans in batches
@@ -6,7 +6,8 @@ from a bounded queue. When the collector is slow or gone, spans are dropped, and
 the end of the process waits at most `FLUSH_S`.
 
 The context of a client's trace is read by the propagators of `OTEL_PROPAGATORS`. Between processes
-of this project it travels in messages, as W3C Trace Context, and only for recorded spans.
+of this project, the context is a field of messages, as W3C Trace Context, and is set only for
+recorded spans.
 """
 
 import contextlib
@@ -33,8 +34,8 @@ FLUSH_S = 3.0
 """Seconds in which the last spans of a process must be sent."""
 
 MAX_LINKS = 1024
-"""Links of a span at most, unless `OTEL_SPAN_LINK_COUNT_LIMIT` says otherwise: enough for a batch,
-or for the recorded iterations of a long answer."""
+"""Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another. The number
+is enough for a batch, or for the recorded iterations of a long answer."""
 
 _W3C = TraceContextTextMapPropagator()
 
@@ -55,8 +56,8 @@ class Tracing:
         return self._provider is not None
 
     def close(self) -> None:
-        """Sends the remaining spans if the collector takes them in time; must come after the event
-        loop."""
+        """Sends the remaining spans if the collector takes them in time; must be called after the
+        end of the event loop."""
         if self._provider is None or self._exporter is None:
             return
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
@@ -76,9 +77,10 @@ OFF = Tracing(None, None)
 def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tracing:
     """Returns the traces of this process as the environment asks for them.
 
-    `service_name` is used unless the environment has a name. A process that `decides` records every
-    trace that it begins, since it begins only traces that it has chosen; other processes ask the
-    sampler of `OTEL_TRACES_SAMPLER`. Traces that began elsewhere are recorded as their origin says.
+    `service_name` is used unless the environment has a name. With `decides`, the process records
+    every trace that it begins, since it begins only traces that it has chosen; other processes ask
+    the sampler of `OTEL_TRACES_SAMPLER`. A trace that began in another process is recorded if that
+    process records it.
     """
     if not _is_wanted():
         return OFF
@@ -117,7 +119,7 @@ def parent_in(carrier: Mapping[str, str]) -> Context:
 
 
 def to_message(span: trace.Span) -> trace_pb2.TraceContext:
-    """Returns the context of a recorded span in the form in which it travels in a message."""
+    """Returns the context of a recorded span as a field for messages."""
     carrier: dict[str, str] = {}
     _W3C.inject(carrier, trace.set_span_in_context(span, Context()))
     return trace_pb2.TraceContext(**carrier)

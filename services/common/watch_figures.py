@@ -1,7 +1,8 @@
-"""Figures of a watched pipeline: what its iterations brought, in seconds of the scheduler's clock.
+"""Figures of a watched pipeline: totals and rates of its iterations, by seconds of the scheduler's
+clock.
 
-Iterations are told a little late, so the figures of a second are made `LAG_S` after its end. While
-nothing happens there are no figures.
+Events of iterations come a little late, so the figures of a second are computed `LAG_S` seconds
+after its end. While no iterations run, no figures are made.
 """
 
 import math
@@ -11,34 +12,36 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MINUTE_S, RECENT_S = 60, 5
-"""Seconds that the two kinds of figures cover: those to read, and those to draw lines of."""
+"""Seconds that figures cover: a minute for figures to read, fewer seconds for points of a drawn
+line."""
 
 LAG_S = 0.5
-"""Seconds by which an iteration may be told after its end."""
+"""Seconds after the end of an iteration in which its event is expected."""
 
 STEPS_PER_E = 100
-"""Durations are counted in steps of a hundredth of their logarithm: a quantile is 0.5 % wrong."""
+"""Number of steps in which durations are counted, for each factor of e. Steps are equal in the
+logarithm, so a quantile is wrong by 0.5 % at most."""
 
 Durations = Counter[int]
-"""How many durations there are of each step."""
+"""Number of durations in each step."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """What the iterations that ended within some seconds brought."""
+    """Totals of the iterations that ended within a period."""
 
     n_iterations: int = 0
     n_spans: int = 0
     n_tokens: int = 0
     n_allocated_slots: int = 0
-    """The most K/V slots that were allocated at a time."""
+    """Largest number of K/V slots that were allocated at a time."""
     first_tokens: Durations = field(default_factory=Counter)
-    """From the arrival of a request to its first token."""
+    """Durations from the arrival of a request to its first token."""
     token_gaps: Durations = field(default_factory=Counter)
-    """From one token of a request to the next."""
+    """Durations from one token of a request to its next token."""
 
     def add(self, other: "Totals") -> None:
-        """Adds what other seconds brought."""
+        """Adds the totals of another period."""
         self.n_iterations += other.n_iterations
         self.n_spans += other.n_spans
         self.n_tokens += other.n_tokens
@@ -53,7 +56,8 @@ def step_of(duration_s: float) -> int:
 
 
 def quantile_s(durations: Durations, part: float) -> float | None:
-    """Returns the duration below which a part of the durations lie; None if there are none."""
+    """Returns the quantile of the durations for the fraction `part`; None if there are no
+    durations."""
     left = math.floor(part * durations.total())
     for step in sorted(durations):
         left -= durations[step]
@@ -69,13 +73,13 @@ class Figures:
         self._seconds: deque[tuple[int, Totals]] = deque()
         self._begin = 0
         self._end: int | None = None
-        """The end of the seconds whose figures were made; None before the first event."""
+        """End of the last second whose figures were made; None before the first event."""
         self._are_empty = True
 
     def second(self, time_s: float) -> Totals:
-        """Returns the totals to which an iteration belongs that ended at a time.
+        """Returns the totals in which an iteration that ended at `time_s` is counted.
 
-        An iteration that is told too late for its own second counts in the next that is open.
+        If the figures of that second are made already, the iteration counts in the next second.
         """
         second = max(math.floor(time_s), self._end or 0)
         if not self._seconds or self._seconds[-1][0] < second:
@@ -83,7 +87,8 @@ class Figures:
         return self._seconds[-1][1]
 
     def advance(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """Yields the figures of each second that is over now; none for a pipeline at rest."""
+        """Yields the figures of each second that is over at `now_s`; yields nothing while the
+        pipeline is idle."""
         if self._end is None:
             self._begin = self._end = math.floor(now_s)
         end = math.floor(now_s - LAG_S)

@@ -1,9 +1,9 @@
-"""The events of `watch.proto` as JSON, an object per event; `watch_view.py` adds what follows.
+"""The events of `watch.proto` as JSON, an object per event; `watch_view.py` adds derived fields.
 
-Times are seconds, those of the wall since 1970. Enums are their last words in lower case
-(`REQUEST_TURN_PUT_DOWN` is "put_down"), and the kinds of an iteration's spans are one letter each:
-`p` for prefill, `d` for decode, `r` for recomputation. A field of a request or a mark that is not
-set is left out.
+Points in time are seconds of wall-clock time since 1970; durations are seconds. Enums are written
+as the last words of their names in lower case (`REQUEST_TURN_PUT_DOWN` is "put_down"), and the
+kinds of an iteration's spans are one letter each: `p` for prefill, `d` for decode, `r` for
+recomputation. A field of a request or a mark that is not set is left out.
 
 A recording is a file of such objects, one per line. Its first line is `HEADER`.
 """
@@ -21,13 +21,13 @@ from services.common.version import VERSION
 Json = dict[str, Any]
 
 HEADER: Final[Mapping[str, Any]] = {"type": "recording", "version": 2, "orcinus": VERSION}
-"""What the first line of a recording says."""
+"""Object in the first line of a recording."""
 
 _NS = 1e9
 
 
 def to_json(event: watch_pb2.WatchEvent) -> Json:
-    """Returns an event as an object with the fields `t`, `type` and those of its type.
+    """Returns an event as an object with the fields `t`, `type` and the fields of its type.
 
     Raises:
         ValueError: the event is of no type that is known here.

@@ -1,9 +1,10 @@
-"""The view of a pipeline that viewers draw, computed once: events of a scheduler in, changes out.
+"""The view of a pipeline that viewers draw: takes the events of a scheduler and yields changes,
+computed once for all viewers.
 
     event → View.take → changes, as objects of JSON → page, console, recordings
 
-A viewer keeps what it is told and draws it; what is added up is added up here. A change is an event
-of `watch_json.py` with what follows from those before it:
+A viewer keeps the changes and draws them; all sums are computed here. A change is an event of
+`watch_json.py` with fields that are derived from earlier events:
 
     epoch       has `term`: with another term, numbers of requests begin anew; and `text`, by which
                 the epoch is marked
@@ -28,24 +29,25 @@ from services.common.watch_json import Json, seconds, to_json
 _DECODE = watch_pb2.SPAN_KIND_DECODE
 
 ENDED_S = 10.0
-"""Seconds for which a request that has ended is kept: its last iterations may be told later."""
+"""Seconds for which a request that has ended is kept, since events of its last iterations may come
+later."""
 
 
 @dataclass(slots=True)
 class _Request:
-    """A request as far as its events have told."""
+    """A request, as known from the events so far."""
 
     n_prompt_tokens: int = 0
     n_generated: int = 0
     arrived_at: float | None = None
-    """None if the request was there before the watch began."""
+    """Time at which the request arrived; None if it arrived before the watch began."""
     last_token_at: float | None = None
 
     def add_tokens(self, n_new: int, *, end_position: int) -> None:
         """Adds the new tokens of a span that ran the tokens before `end_position`.
 
-        The tokens before the new ones follow from the position: iterations that were in flight when
-        the watch began are not told.
+        The number of earlier tokens is computed from the position, since iterations that were in
+        flight when the watch began have no events.
         """
         if self.n_prompt_tokens:
             n_before = end_position - self.n_prompt_tokens
@@ -55,7 +57,7 @@ class _Request:
 
 
 class View:
-    """The view of one watch, which begins with an epoch."""
+    """The view of one watch, whose first event is an epoch."""
 
     def __init__(self) -> None:
         self._n_slots = 0
@@ -158,7 +160,7 @@ class View:
 
 
 def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:
-    """Returns the K/V slots of a pipeline by what they are for."""
+    """Returns the number of K/V slots of a pipeline by their use."""
     allocated = event.n_allocated_slots
     shared = min(event.n_shared_slots, allocated)
     reserved = max(0, event.n_reserved_slots - allocated)

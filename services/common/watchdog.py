@@ -1,11 +1,13 @@
-"""The end of a process that hangs: of its event loop, or of the main thread of a rank.
+"""Ends a process that hangs: whose event loop, or main thread in the case of a rank, makes no
+progress.
 
-A thread counts in its own ticks how long nothing has happened, and does not read the clock. A
-process that was stopped and goes on, or that gets no processor, loses ticks together with its loop
-and does not count as hung. A process that hangs writes the stacks of all its threads and ends, so
-that its launcher or Kubernetes starts it again, also where no probe checks it.
+A thread measures the time without progress by counting its own ticks, and does not read the clock.
+If a process is paused, or gets no processor, this thread makes no ticks either, so the process does
+not count as hung. A process that hangs writes the stacks of all its threads and ends, so that its
+launcher or Kubernetes starts it again, even if no probe checks it.
 
-A thread of Python cannot notice a call that holds the interpreter lock; probes and launchers can.
+A Python thread does not run while another thread holds the interpreter lock, so it cannot notice
+such a hang; probes and launchers can.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ HUNG_STATUS = 70
 """Exit status of a process that hung (EX_SOFTWARE of sysexits.h)."""
 
 LIMIT_S = 7.0
-"""Seconds within which an event loop must turn.
+"""Seconds within which an event loop must complete a turn.
 
 With the time to notice, a hang is over in less than ten seconds.
 """

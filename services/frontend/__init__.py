@@ -1,11 +1,11 @@
-"""The frontend: the clients' side of Orcinus, over gRPC and over HTTP with the protocols of OpenAI
-and Anthropic, with one meaning.
+"""The frontend: the part of Orcinus that clients call, over gRPC or over HTTP with the protocols of
+OpenAI and Anthropic. A request means the same in every protocol.
 
-It owns the contract with clients: it checks requests, turns text into tokens and back, finds stop
-strings, renders templates, and reports errors in the shape of each protocol. It holds one stream to
-the scheduler. It decides no order of requests, and holds no K/V and no tensors. It imports neither
-torch nor transformers, and keeps no state that outlives a request, so any number of replicas may
-run side by side.
+The frontend owns the contract with clients: it checks requests, turns text into tokens and back,
+finds stop strings, renders templates, and reports errors in the shape of each protocol. It holds
+one stream to the scheduler. It does not order requests, and holds no keys and values and no
+tensors. It imports neither torch nor transformers. It keeps no state that outlives a request, so
+any number of replicas may run side by side.
 
     http/, grpc/  the two protocols; nothing but translation
     generation/   the one implementation: check, submit, assemble, cancel

@@ -10,7 +10,8 @@ from services.frontend.request.client_call import current_id
 from services.frontend.settings import FrontendSettings
 
 EXIT_LIMIT_S = 2.0
-"""Seconds that the threads which work on texts have to end after the event loop."""
+"""Seconds, after the end of the event loop, in which the threads that work on texts may still
+end."""
 
 
 def main() -> int:

@@ -1,13 +1,15 @@
-"""API keys: which callers may use the public API, and how much of it. Both protocols ask here.
+"""API keys: which callers may use the public API, and how much each may use. Both protocols, HTTP
+and gRPC, check callers with this module.
 
 A file, mounted from a Secret, has a name, a hash and limits for each key:
 
     {"keys": [{"name": "alice", "sha256": "9f86d0…", "requests_per_minute": 60}]}
 
-Keys are random and long, so that a plain SHA-256 hides them. They are looked up by their hash, so
-no comparison reveals how near a guess came. A changed file is in use a second later. Limits belong
-to names: a name that gets another key keeps what it has used up. Limits of calls and answers hold
-for each frontend separately. Limits of tokens are enforced by the scheduler, over all frontends.
+Keys are random and long, so that a plain SHA-256 hides them. A key is looked up by its hash, so no
+comparison reveals how near a guess came. A changed file is in use a second later. Limits belong to
+names: when a name gets another key, the usage that is counted for the name stays. Each frontend
+enforces the limits of calls and answers for its own callers. The scheduler enforces the limits of
+tokens, over all frontends.
 
 `python -m services.frontend.api_keys NAME` makes a key and its entry in the file.
 """
@@ -51,10 +53,10 @@ REREAD_S = 1.0
 MINUTE_S = 60.0
 
 PositiveTokens = Annotated[int, Field(gt=0, lt=2**63)]
-"""A limit in tokens. A larger number would be no limit."""
+"""A limit in tokens, below 2**63."""
 
 Weight = Annotated[float, Field(ge=0.001, le=1000)]
-"""A share relative to the shares of other keys."""
+"""The share of a key in the pipeline, relative to the shares of other keys."""
 
 
 class ApiKey(BaseModel):
@@ -65,25 +67,26 @@ class ApiKey(BaseModel):
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._@-]{1,64}$")]
     sha256: Annotated[str, StringConstraints(pattern=r"^[0-9a-fA-F]{64}$", to_lower=True)]
     requests_per_minute: PositiveInt | None = None
-    """Calls of any method per minute, on average. After a quiet minute all of them may come at
-    once."""
+    """Largest number of calls of any method per minute, on average. After a minute without calls,
+    the calls of one minute may come at once."""
     max_in_flight: PositiveInt | None = None
     """Largest number of answers in flight. A call for three answers counts as three."""
     tokens_per_minute: PositiveTokens | None = None
-    """Tokens of prompts and outputs per minute, on average. After a quiet minute all of them may
-    come at once. An answer that has begun is not stopped: the next one waits."""
+    """Largest number of tokens of prompts and outputs per minute, on average. After a minute
+    without requests, the tokens of one minute may be used at once. An answer that has begun is not
+    stopped when the limit is reached: the next answer waits."""
     max_in_flight_tokens: PositiveTokens | None = None
-    """Largest number of tokens of all answers in flight: of their prompts, and of their outputs as
-    long as they may become."""
+    """Largest number of tokens of all answers in flight. The tokens of each prompt and the largest
+    number of tokens of each output count."""
     weight: Weight = 1.0
-    """Share of the pipeline that the key gets relative to other keys, while all want more than
-    there is."""
+    """Share of the pipeline that the key gets, relative to other keys, while the keys together ask
+    for more than the pipeline can do."""
     min_priority: Annotated[int, Field(ge=PRIORITIES.low, le=DEFAULT_PRIORITY)] = DEFAULT_PRIORITY
     """Best `priority` that requests of the key may have; a lower number is a better priority. With
-    the default, no request comes before requests of other keys that name none."""
+    the default, no request of the key comes before requests that name no priority."""
     may_watch: bool = False
-    """Whether the key may watch the scheduler: a viewer sees when requests of all keys run, how
-    long they are, and of which key they are."""
+    """Whether the key may watch the scheduler. A viewer sees the requests of all keys: when each
+    runs, how long it is, and to which key it belongs."""
 
 
 class ApiKeyFile(BaseModel):
@@ -106,7 +109,7 @@ class ApiKeyFile(BaseModel):
 
 
 class CallBucket:
-    """A limit of calls per minute. Calls that are not made add up to at most those of one
+    """A limit of calls per minute, as a token bucket. The bucket holds at most the calls of one
     minute."""
 
     def __init__(self, per_minute: int, *, now: float) -> None:
@@ -126,8 +129,8 @@ class CallBucket:
 
 
 class Account:
-    """The account of a caller: its limits and what it has in use. Without a key there are no
-    limits."""
+    """The account of a caller: the limits of its key, and its answers in flight. An account without
+    a key has no limits."""
 
     def __init__(
         self,
@@ -147,7 +150,7 @@ class Account:
             self.set_limits(key, now=now)
 
     def set_limits(self, key: ApiKey, *, now: float) -> None:
-        """Sets the limits from now on. What is in use remains in use."""
+        """Sets the limits from now on. Answers in flight still count."""
         self._max_in_flight = key.max_in_flight
         self._min_priority = key.min_priority
         self._may_watch = key.may_watch
@@ -170,7 +173,8 @@ class Account:
 
     @property
     def min_priority(self) -> int:
-        """Best priority that requests of the account may have; a lower number is a better one."""
+        """Best priority that requests of the account may have; a lower number is a better
+        priority."""
         return self._min_priority
 
     def check_watching(self) -> None:
@@ -240,7 +244,7 @@ class Account:
 
 
 class ApiKeys:
-    """All keys. It finds the account of a caller; without a file every caller may call."""
+    """The keys of a file; finds the account of a caller. Without a file, every caller may call."""
 
     def __init__(
         self,
@@ -252,7 +256,7 @@ class ApiKeys:
         """Reads the file.
 
         Raises:
-            OSError: there is no such file.
+            OSError: the file cannot be read.
             ValueError: the content is wrong; the message says where.
         """
         self.refusals = Refusals() if refusals is None else refusals
@@ -273,12 +277,12 @@ class ApiKeys:
         return self._file is not None
 
     def admit(self, authorization: str | None) -> Account:
-        """Returns the account of a caller and counts a call. `authorization` is the value of that
-        header or metadata.
+        """Returns the account of a caller and counts a call. `authorization` is the value of the
+        header, or of the gRPC metadata, with that name.
 
         Raises:
             Unauthenticated: there is no key, or it is unknown.
-            PoolFull: the calls of the key are used up; the error says when there will be another.
+            PoolFull: the calls of the key are used up; the error says when another call is allowed.
         """
         account = self.account_of(authorization)
         account.count_call(self._now())
@@ -303,7 +307,7 @@ class ApiKeys:
         return account
 
     def knows(self, authorization: str | None) -> bool:
-        """Returns whether a caller with this `authorization` may call. It counts nothing."""
+        """Returns whether a caller with this `authorization` may call, without counting a call."""
         if self._file is None:
             return True
         self._refresh(self._file, self._now())
@@ -328,7 +332,7 @@ class ApiKeys:
 
 
 def hash_of(key: str) -> str:
-    """Returns the hash of a key, which the file has in place of the key."""
+    """Returns the hash of a key. The file contains hashes in place of keys."""
     return hashlib.sha256(key.encode(errors="backslashreplace")).hexdigest()
 
 

@@ -3,14 +3,13 @@ scheduler.
 
     bind → connect → announce → serve → linger → drain
 
-On the first signal the frontend reports that it is not ready, and takes requests a little longer,
-until load balancers and clients have turned elsewhere. Then it takes no more and lets running
-requests finish. Requests that still run when the time is up, or when a second signal comes, end as
-unavailable.
+On the first signal the frontend reports that it is not ready. It still takes requests for
+`linger_s` seconds, while load balancers and clients learn to use other frontends. Then it refuses
+new requests and lets running requests finish. Requests that still run when the time is up, or when
+a second signal comes, end as unavailable.
 
-The frontend is ready while there is a pipeline, or was one less than `hold_s` ago: neither a
-scheduler that hands over to another, nor a pipeline that forms again in that time, makes it
-unready.
+The frontend is ready while there is a pipeline, or was one less than `hold_s` seconds ago. So it
+stays ready when another scheduler takes the lead, or a pipeline forms again, in that time.
 """
 
 import asyncio
@@ -59,7 +58,7 @@ from services.frontend.watching.view_feed import ViewFeed
 log = logging.getLogger(__name__)
 
 FINISH_S = 1.0
-"""Seconds for sending the last errors, after draining."""
+"""Seconds in which the last errors are sent, after draining."""
 
 
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
@@ -236,8 +235,8 @@ class Frontend:
         return server, rpc.bind(server, settings.grpc_address, credentials)
 
     async def answer_probes(self) -> None:
-        """Listens for health probes and for Prometheus, on ports of their own, where settings name
-        them.
+        """Listens for health probes and for Prometheus, each on a separate port, if the settings
+        name the address.
 
         Raises:
             OSError: an address is taken.
@@ -309,7 +308,8 @@ class Frontend:
         await self._health.set_serving(is_ready)
 
     async def _linger(self, stop: asyncio.Event) -> None:
-        """Tells clients and load balancers to turn elsewhere, and still takes requests."""
+        """Tells clients and load balancers to use other frontends, and still takes requests for
+        `linger_s` seconds."""
         log.info("stopping; requests are taken for %g s more", self._settings.linger_s)
         self._service.leave()
         self._http.leave()
@@ -335,9 +335,10 @@ class Frontend:
 def _renewal(linger_s: float) -> list[tuple[str, int]]:
     """Returns the gRPC server options by which connections are renewed within the time to linger.
 
-    Clients of gRPC keep a connection for ever, and `stop` fails calls that cross its goodbye on the
-    way. A connection that reaches its maximum age ends without such losses. The age leaves room for
-    a connection that was made before load balancers had learnt that this frontend stops.
+    Clients of gRPC keep a connection for ever. `stop` sends a message (GOAWAY) that ends
+    connections, and a call that is sent before its client has this message fails. A connection that
+    reaches its maximum age ends without failed calls. The age is half of the time to linger, for
+    connections that are made before load balancers know that this frontend stops.
     """
     if linger_s == 0:
         return []

@@ -1,10 +1,10 @@
-"""Shares of the event loop: of the work that clients cause, only a little begins in each pass of
-the loop.
+"""Shares of the event loop: limits on the work caused by clients that may begin in one pass of the
+loop.
 
 A thousand requests that come at once, a thousand clients that hang up at once, or fifty that send
 as fast as they can, would otherwise be handled in one pass, and no stream would get its tokens
-before the pass had ended. Work that has no turn in this pass waits for a later one, in order; in
-between the loop looks at everything else.
+before the pass had ended. Work beyond the share waits for a later pass, in order of arrival;
+between passes the loop does all other work.
 """
 
 import asyncio
@@ -14,17 +14,17 @@ from collections.abc import Callable
 from functools import partial
 
 MIN_AT_ONCE = 2
-"""Smallest number of turns of a share in one pass of the event loop, unless the share sets
-another."""
+"""Smallest number of pieces of work (turns) that a share allows in one pass of the event loop,
+unless the share sets another."""
 
 TURN_S = 0.004
-"""Number of seconds of the last pass for which a share gets one turn in this pass. A request takes
-a millisecond until it waits for the scheduler, and a large read may take as long: where streams
-make passes long, a share gets a quarter of the time of the loop."""
+"""Seconds of the last pass for which a share gets one turn in this pass. A turn, such as a request
+until it waits for the scheduler, or a large read, takes about a millisecond. So when passes are
+long because of many streams, a share gets a quarter of the time of the loop."""
 
 
 class LoopShare:
-    """One share, and the work that waits for its turn."""
+    """One share of the event loop, with the work that waits for a later pass."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class LoopShare:
         turn_s: float = TURN_S,
     ) -> None:
         """The share has `at_once` turns in each pass, or one for each `turn_s` seconds that the
-        last pass took, if these are more turns."""
+        last pass took, if that is a larger number."""
         self._loop = loop
         self._clock = clock
         self._at_once = at_once
@@ -46,7 +46,7 @@ class LoopShare:
         self._began_at = 0.0
 
     def take(self, work: Callable[[], None]) -> None:
-        """Does the work now, or in a later pass if the share of this one is used up."""
+        """Does the work now, or in a later pass if the share of this pass is used up."""
         if not self._n_taken:  # nothing was taken in the last passes
             self._began_at, self._n_allowed = self._clock(), self._at_once
         if self._n_taken < self._n_allowed and not self._waiting:
@@ -55,7 +55,8 @@ class LoopShare:
             self._waiting.append(work)
 
     async def turn(self) -> None:
-        """Waits for a turn of the caller."""
+        """Waits until the share allows another piece of work, and counts the caller's work as that
+        piece."""
         come: asyncio.Future[None] = self._loop.create_future()
         self.take(partial(_end, come))
         await come

@@ -20,12 +20,12 @@ from services.common.settings import ModelNames, ServerSettings
 MAX_PORT = 65535
 
 PROCESS_BYTES = 112 * MIB
-"""Memory, in bytes, of an idle frontend: 82 MiB with a small vocabulary."""
+"""Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary."""
 
 GRAMMARS_BYTES = 176 * MIB
-"""Memory, in bytes, of the process that checks grammars, which starts with the first request that
-has one: 27 MiB, the vocabulary, which has 23 MiB for 32,000 tokens, and 48 MiB for the grammar that
-is being compiled."""
+"""Memory, in bytes, of the process that checks grammars. The process starts with the first request
+that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 48 MiB for the
+grammar that is being compiled."""
 
 ANSWER_BYTES = 5 * 2**10
 """Memory, in bytes, of an answer in flight, besides its prompt."""
@@ -34,19 +34,18 @@ CONNECTION_BYTES = 40 * 2**10
 """Memory, in bytes, of a connection of either API and of a call on it."""
 
 CHARACTER_BYTES = 700
-"""Memory, in bytes, for each character of the longest texts while tokens are made of them; emoji
-take most."""
+"""Memory, in bytes, that tokenizing takes for each character of a text. Emoji take most."""
 
 VIEWS_BYTES = 2 * MIB
 """Memory, in bytes, of the events that are kept for later viewers."""
 
 VIEWER_BYTES = 5 * MIB // 2
-"""Memory, in bytes, of a viewer that does not keep up: all kept events as they were when it came,
-and news."""
+"""Memory, in bytes, of a viewer that reads too slowly: all kept events at the time when the viewer
+connected, and the events since then."""
 
 N_COPIES = 4.25
 """Factor by which the memory of a running prompt exceeds the bytes that are counted for it. A token
-counts 40 bytes, and takes 4 more in each of the 32 submissions that a call may have at the
+is counted with 40 bytes. It takes 4 more in each of the 32 submissions that a call may have at the
 scheduler."""
 
 
@@ -57,7 +56,7 @@ def _check_port(address: str) -> str:
 
 
 Address = Annotated[str, StringConstraints(pattern=r"^\S+:\d{1,5}$"), AfterValidator(_check_port)]
-"""`host:port`; port 0 takes a free one where the frontend listens."""
+"""An address, `host:port`. If the frontend listens there, port 0 stands for any free port."""
 
 
 def _split(value: object) -> object:
@@ -81,7 +80,7 @@ class FrontendSettings(ServerSettings):
 
     served_model_name: ModelNames = ()
     """Names by which clients know the model, separated by commas or given one by one. Answers show
-    the first. Without any, the name that the workers report."""
+    the first name. If no name is given, the name that the workers report is used."""
 
     generation_config: Literal["auto", "none"] = "auto"
     """Source of defaults for fields that a request leaves out. `auto` takes temperature, top_k,
@@ -89,12 +88,12 @@ class FrontendSettings(ServerSettings):
     generation_config.json; `none` ignores that file."""
 
     refuse_unknown_fields: bool = False
-    """Whether a body with an unknown field is refused, which finds misspelt ones. Otherwise unknown
-    fields are ignored and named in the answer's header `x-orcinus-ignored-fields`."""
+    """Whether a body with an unknown field is refused, which finds misspelt fields. Otherwise
+    unknown fields are ignored and named in the answer's header `x-orcinus-ignored-fields`."""
 
     scheduler: Address
-    """Address, host:port, of the schedulers. Where the name has several addresses, the frontend
-    finds the one that leads."""
+    """Address, host:port, of the schedulers. If the host name has several addresses, the frontend
+    finds the scheduler that leads."""
 
     http_address: Address = "127.0.0.1:8000"
     """Address, host:port, where the HTTP APIs listen. The default is reachable from this machine
@@ -103,7 +102,7 @@ class FrontendSettings(ServerSettings):
     http_socket: Path | None = None
     """Path of a Unix socket on which the HTTP APIs are served too, always without TLS, for a proxy
     on the same machine. The file has mode 0660, so the process's user and group may connect. A file
-    that a dead process has left is replaced."""
+    left by a process that has ended is replaced."""
 
     grpc_address: Address = "127.0.0.1:50051"
     """Address, host:port, where the gRPC API listens. The default is reachable from this machine
@@ -111,12 +110,13 @@ class FrontendSettings(ServerSettings):
 
     grpc_socket: Path | None = None
     """Path of a Unix socket on which the gRPC API is served too, under the rules of `http_socket`.
-    All its clients together have the limits of one connection, and a client that sends headers
-    without end is not noticed: let only trusted processes write to its file."""
+    All clients of the socket together have the limits of one connection, and a client that sends
+    headers without end is not noticed: let only trusted processes write to the file."""
 
     tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
-    """Format in which the model calls tools. `auto` finds it in the chat template and the special
-    tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require one."""
+    """Format in which the model calls tools. `auto` derives the format from the chat template and
+    the special tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require
+    one."""
 
     reasoning_parser: Literal["auto", "none", "think"] = "auto"
     """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
@@ -128,7 +128,7 @@ class FrontendSettings(ServerSettings):
 
     api_keys_file: Path | None = None
     """JSON file with the API keys that clients must show; `python -m services.frontend.api_keys`
-    makes entries. Read again when it changes. When not set, no key is asked for."""
+    makes entries. The file is read again when it changes. When not set, no key is asked for."""
 
     cors_origins: Origins = ()
     """Origins, `https://host:port`, of web pages whose scripts may use the HTTP APIs, separated by
@@ -139,16 +139,16 @@ class FrontendSettings(ServerSettings):
     uploads by mistake."""
 
     max_connections: PositiveInt = 2048
-    """Connections of each API at most; bounds memory and file descriptors, of which the process
-    needs 256 more. When there are more, the HTTP connection that has been idle longest is closed,
-    or the new gRPC connection."""
+    """Largest number of connections of each API; bounds memory and file descriptors, of which the
+    process needs 256 more. Beyond the limit, the HTTP API closes the connection that has been idle
+    longest, and the gRPC API closes the new connection."""
 
     max_head_bytes: PositiveInt = 32 * 2**10
-    """Bytes of an HTTP request's line and headers at most; bounds the memory of a connection before
-    its key is known. gRPC has 16 KiB of metadata."""
+    """Largest size of an HTTP request's line and headers together, in bytes; bounds the memory of a
+    connection before its API key is known. The metadata of a gRPC call may have 16 KiB."""
 
     max_headers: PositiveInt = 100
-    """Headers of an HTTP request at most."""
+    """Largest number of headers of an HTTP request."""
 
     head_limit_s: PositiveFloat = 10.0
     """Seconds for the TLS handshake, and from connecting, or a request's first byte, until its
@@ -159,59 +159,63 @@ class FrontendSettings(ServerSettings):
     complete."""
 
     idle_limit_s: PositiveFloat = 75.0
-    """Seconds that a connection stays open between requests. Longer than most clients and proxies
-    keep theirs, so that they close it and no request meets a closing connection."""
+    """Seconds that a connection stays open between requests. The default is longer than the limit
+    of most clients and proxies, so that the client closes the connection, and no request is sent on
+    a connection that the frontend is closing."""
 
     send_limit_s: PositiveFloat = 30.0
-    """Seconds in which a client must read 16 KiB of its waiting answer, or a message over gRPC;
-    otherwise the answer ends, so that unread output does not fill the memory."""
+    """Seconds in which a client must read 16 KiB of the output that waits for it, or one message
+    over gRPC. Otherwise the answer ends, so that unread output does not fill the memory."""
 
     comment_s: PositiveFloat = 15.0
     """Seconds without an event after which a stream gets a comment, so that proxies do not close
-    the connection as idle; most wait for a minute, some for half of one."""
+    the connection as idle. Most proxies wait for a minute, some for half a minute."""
 
     max_prompt_characters: PositiveInt = 256 * 2**10
-    """Characters that the texts of one call may have together, and a conversation as its template
-    writes it; some 60,000 tokens of English. Bounds the memory of tokenizing: 40 MB for English,
-    115 MB for Chinese, 185 MB for emoji."""
+    """Largest number of characters of all texts of one call together, and of a conversation as the
+    chat template renders it. The default is about 60,000 tokens of English. The limit bounds the
+    memory of tokenizing: 40 MB for English, 115 MB for Chinese, 185 MB for emoji."""
 
     render_limit_s: PositiveFloat = 1.0
-    """Seconds of processor time in which the chat template must render a conversation; most take
-    less than a thousandth. Stops templates that loop."""
+    """Seconds of processor time in which the chat template must render a conversation. Most
+    templates take less than a thousandth of the default. The limit stops templates that loop."""
 
     max_in_flight: PositiveInt = 4096
-    """Answers in flight at most, without those that wait for others of their call; further calls
-    are refused with 429. Bounds this process's memory, at 5 KiB each."""
+    """Largest number of answers in flight. Answers that wait for other answers of the same call do
+    not count. Further calls are refused with 429. The limit bounds the memory of this process; an
+    answer takes 5 KiB."""
 
     max_answers_at_once: PositiveInt = 32
-    """Answers of one call that are with the scheduler at a time; the next is submitted when one
-    ends. Keeps one call with many answers from filling the pool."""
+    """Largest number of answers of one call that the scheduler has at a time; the next answer is
+    submitted when one ends. The limit keeps one call with many answers from filling the pool."""
 
     max_in_flight_bytes: PositiveInt = 64 * 2**20
-    """Bytes of memory that clients' data may take together: requests in flight or held, texts that
-    are tokenized, output that is not read. A larger request is taken only when there is nothing
-    else."""
+    """Bytes of memory that the data of all clients may take together: requests in flight or held,
+    texts that are being tokenized, and output that is not read. A request that is larger than the
+    limit is taken only while there is no other data."""
 
     page: bool = False
-    """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` its feed.
-    Without API keys every caller may look; with them, callers whose key has `may_watch`.
+    """Whether `/` is a page that shows the pipeline at work, and `/pipeline/events` the stream of
+    events for the page. Without API keys, every caller may read both. With API keys, only callers
+    whose key has `may_watch` may.
     """
 
     max_viewers: PositiveInt = 16
-    """Streams of `/pipeline/events` at once at most; each may take 2.5 MiB."""
+    """Largest number of streams of `/pipeline/events` at a time; each may take 2.5 MiB."""
 
     max_request_s: NonNegativeFloat = 0.0
     """Seconds that a generating call may take, waiting included; 0 sets no limit. Clients may set a
     shorter one for a call."""
 
     hold_s: NonNegativeFloat = 30.0
-    """Seconds that a new request waits for a pipeline when there is none; 0 refuses it at once.
-    Longer than a change of the leading scheduler takes, so that clients do not notice it."""
+    """Seconds that a new request waits for a pipeline when there is none; 0 refuses the request at
+    once. The default is longer than a change of the leading scheduler takes, so that clients do not
+    notice the change."""
 
     resume_s: NonNegativeFloat = 600.0
-    """Seconds that an accepted request waits for another pipeline after the loss of its own; then
-    it ends with the error `unavailable`. Each loss starts the time anew. Longer than a stage takes
-    to load."""
+    """Seconds that an accepted request waits for another pipeline after its pipeline is lost. Then
+    the request ends with the error `unavailable`. Each loss starts the time anew. The default is
+    longer than a stage takes to load."""
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and
@@ -219,10 +223,11 @@ class FrontendSettings(ServerSettings):
 
     drain_s: NonNegativeFloat = 30.0
     """Seconds that running requests have to finish after `linger_s`; then they end with the error
-    `unavailable`. The pod's grace period must be longer than both together."""
+    `unavailable`. The pod's grace period must be longer than `linger_s` and `drain_s` together."""
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the largest memory that the frontend may need, in bytes, by setting."""
+        """Returns the largest memory that the frontend may need, in bytes, in parts by the setting
+        that bounds each."""
         views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,

@@ -1,5 +1,7 @@
-"""GGUF, the one file that llama.cpp keeps a model in: metadata, vocabulary and tensors.
+"""GGUF, the format of llama.cpp: one file with the metadata, the vocabulary and the tensors of a
+model.
 
-`header.py` reads what stands in front of the tensors, `model_config.py` says it in the words of
-`config.json`, and `tokenizer.py` in those of `tokenizer.json`. The tensors are for the workers.
+`header.py` reads the metadata in front of the tensors. `model_config.py` converts the metadata to
+the keys of `config.json`, and `tokenizer.py` converts the vocabulary to the form of
+`tokenizer.json`. Only the workers read the tensors.
 """

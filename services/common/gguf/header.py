@@ -1,4 +1,5 @@
-"""Reads what stands in front of a GGUF file's tensors: the metadata, and where each tensor lies.
+"""Reads the header of a GGUF file, which is in front of the tensors: the metadata, and the place of
+each tensor.
 
 The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; versions 2 and
 3 are read. A file may come from a stranger: every length is checked against the rest of the file
@@ -57,7 +58,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The header of a GGUF file: its metadata, and where each tensor lies."""
+    """The header of a GGUF file: its metadata, and the place of each tensor."""
 
     path: Path
     metadata: Mapping[str, Any]
@@ -83,19 +84,20 @@ class GgufHeader:
 
 
 def is_gguf(model: Path) -> bool:
-    """Returns whether a path is a GGUF file, by its name, and not a directory."""
+    """Returns whether a path has the name of a GGUF file and is not a directory."""
     return model.suffix == SUFFIX and not model.is_dir()
 
 
 def tokenizer_file(model: Path) -> Path:
-    """Returns the file that has a model's vocabulary, which for a GGUF file is the file itself."""
+    """Returns the file that has a model's vocabulary: the `tokenizer.json` of a directory, or the
+    GGUF file itself."""
     return model if is_gguf(model) else model / "tokenizer.json"
 
 
 def model_name(model: Path) -> str:
     """Returns the name of a model: the name of its directory or file.
 
-    For a link it is the name of the link, since the target may be a folder of a cache.
+    For a link, the name of the link is returned, since the target may be a folder of a cache.
     """
     return Path(os.path.abspath(model)).name.removesuffix(SUFFIX)
 
@@ -155,7 +157,7 @@ class _Reader:
         return struct.unpack(f"<{kind}", self.take(struct.calcsize(f"<{kind}")))[0]
 
     def count(self, largest: int, what: str) -> int:
-        """Returns a count of things, which must not be too large."""
+        """Returns a number of items; raises ValueError if it is greater than `largest`."""
         count: int = self.number("Q")
         if count > largest:
             raise ValueError(f"{self._path} says that it has {count} {what}")
@@ -191,7 +193,8 @@ class _Reader:
         return numbers
 
     def tensor(self) -> tuple[str, TensorPlace]:
-        """Returns a tensor with its name and its offset behind the metadata."""
+        """Returns a tensor and its name. The offset of the tensor counts from the end of the
+        metadata."""
         name = self.string()
         n_dimensions = self.number("I")
         if n_dimensions > MAX_DIMENSIONS:

@@ -1,7 +1,7 @@
 """Translates a GGUF file's metadata to the keys of `config.json`, for the supported architectures.
 
-So both formats follow the same rules. An unknown key of the architecture is refused by its name,
-unless its value switches its feature off.
+So the rules for `config.json` hold for GGUF files too. An unknown key of the architecture is
+refused, with its name in the error, unless its value switches its feature off.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _qwen3(header: GgufHeader, config: Config) -> Config:
 
 
 def _gemma(header: GgufHeader, config: Config, *, large: int) -> Config:
-    """Returns the keys that Gemma 2 and 3 share; models with `large` layers scale scores
-    otherwise."""
+    """Returns the keys that Gemma 2 and 3 share. Models with `large` layers scale attention scores
+    in another way."""
     hidden_size, n_heads = config["hidden_size"], config["num_attention_heads"]
     scalar = config.get("head_dim", 256)
     if config["num_hidden_layers"] == large:
@@ -185,7 +185,8 @@ def _head_dim(header: GgufHeader, config: Config) -> Config:
 
 
 def _rope_scaling(header: GgufHeader) -> Config:
-    """Returns how positions are scaled beyond the context of the training."""
+    """Returns the keys that say how positions are scaled beyond the context length of the
+    training."""
     kind = header.metadata.get(f"{header.metadata['general.architecture']}.rope.scaling.type")
     if kind in (None, "none"):
         return {}

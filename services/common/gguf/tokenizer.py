@@ -1,8 +1,8 @@
 """Translates a GGUF file's vocabulary to the form of `tokenizer.json`.
 
-Two kinds are known. "gpt2" is byte-level BPE with merges, whose rule for cutting texts is known by
-its name. "llama" is SentencePiece: pieces and scores, from which the merges are made here. Other
-kinds are refused by name.
+Two kinds of vocabulary are supported. "gpt2" is byte-level BPE with merges; the file gives the name
+of its rule for splitting texts. "llama" is SentencePiece: pieces and scores, from which the merges
+are made here. Other kinds are refused with their name.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class _GgufVocabulary:
         }
 
     def added(self) -> Iterator[Json]:
-        """Yields the tokens that are cut out of a text before all other tokens."""
+        """Yields the added tokens, which are found in a text before the rest is tokenized."""
         for token_id, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)):
             if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token:
                 yield {
@@ -219,8 +219,8 @@ def _sentence_piece(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) ->
 def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Returns the merges that make the pieces, in the order of the pieces' scores, the best first.
 
-    Every pair of pieces that makes a piece is a merge of it; pairs of the lowest numbers come
-    first.
+    Every pair of pieces whose concatenation is a piece becomes a merge. For one piece, the pairs
+    with the lowest numbers come first.
     """
     ids = vocabulary.ids(without=(_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE))
     ranked = []

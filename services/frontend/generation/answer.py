@@ -26,8 +26,8 @@ class Piece:
     """Log-probabilities of `token_ids`, if they are wanted."""
     text_offsets: tuple[int, ...] = ()
     """Number of characters of the answer before each token, if log-probabilities are wanted. The
-    text of a stop string counts, and a character of several tokens counts with the last of
-    these."""
+    text of a stop string counts. A character that several tokens make counts with the last of these
+    tokens."""
     prompt_logprobs: Logprobs | None = None
     """Log-probabilities of the prompt's tokens after the first, if they are wanted. The first piece
     of an answer has them."""
@@ -57,8 +57,9 @@ class Piece:
 class Answer:
     """Turns the tokens of one answer into text.
 
-    The scheduler ends an answer at one of `stop_token_ids`; here such a token has no text, but
-    counts. Stop strings are found here, and end the answer once it has `min_tokens` tokens.
+    The scheduler ends an answer at one of `stop_token_ids`; such a token has no text here, but
+    counts as a token of the answer. This class finds stop strings, which end the answer once it has
+    `min_tokens` tokens.
     """
 
     # With slots, the attributes that each token needs lie together in memory: hundreds of answers
@@ -89,18 +90,19 @@ class Answer:
         min_tokens: int,
         has_offsets: bool = False,
     ) -> None:
-        """With `has_offsets`, pieces tell where in the text their tokens begin."""
+        """`has_offsets` says whether pieces get `text_offsets`."""
         self.index = index
         self.n_tokens = 0
         self.has_news = False
-        """Whether tokens have come in this call, in addition to those that its client had
+        """Whether new tokens have come in this call, beyond the tokens that its client had
         before."""
         self.is_finished = False
         self._text = text
         self._stops = stops
         self._has_stops = not stops.is_empty
         self.is_plain = not (self._has_stops or has_offsets)
-        """Whether tokens bring nothing but text, and cannot end the answer here."""
+        """Whether a token only adds text: there are no stop strings, offsets or log-probabilities
+        of the prompt to look after."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
         self._offsets: list[int] | None = [] if has_offsets else None  # of the next piece
@@ -146,7 +148,7 @@ class Answer:
         return self._with_logprobs(piece, logprobs)
 
     def add_plain(self, token_ids: Sequence[int]) -> str:
-        """Takes new tokens of an answer with `is_plain`, and returns the new text."""
+        """Takes new tokens of an answer whose `is_plain` is true, and returns the new text."""
         self.n_tokens += len(token_ids)
         text = ""
         for token_id in token_ids:
@@ -163,8 +165,8 @@ class Answer:
         return self._with_logprobs(Piece(self.index, text, (), reason), None)
 
     def _with_logprobs(self, piece: Piece, logprobs: Logprobs | None) -> Piece:
-        """Returns the piece with the log-probabilities of its tokens, and with those of the prompt
-        if they have not been returned yet."""
+        """Returns the piece with the log-probabilities of its tokens, and with the
+        log-probabilities of the prompt if no piece has carried these yet."""
         of_prompt = Logprobs.joined(self._prompt_logprobs) if self._prompt_logprobs else None
         offsets = tuple(self._offsets or ())
         self._prompt_logprobs.clear()

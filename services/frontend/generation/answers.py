@@ -1,4 +1,5 @@
-"""The answers of one call: `n` to each of its prompts, how each begins, and how each is submitted.
+"""The answers of one call, `n` to each prompt: begins each answer, and makes the message that
+submits it.
 
 An answer has an index among all answers of the call, and a name at the scheduler. A resumed answer
 begins with the tokens that its client has.
@@ -19,7 +20,7 @@ from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 
 
 class Answers:
-    """The answers of one call, by their indices and names."""
+    """The answers of one call, each with its index and its name at the scheduler."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Answers:
         account: scheduler_pb2.Account | None,
         trace: trace_pb2.TraceContext | None,
     ) -> None:
-        """Prepares for the answers without beginning one. Their names begin with
+        """Prepares for the answers without beginning one. The names of the answers begin with
         `submission_id`."""
         self.begun: dict[str, Answer] = {}
         """Answers that have begun, by their names."""

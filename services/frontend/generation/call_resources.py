@@ -15,16 +15,17 @@ class CallResources:
     """What one call holds of this process while it runs."""
 
     in_flight: AnswersInFlight
-    """Answers of this call that the scheduler still runs. A client that reads slowly does not
-    count: its answers are complete."""
+    """Answers of this call that the scheduler still runs. An answer that is complete, but not yet
+    read by its client, does not count."""
     share: Share
-    """Share of the memory budget that the call holds until it ends; it grows with output that is
-    kept."""
+    """Share of the memory budget that the call holds until the call ends. The share grows with
+    output that is kept."""
     budget: MemoryBudget
-    """Memory budget in which output counts that the client has not read."""
+    """Memory budget against which output counts that the client has not read."""
     refusals: Refusals = field(default_factory=Refusals)
     replaying: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock that a call holds while it replays tokens: only one call does so at a time."""
+    """Lock that a call holds while it replays tokens, so that only one call of the process replays
+    tokens at a time."""
     max_at_once: int = 32
     """Largest number of answers of the call that the scheduler has at a time."""
     account: scheduler_pb2.Account | None = None

@@ -21,8 +21,8 @@ class EncodedPrompt:
 
     @property
     def context(self) -> Sequence[int]:
-        """Tokens that the text of the answer continues; none for a conversation, whose next turn
-        begins a text of its own."""
+        """Tokens whose text the answer continues. Empty for a conversation, in which the answer is
+        a new turn and begins a new text."""
         return () if isinstance(self.prompt, Conversation) else self.token_ids
 
     def text(self, tokenizer: Tokenizer) -> str:
@@ -30,9 +30,9 @@ class EncodedPrompt:
         return self.prompt if isinstance(self.prompt, str) else tokenizer.to_text(self.token_ids)
 
     def text_offsets(self, tokenizer: Tokenizer, *, are_added: bool) -> Sequence[int]:
-        """Returns, for each token, where in the text of the prompt it begins; that takes some 20
-        µs for each. `are_added` says that special tokens may have been put around the client's
-        text."""
+        """Returns the position of each token's first character in the text of the prompt; takes
+        about 20 µs for each token. `are_added` says whether special tokens may have been put around
+        the client's text."""
         if not isinstance(self.prompt, str):
             return text_offsets(tokenizer, self.token_ids)
         # The text of the client may itself spell special tokens.

@@ -3,10 +3,10 @@
 Each answer is submitted to the scheduler on its own (`Submissions`), a few at a time, so that one
 call cannot fill the pool. The events of all answers arrive in one inbox and leave it as pieces of
 text. `close` cancels the answers that still run. When a pipeline or a scheduler is lost, the
-scheduler client makes each answer go on.
+scheduler client (`SchedulerClient`) sees to it that each answer goes on with the next one.
 
 A call that resumes a broken stream first restores every answer (`replay`). Answers that had not
-ended are submitted together with the tokens that the client has.
+ended are submitted with the tokens that the client has already.
 """
 
 import asyncio
@@ -49,19 +49,19 @@ from services.frontend.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """Number of tokens that one call has read and generated."""
+    """Numbers of tokens in the prompts and in the answers of one call."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Tokens of the prompts that were found in a cache."""
+    """Number of tokens of the prompts that were found in a cache."""
 
 
 class Generation:
     """One client call while it runs: `n` answers to each of its prompts.
 
-    Before a scheduler has accepted them, answers may be held until `until`, a time of the event
-    loop's clock. With a resumption, only the pieces that its client lacks are yielded.
+    An answer that no scheduler has accepted yet may be held until `until`, a time of the event
+    loop's clock. With a resumption, only the pieces that the client lacks are yielded.
     """
 
     __slots__ = (
@@ -140,9 +140,9 @@ class Generation:
         self._shows_text_only = not options.shows_tokens
         self._endings: list[Piece] = []
         self._replayed: dict[int, MessageReader] = {}
-        """Readers of answers to go on with."""
+        """Readers of answers that a resumption has restored, by the index of the answer."""
         self._running: set[str] = set()
-        """Answers of which there is more to read."""
+        """Names of the answers whose last piece has not been read."""
         self._submissions = Submissions(
             scheduler,
             self,
@@ -154,8 +154,8 @@ class Generation:
         self._at_scheduler = self._submissions.at_scheduler
         self._expiry: asyncio.TimerHandle | None = None
         self._n_cached: dict[int, int] = {}
-        """Number of tokens of a prompt, by the index of the prompt, that were in a cache for every
-        answer so far."""
+        """Number of tokens of each prompt that were in a cache, by the index of the prompt. If
+        answers to the prompt differ, the smallest number counts."""
         self._n_prompt_tokens = sum([len(prompt.token_ids) for prompt in prompts])
         self._call.n_prompt_tokens = self._n_prompt_tokens
 
@@ -171,7 +171,7 @@ class Generation:
 
     @property
     def usage(self) -> TokenUsage:
-        """Number of tokens read and generated so far."""
+        """Numbers of tokens in the prompts and in the answers so far."""
         return TokenUsage(
             self._n_prompt_tokens,
             self._answers.n_tokens,
@@ -188,8 +188,8 @@ class Generation:
         return self.prompts[index // self.options.n]
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
-        """Returns, for each token of an answer's prompt, where in the text of the prompt it
-        begins."""
+        """Returns the position of the first character of each token of an answer's prompt, in the
+        text of the prompt."""
         are_added = self.options.add_special_tokens is not False
         return self.prompt_of(index).text_offsets(self._tokenizer, are_added=are_added)
 
@@ -205,16 +205,17 @@ class Generation:
         return not so_far.token_ids and not so_far.is_finished
 
     def message_reader(self, index: int) -> MessageReader:
-        """Returns a reader for the text of an answer to a conversation; after a resumption it has
-        read what the client received before. It may be called once for each answer."""
+        """Returns a reader for the text of an answer to a conversation. After a resumption, the
+        reader has read the text that the client received before. To be called once for each
+        answer."""
         reader = self._replayed.pop(index, None)
         if reader is not None:
             return reader
         return self.prompt_of(index).answer_format.reader(self.request_id, index)
 
     def end_at(self, deadline: float) -> None:
-        """Ends the call with TimedOut at a time of the event loop's clock, unless it is closed
-        before."""
+        """Makes the call end with TimedOut at a time of the event loop's clock, unless the call is
+        closed before."""
         self._submissions.deadline = deadline
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
@@ -232,8 +233,8 @@ class Generation:
         them.
 
         Raises:
-            InvalidRequest: the scheduler refuses an answer, or the tokens of the resumption cannot
-            be what the stream had sent.
+            InvalidRequest: the scheduler refuses an answer, or the stream cannot have sent the
+            tokens of the resumption.
             PoolFull: there is too much at once.
             TimedOut: the time of the call is over.
             Unavailable: an answer could not be submitted in time.
@@ -257,8 +258,8 @@ class Generation:
 
         Raises:
             Unavailable: no pipeline went on with the answers in time.
-            RequestFailed: the scheduler gave an answer up.
-            PoolFull: too much of the answers was not read.
+            RequestFailed: the scheduler could not complete an answer.
+            PoolFull: too many tokens of the answers were not read.
             TimedOut: the time of the call is over.
         """
         for piece in self._endings:
@@ -277,7 +278,7 @@ class Generation:
         """Returns the finished answers in order, each as one piece; see `WholeAnswers.best`.
 
         Raises:
-            PoolFull: they take more memory than is left.
+            PoolFull: the answers take more memory than is left.
             OrcinusError: whatever `pieces` raises.
         """
         answers = WholeAnswers(self.options, self._resources.share, n_answers=self.n_answers)
@@ -286,7 +287,8 @@ class Generation:
         return answers.best()
 
     def put(self, event: Event, answer: Answer) -> None:
-        """Takes an event of an answer when it arrives, whether the reader waits for it or not."""
+        """Takes an event of an answer when it arrives, whether the reader waits for an event or
+        not."""
         if isinstance(event, OutputTokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
@@ -319,7 +321,7 @@ class Generation:
         self._span.closed(self._answers.n_tokens)
 
     def _send_at_once(self, event: OutputTokens, answer: Answer, outlet: Outlet) -> None:
-        """Sends new tokens through the outlet, in place of the reader, which waits for them."""
+        """Sends new tokens through the outlet while the reader waits for tokens."""
         try:
             if answer.is_plain and answer.has_news and self._shows_text_only:
                 if text := answer.add_plain(event.token_ids):
@@ -348,8 +350,8 @@ class Generation:
         """Restores all answers as far as the client has them.
 
         Raises:
-            TimedOut: that, with the wait for other calls that do the same, takes longer than the
-            call may.
+            TimedOut: restoring, or waiting for other calls that restore answers, takes longer than
+            the call may.
         """
         deadline = None if self._expiry is None else self._expiry.when()
         try:

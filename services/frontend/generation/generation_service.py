@@ -3,13 +3,13 @@
     wait → check → submit → assemble → cancel
 
 A request is checked here and turned into tokens (`RequestEncoder`); a `Generation` does the rest.
-`open` is the only way to get one, and cancels whatever still runs when the client's call ends,
-however it ends.
+`open` is the only way to get a `Generation`. When the client's call ends, for whatever reason,
+`open` cancels the answers that still run.
 
 While there is no pipeline, requests wait for one up to `hold_s` seconds, for example while another
-scheduler takes the lead or the pipeline forms again; to their clients that is a pause. Meanwhile,
-questions about the model are answered with the last known pipeline, since the next one serves the
-same.
+scheduler takes the lead or the pipeline forms again. A client sees only a pause. Meanwhile,
+questions about the model are answered with the last known pipeline, since the next pipeline serves
+the same model.
 """
 
 import asyncio
@@ -57,10 +57,11 @@ from services.frontend.text.tokenizer import Tokenizer
 Result = TypeVar("Result")
 
 DETOKENIZED_FIELD = "tokens"
-"""Name of the field with the tokens whose text a client wants."""
+"""Name of the request field with the tokens that `detokenize` turns into text."""
 
 NAMED_AT_ONCE = 4096
-"""Number of tokens whose names are looked up without a pause: a millisecond of work."""
+"""Number of tokens whose names are looked up without a pause for other tasks: a millisecond of
+work."""
 
 TOKEN_NAME_BYTES = 96
 """Bytes of memory that the name of a token takes, as an object and in JSON."""
@@ -113,14 +114,14 @@ class GenerationService:
         )
         self._anybody = Account()
         self.n_in_flight = 0
-        """Number of admitted answers that the scheduler has not ended, without those that wait for
-        other answers of their call."""
+        """Number of admitted answers that the scheduler has not ended. Answers that wait for other
+        answers of the same call do not count."""
         self.n_waiting = 0
         """Number of answers that wait for a pipeline."""
         self._is_leaving = False
         self._is_stopping = False
-        self._replaying = asyncio.Lock()  # the tokens of one resumption at a time
-        self._n_calls = 0  # whose clients have not got their ends
+        self._replaying = asyncio.Lock()  # tokens of one resumption are replayed at a time
+        self._n_calls = 0  # that have not ended for their clients
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -131,14 +132,15 @@ class GenerationService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests should be sent to this frontend: there is a pipeline, or one is likely
-        to come while they are held."""
+        """Whether requests should be sent to this frontend: there is a pipeline, or a pipeline is
+        likely to come while requests are held."""
         return not self._is_leaving and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
 
     async def wait_readiness(self, is_ready: bool) -> None:
-        """Waits until `is_ready` has the given value. It does not notice `leave`."""
+        """Waits until the property `is_ready` has the given value. A call of `leave` does not end
+        the wait."""
         while self.is_ready is not is_ready:
             deadline = self._scheduler.pipeline.hold_deadline(self._limits.hold_s)
             with suppress(TimeoutError):
@@ -146,8 +148,8 @@ class GenerationService:
                     await self._scheduler.pipeline.wait_change()
 
     def describe(self) -> ServedPipeline:
-        """Returns the pipeline that serves, or else the last one that did; raises Unavailable if
-        there has been none."""
+        """Returns the current pipeline, or the last pipeline if there is none now. Raises
+        Unavailable if there has been no pipeline yet."""
         return self._scheduler.pipeline.last
 
     @property
@@ -157,9 +159,9 @@ class GenerationService:
         return self._model_limits(self.describe()).names
 
     def check_room(self, account: Account) -> None:
-        """Checks, before a new call costs anything, that there is room for it and that it need not
-        wait too long even with the best priority that its account allows. Calls that resume a
-        broken stream need not be checked.
+        """Checks that there is room for a new call, and that a request of the best priority that
+        the account allows need not wait too long. To be called before any work is done for the
+        call. Calls that resume a broken stream need not be checked.
 
         Raises:
             PoolFull: there is too much at once.
@@ -178,8 +180,8 @@ class GenerationService:
         model: str = "",
         options: GenerationOptions | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens with which a generation with these options would begin. It counts as a
-        call with one answer.
+        """Returns the tokens that a generation with this prompt and these options would begin with.
+        The call counts as a call with one answer.
 
         Raises:
             InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
@@ -205,11 +207,11 @@ class GenerationService:
     async def detokenize(
         self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
     ) -> str:
-        """Returns the text of tokens, including special tokens. It counts as a call with one
+        """Returns the text of tokens, including special tokens. The call counts as a call with one
         answer.
 
         Raises:
-            InvalidRequest: there are more tokens than the model can read, one is not in the
+            InvalidRequest: there are more tokens than the model can read, a token is not in the
             vocabulary, or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
             PoolFull: there is too much at once.
@@ -238,9 +240,10 @@ class GenerationService:
     async def open(
         self, request: GenerationRequest, account: Account | None = None
     ) -> AsyncIterator[Generation]:
-        """Opens a generation, once the scheduler has accepted its first answers; cancels the
-        answers that still run at the end. The generation counts for the account until the scheduler
-        has ended it. Its id and its time limit are those of the call that is current in this task.
+        """Yields a generation when the scheduler has accepted its first answers, and cancels the
+        answers that still run at the end of the context. The generation counts for the account
+        until the scheduler has ended it. The generation has the id and the time limit of the
+        current call of this task (`current_call`).
 
         Raises:
             InvalidRequest: the request breaks a rule.
@@ -337,7 +340,7 @@ class GenerationService:
         """Admits a call until it has ended for its client.
 
         Raises:
-            InvalidRequest: the call asks for more answers than there can ever be at once.
+            InvalidRequest: the call asks for more answers than may ever be in flight.
             PoolFull: there is too much at once.
             Unavailable: this process is stopping.
         """
@@ -396,16 +399,16 @@ class GenerationService:
             self._idle.set()
 
     def _last_limits(self) -> ModelLimits | None:
-        """Returns the limits of the model that is served, or was served last; None if there was
-        none."""
+        """Returns the limits of the model of the current or last pipeline; None if there has been
+        no pipeline."""
         return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
     def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
         return ModelLimits(pipeline, self._model.names)
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-        """Returns the approximate memory of a request, in bytes, once its prompts are tokens,
-        without the bytes that it came with."""
+        """Returns the approximate memory, in bytes, that a request takes once its prompts are
+        tokens, in addition to the bytes that were counted when the request came."""
         n_at_once = self._limits.max_answers_at_once
         n_answers = len(prompts) * options.n_generated
         n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
@@ -417,9 +420,10 @@ class GenerationService:
         )
 
     def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
-        """Returns the approximate memory, in bytes, of the tokens of `prompts`, unless they came as
-        tokens, and of their copies for the scheduler. Of these, the longest are assumed to exist at
-        once."""
+        """Returns the approximate memory, in bytes, of the tokens of `prompts` and of the copies of
+        the tokens for the scheduler. Prompts that came as tokens are counted elsewhere; only their
+        copies count here. It is assumed that the copies of the longest prompts exist at the same
+        time."""
         n_packed = sum(
             len(prompt.token_ids) for prompt in prompts if not isinstance(prompt.prompt, tuple)
         )
@@ -441,11 +445,11 @@ def _n_prompt_logprob_bytes(prompts: Sequence[EncodedPrompt], options: Generatio
 
 
 async def _until(deadline: float | None, work: Coroutine[Any, Any, Result]) -> Result:
-    """Returns the result of `work`; raises TimedOut if it is not there by the deadline, or the
-    deadline is past."""
+    """Returns the result of `work`. Raises TimedOut if `work` has not ended by the deadline, or if
+    the deadline is past."""
     if deadline is None:
         return await work
-    # `timeout_at` with a past deadline would cancel the work only where it first waits, if it does.
+    # With a past deadline, `timeout_at` would cancel the work only where the work first waits.
     if _now() < deadline:
         with suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):

@@ -1,8 +1,8 @@
 """The events of one call's answers, from their arrival until they are read.
 
-A client that reads keeps the inbox almost empty. If it does not read, the tokens of each answer are
-packed, so that they take little more than their numbers, and count in the memory budget for
-clients' data. Too many of them end the call.
+While a client reads, the inbox is almost empty. If a client does not read, the tokens of each
+answer are packed into arrays, which take little more than the numbers, and count against the memory
+budget for clients' data. Too many unread tokens end the call.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from services.frontend.request.memory_budget import MemoryBudget, Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_LOOSE = 128
-"""Number of events that are kept as they came and do not count in the budget: those of a few
+"""Number of events that are kept unpacked and do not count against the budget: the events of a few
 iterations."""
 
 READ_AT_ONCE = 64
-"""Number of tokens that are read without a pause, in which other tasks run."""
+"""Number of tokens that are read before the reader pauses, so that other tasks run."""
 
 N_LATE = 4
-"""Number of waiting events from which on the tokens of an answer are read together."""
+"""Smallest number of waiting events at which consecutive tokens of an answer are read together."""
 
 EVENT_BYTES = 256
 """Bytes of memory that an event takes."""
@@ -34,7 +34,7 @@ TOKEN_BYTES = array("I").itemsize
 
 NUMBER_BYTES = 2 * TOKEN_BYTES
 """Bytes of memory that a log-probability takes, with the token or the rank that belongs to it.
-Those of a prompt are counted before they come."""
+Log-probabilities of a prompt are counted before they come."""
 
 MAX_UNREAD_BYTES = 2**20
 """Largest memory of the unread events of one call, in bytes: some 80,000 tokens."""
@@ -69,13 +69,13 @@ class Inbox:
 
     @property
     def error(self) -> Exception | None:
-        """The error that `get` raises: too much was unread, or the call was ended. None if there is
-        none."""
+        """The error that `get` raises, because too many tokens were unread or the call was ended
+        with an error; None if there is no error."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
-        """Adds an event. If too much is unread then, all events are dropped, and nothing more is
-        taken."""
+        """Adds an event. If too many tokens are unread then, all events are dropped, and no more
+        events are taken."""
         if self._error is not None:
             return
         self._events.append(event)
@@ -84,18 +84,18 @@ class Inbox:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """Drops all unread events and takes no more: `get` raises the error."""
+        """Drops all unread events and takes no more events: `get` raises the error from now on."""
         self._error = self._error or error
         self.close()
         self._wake()
 
     async def get(self) -> Event:
-        """Waits for the next event and returns it; only one task may wait. A reader that is late
-        gets tokens together with the following tokens of the same answer, and so has fewer events
-        to deal with.
+        """Waits for the next event and returns it; only one task may wait. If several events wait
+        already, consecutive tokens of one answer are returned as one event, so that a late reader
+        has fewer events to process.
 
         Raises:
-            PoolFull: too much was unread.
+            PoolFull: too many tokens were unread.
             Exception: the error with which the call was ended.
         """
         if self._n_read >= READ_AT_ONCE:
@@ -128,7 +128,7 @@ class Inbox:
         self._count(MAX_LOOSE)
 
     def _with_next(self, tokens: OutputTokens) -> OutputTokens:
-        """Returns tokens together with the following ones of the same answer, up to
+        """Returns tokens together with the following tokens of the same answer, up to
         READ_AT_ONCE."""
         events = self._events
         if len(events) < N_LATE:
@@ -161,7 +161,8 @@ class Inbox:
             self.close()
 
     def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
-        """Counts the unread events in the budget; returns False if there is no room for them."""
+        """Counts the unread events against the budget; returns False if the budget has no room for
+        them."""
         n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + n_token_bytes
         more = n_bytes - self._share.n_bytes
         if more > 0 and (n_bytes > MAX_UNREAD_BYTES or not self._budget.has_room(more)):

@@ -1,7 +1,8 @@
-"""The interface of an outlet, through which pieces of answers leave as soon as their tokens come.
+"""The interface of an outlet, which sends pieces of answers to the client as soon as their tokens
+come.
 
-The task that reads a generation sleeps between tokens, and to wake it costs as much as to write a
-token out. So while it waits, pieces may go past it.
+The task that reads a generation sleeps between tokens. To wake the task costs as much as to write a
+token to the client. So while the task waits, pieces are sent through an outlet without waking it.
 """
 
 from typing import Protocol

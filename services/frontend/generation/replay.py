@@ -1,9 +1,9 @@
-"""Replays an answer: the tokens that its client already has are read once more, when a broken
-stream is resumed.
+"""Replays an answer when a broken stream is resumed: reads the tokens that the client already has
+once more.
 
-Nothing of their text is sent again. Afterwards the answer is in the state in which the stream
-broke: with the text that it held back, the stop strings that had begun, and its end, if it had
-ended.
+The text of these tokens is not sent again. Afterwards the answer is in the state that it had when
+the stream broke, including text that was held back, stop strings that had begun, and whether the
+answer had ended.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ from services.frontend.request.resumption import TOKENS_FIELD
 from services.frontend.text.message_reader import MessageReader
 
 REPLAYED_TOKENS, REPLAY_S = 64, 0.001
-"""Number of tokens that are replayed without a pause, and the seconds after which there is a pause
-in any case, since stop strings can make tokens slow."""
+"""Largest number of tokens, and largest number of seconds, until replaying pauses for other tasks.
+The limit in seconds is needed because stop strings can make tokens slow."""
 
 
 async def replay(
@@ -28,10 +28,10 @@ async def replay(
     ending: FinishReason | None,
     reader: MessageReader,
 ) -> Piece:
-    """Brings an answer, and the reader of its text, to where the client has received them. Returns
-    the last piece of the answer if the client lacks only that, else an empty piece. `ending` says
-    why the answer ends with the last of these tokens, other than by a stop string; None if it goes
-    on.
+    """Brings an answer, and the reader of its text, to the state after `token_ids`, the tokens that
+    the client has. Returns the last piece of the answer if the answer ends there, else an empty
+    piece. `ending` is the reason why the answer ends with the last of these tokens, other than a
+    stop string; None if the answer goes on.
 
     Raises:
         InvalidRequest: a stop string would have ended the answer before these tokens.

@@ -1,7 +1,7 @@
 """Turns a request into tokens and grammars.
 
-The output format of a request, or the tools of a conversation, become a grammar. It is compiled
-once here, to see whether the model can follow it.
+The output format of a request, or the tools of a conversation, become a grammar. The grammar is
+compiled here, to check that the model can follow it.
 """
 
 import asyncio
@@ -89,12 +89,12 @@ class RequestEncoder:
         limits: ModelLimits,
         share: Share,
     ) -> AnswerFormat:
-        """Returns the format of answers to a conversation, whose grammar, if it has one, has been
-        checked.
+        """Returns the format of answers to a conversation. If the format has a grammar, the grammar
+        has been checked.
 
         Raises:
-            InvalidRequest: the grammar cannot be followed. The error names the tool whose schema is
-            the cause, if one is.
+            InvalidRequest: the grammar cannot be followed. If the schema of a tool is the cause,
+            the error names the tool.
         """
         if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
             raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")

@@ -10,12 +10,12 @@ from services.frontend.text.message_format import ReasoningParser, ToolParser
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
-    """What is known of the model besides its tokenizer. Its limits come from the pipeline that
-    serves it."""
+    """The facts about the model, besides its tokenizer, that do not depend on the pipeline. The
+    limits of the model come from the pipeline that serves it."""
 
     names: tuple[str, ...] = ()
-    """Names by which clients know the model. If there are none, the name that the pipeline has for
-    it is used."""
+    """Names by which clients know the model. If there are none, the pipeline's name for the model
+    is used."""
     defaults: GenerationDefaults = field(default_factory=GenerationDefaults)
     """Defaults for options that a request leaves out."""
     chat_template: ChatTemplate | None = None
@@ -23,4 +23,4 @@ class ServedModel:
     tool_parser: ToolParser = "auto"
     reasoning_parser: ReasoningParser = "auto"
     tokenizer_file: Path | None = None
-    """File from which the vocabulary is read to check grammars; None if there is none."""
+    """File from which the vocabulary is read to check grammars; None if there is no such file."""

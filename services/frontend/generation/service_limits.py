@@ -7,7 +7,8 @@ from services.frontend.text.prompt_encoder import TextLimits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLimits:
-    """The limits of all requests together, and of each."""
+    """Limits that the generation service enforces, on single requests and on all requests
+    together."""
 
     max_in_flight: int = 4096
     """Largest number of answers that the scheduler has at once."""

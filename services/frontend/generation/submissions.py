@@ -1,8 +1,8 @@
 """Submits the answers of one call to the scheduler.
 
-A few answers are submitted at a time; whenever the scheduler has ended one, the next follows.
-Answers after the first ones are retried for as long as accepted requests are, since the client has
-been promised them.
+A few answers are submitted at a time; whenever the scheduler has ended one, the next follows. If
+submitting one of the later answers fails, it is retried for as long as an accepted request is,
+since the client's call has been accepted.
 """
 
 import asyncio
@@ -49,22 +49,23 @@ class Submissions:
         self._was_held = was_held
         self._span = span
         self.deadline: float | None = None
-        """Time, by the event loop's clock, at which the scheduler may give up requests that still
-        wait there."""
+        """Time, by the event loop's clock, after which the scheduler may drop answers that still
+        wait to be started."""
         self._waiting: deque[int] = deque()
         """Indices of the answers that are not submitted yet."""
         self.at_scheduler: set[str] = set()
-        """Names of the answers that the scheduler has, or that are held until it can have them."""
+        """Names of the answers that the scheduler has, or that are held until a scheduler can take
+        them."""
         self._unaccepted: set[str] = set()
         """Names of the answers that must be accepted before `start` returns."""
         self._started: asyncio.Future[None] | None = None
 
     async def start(self, indices: Collection[int], *, until: float) -> None:
-        """Submits the first answers and waits until the scheduler has accepted them. They may be
-        held until `until`, a time of the event loop's clock.
+        """Submits the first answers and waits until the scheduler has accepted them. An answer may
+        be held for a pipeline until `until`, a time of the event loop's clock.
 
         Raises:
-            OrcinusError: the reason why one of them was not accepted.
+            OrcinusError: an answer was not accepted; the error is the reason.
         """
         self._started = asyncio.get_running_loop().create_future()
         self._waiting.extend(indices)
@@ -73,7 +74,8 @@ class Submissions:
             await self._started
 
     def note_arrival(self, event: Event) -> None:
-        """Ends `start`, or submits the next answers, according to an event of an answer."""
+        """Takes note of an event of an answer: makes `start` return or raise, or submits the next
+        answers."""
         if isinstance(event, Failed):
             self._waiting.clear()  # the call ends when its reader gets the error
             if event.request_id in self._unaccepted:
@@ -95,7 +97,7 @@ class Submissions:
         self._end(request_id)
 
     def withdraw(self) -> None:
-        """Cancels all answers that the scheduler has, and submits no more."""
+        """Cancels all answers that the scheduler has, and submits no further answers."""
         self._waiting.clear()
         for request_id in self.at_scheduler:
             self._scheduler.cancel(request_id)
@@ -103,8 +105,8 @@ class Submissions:
         self._resources.in_flight.close()
 
     def close(self) -> None:
-        """Withdraws all answers and lets go of the call, which refers to this object: its memory
-        would wait for the garbage collector."""
+        """Withdraws all answers and drops the reference to the call. The call refers to this
+        object, and a cycle of references would keep its memory until the garbage collector runs."""
         self.withdraw()
         self._call = None
 

@@ -1,5 +1,4 @@
-"""The answers of a call that is not streamed: they are completed before the client gets
-anything."""
+"""The answers of a call that is not streamed: the client gets them when all are complete."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +9,10 @@ from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import Share
 
 MAX_PIECES = 64
-"""Number of pieces of an answer after which they are joined to one."""
+"""Number of pieces of an answer at which the pieces are joined to one."""
 
 OUTPUT_TOKEN_BYTES = 40
-"""Bytes of memory that a token of an answer takes, if clients want to see tokens."""
+"""Bytes of memory that a token of an answer takes, if the client wants to see tokens."""
 
 
 class WholeAnswers:

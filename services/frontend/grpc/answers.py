@@ -24,8 +24,8 @@ _FINISH_REASONS = {
 
 
 class AnswerMessages:
-    """The messages for the answers of one call. After a resumption they begin where the client has
-    stopped receiving."""
+    """The messages for the answers of one call. After a resumption, the messages begin with the
+    first text that the client has not received."""
 
     def __init__(
         self,
@@ -113,8 +113,8 @@ class AnswerMessages:
             )
 
     def _reader(self, index: int) -> MessageReader:
-        """Returns the message reader of an answer. After a resumption it has already read what the
-        client received before."""
+        """Returns the message reader of an answer. After a resumption, the reader has already read
+        the text that the client received before."""
         reader = self._readers.get(index)
         if reader is None:
             reader = self._readers[index] = self._generation.message_reader(index)
@@ -144,8 +144,8 @@ class AnswerMessages:
 
 
 def _read(reader: MessageReader, piece: Piece, choice: inference_pb2.Choice) -> None:
-    """Replaces a choice's text by what a piece adds to the assistant's message: content, reasoning
-    and tool calls."""
+    """Sets the fields of a choice to the content, reasoning and tool calls that a piece adds to the
+    assistant's message."""
     delta = reader.feed(piece.text)
     if piece.finish_reason is not None:
         delta += reader.flush()

@@ -1,20 +1,21 @@
 """Holds back, and ends, connections of the public gRPC API that send bytes which are no part of a
 call.
 
-gRPC limits what a call may send, and not what a connection sends beside its calls. Of headers that
-do not end gRPC keeps every byte, whatever its limits of metadata say: 3 GiB of 32 connections in
-ten seconds. gRPC does not tell what a connection has sent, but the kernel does. So many times a
-second, the bytes that the kernel has received on each connection are compared with the bytes of the
-calls that have come over that connection; the difference is the connection's debt. A relay in front
-of gRPC that reads the header of each frame would know at once, but would cost 8 µs for each
-streamed message; this watch costs nothing per message.
+gRPC limits the bytes of a call, but not the other bytes of a connection. If a client sends headers
+without end, gRPC keeps every byte, despite its limits of metadata: 3 GiB from 32 connections in ten
+seconds. gRPC does not report how many bytes a connection has sent, but the kernel does. So many
+times a second, the bytes that the kernel has received on each connection are compared with the
+bytes of the calls on that connection. The difference, bytes that belong to no call, is named the
+connection's debt. A relay in front of gRPC that reads the header of each frame would notice such
+bytes at once, but would cost 8 µs for each streamed message; this watch costs nothing per message.
 
-gRPC reads for all connections, the scheduler's among them, in a few threads. A thread stays with a
-connection as long as there is something to read, and other connections wait. So the kernel's
-receive buffer of each connection is kept small, which makes these turns short. When a connection
-has sent too much, the kernel accepts nothing more from it until the calls begin to which the bytes
-belong, or until the connection ends. It is held for a time instead of ended at once, since a client
-that is cut off comes back at once.
+gRPC reads for all connections, the scheduler's among them, in a few threads. A thread reads from
+one connection as long as there are bytes to read, and other connections wait. So the kernel's
+receive buffer of each connection is kept small, so that the thread soon reads from the next
+connection. When a connection has sent too many bytes, it is held back: the kernel accepts no more
+bytes from it until the calls begin to which the bytes belong, or until the connection ends. The
+connection is held back for a time and not ended at once, since a client whose connection is ended
+connects again at once.
 
 The kernel is asked through the process's own file descriptors, see `server_sockets.py`. Outside
 Linux nothing is watched.
@@ -43,48 +44,48 @@ PERIOD_S = 0.05
 """Seconds between two looks at the connections."""
 
 MAX_PART = 0.02
-"""Part of the time that the looks may take, unless memory grows: with more than 50 connections the
-looks become rarer."""
+"""Largest part of the time that looking at the connections may take, unless memory grows. With more
+than 50 connections, the looks become rarer."""
 
 GROWTH_BYTES = 4 * 2**20
-"""Growth of the memory of the process, in bytes, at which the connections are looked at before it
-is time."""
+"""Growth of the memory of the process, in bytes, at which the connections are looked at earlier
+than planned."""
 
 RECEIVE_BYTES = 8 * 2**10
 """Size in bytes of the receive buffer that the kernel keeps for a connection, instead of several
-megabytes. To read so much takes gRPC 0.3 ms if it consists of empty settings, which cost most.
-Where the path is long, the buffer is larger: it takes what arrives at PATH_BYTES_PER_S until a
-client hears that there is room again, and its turns are as far apart."""
+megabytes. gRPC takes 0.3 ms to read a full buffer of empty SETTINGS frames, which cost most. For a
+connection with a long round trip, the buffer is larger: it holds the bytes of one round trip at
+PATH_BYTES_PER_S."""
 
 PATH_BYTES_PER_S = 2 * 2**20
-"""Bytes that a client on a long path may send each second."""
+"""Bytes that a client with a long round trip may send each second."""
 MAX_RTT_US = 10**7
-"""Longest round trip that is believed, in microseconds. The kernel reports a larger number while it
-does not know."""
+"""Longest round trip that is taken as measured, in microseconds. The kernel reports a larger number
+while it has not measured the round trip."""
 MAX_RECEIVE_BYTES = 64 * 2**10 - 1
-"""Largest receive buffer in bytes: the largest window of a connection whose first window was too
-small to agree on a scale."""
+"""Largest receive buffer in bytes. It is the largest TCP window without window scaling, which
+connections with a small first window do not negotiate."""
 
 HEAD_BYTES = 4 * 2**10
 """Largest metadata of a call, in bytes, that honest clients send."""
 
 MAX_DEBT_BYTES = MAX_STREAMS * (WINDOW_BYTES + HEAD_BYTES)
-"""Debt in bytes at which a connection ends: what gRPC holds of as many calls as a connection may
-have, if none of them has begun here."""
+"""Debt in bytes at which a connection is ended. It is the number of bytes that gRPC holds for the
+largest number of calls of one connection, if none of these calls has begun in this process."""
 
 QUIET_DEBT_BYTES = 64 * 2**10
 """Debt in bytes at which a connection is held back, if none of its calls began for QUIET_S."""
 
 QUIET_S = 2 * PERIOD_S
-"""Seconds without a new call after which a connection in debt is held back. Time in which this
-process was late does not count."""
+"""Seconds without a new call after which a connection with a debt is held back. Time in which this
+process was too busy to begin calls does not count."""
 
 HELD_S = 3.0
-"""Seconds that a connection may be held back before it ends."""
+"""Seconds that a connection may be held back before it is ended."""
 
 MAX_DEBTS_BYTES = 64 * 2**20
-"""Largest debt of all connections together, in bytes. Beyond that, the connections with the largest
-debts end."""
+"""Largest debt of all connections together, in bytes. Beyond this limit, the connections with the
+largest debts are ended."""
 
 BYTES_PER_S = 16 * 2**10
 """Bytes that a connection may send each second beside its calls: pings, window updates,
@@ -119,10 +120,10 @@ class ConnectionWatch:
         self._refusals = refusals
         self._max_message_bytes = max_message_bytes
         self._earned: Counter[str] = Counter()
-        """Bytes of calls since the last look, by the name that gRPC has for the address of their
-        client."""
+        """Bytes of calls since the last look, by gRPC's name for the address of the client."""
         self._receiving: Counter[str] = Counter()
-        """Number of messages that are being received, by the same names."""
+        """Number of messages that are being received, by gRPC's name for the address of the
+        client."""
         self._connections: dict[Address, _WatchedConnection] = {}
 
     def note_call(self, peer: str, metadata: Metadata) -> None:
@@ -133,7 +134,7 @@ class ConnectionWatch:
 
     async def read(self, context: Any) -> Any:
         """Returns the next message of a call, or gRPC's EOF, and accounts for its bytes. A message
-        that does not arrive as a whole counts as if it had been the largest."""
+        that does not arrive as a whole counts as a message of the largest size."""
         peer, n_bytes = context.peer(), self._max_message_bytes
         self._receiving[peer] += 1
         try:
@@ -168,9 +169,10 @@ class ConnectionWatch:
             wait_s = (time.monotonic() - now) / MAX_PART
 
     def look(self, port: int, for_s: float, *, late_s: float = 0.0) -> None:
-        """Holds back and ends connections to a port that have sent too much. `for_s` is the time
-        since the last look, in seconds; during `late_s` of it this process did something else, so
-        that calls may have arrived that could not begin."""
+        """Holds back or ends the connections to a port that have sent too many bytes. `for_s` is
+        the time since the last look, in seconds. `late_s` is the part of that time by which this
+        look was late because the process was busy; calls that arrived in that part may not have
+        begun yet."""
         own_s = for_s - late_s
         earned, receiving = _by_address(self._earned), _by_address(self._receiving)
         self._earned.clear()
@@ -202,7 +204,7 @@ class ConnectionWatch:
                     server_sockets.cut(connection)
 
     def _ending(self, debts: Mapping[Address, float]) -> set[Address]:
-        """Returns the addresses of the connections that end, among those in debt."""
+        """Returns the addresses of the connections that must end, given the debts by address."""
         ending, n_bytes = set[Address](), sum(debts.values())
         for address in sorted(debts, key=debts.__getitem__, reverse=True):
             is_too_much = debts[address] > MAX_DEBT_BYTES or n_bytes > MAX_DEBTS_BYTES
@@ -233,8 +235,8 @@ def receive_bytes(min_rtt_us: int) -> int:
 
 
 def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> None:
-    """Adds the bytes that a connection has sent since the last look to its debt, less the `allowed`
-    bytes."""
+    """Adds the bytes that a connection has sent since the last look to its debt, after subtracting
+    the `allowed` bytes."""
     # A client that reads answers sends window updates and pings for them.
     allowed += (counts.n_acked - state.n_acked) / 2
     n_received = counts.n_received - state.n_received
@@ -243,7 +245,7 @@ def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> N
 
 
 def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us: int) -> None:
-    """Enlarges the receive buffer of a connection whose path turns out to be longer."""
+    """Enlarges the receive buffer of a connection if its round trip needs a larger one."""
     if (n_bytes := receive_bytes(min_rtt_us)) > state.receive_bytes:
         server_sockets.set_receive_bytes(connection, n_bytes)
         state.receive_bytes = n_bytes
@@ -252,8 +254,8 @@ def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us:
 def _hold(
     state: _WatchedConnection, connection: socket.socket, address: Address, for_s: float
 ) -> None:
-    """Holds a connection back, or continues to for another `for_s` seconds. Where the kernel cannot
-    hold it, the connection ends after the same time."""
+    """Begins to hold a connection back, or counts another `for_s` seconds for which it has been
+    held back. A connection that the kernel cannot hold back ends after the same time."""
     if state.is_held:
         state.held_for_s += for_s
     else:

@@ -1,10 +1,10 @@
 """The number of fields in a protobuf message, counted before the message is parsed.
 
 Parsing can turn one byte of a message into a hundred bytes of memory: an empty message in a
-repeated field takes two bytes on the wire, an unknown field three. Requests that clients send in
-earnest have few fields, since the numbers of a repeated field are packed into one. The count is
-exact for bytes that a parser accepts; of others it counts as far as they make sense, and the parser
-refuses them.
+repeated field takes two bytes on the wire, an unknown field three. Real requests have few fields,
+since all numbers of a repeated field are packed into one field. The count is exact for bytes that a
+parser accepts. Of other bytes, only the fields that can be read are counted; the parser refuses
+such bytes afterwards.
 """
 
 from functools import cache
@@ -13,13 +13,12 @@ from typing import Any
 from google.protobuf.message import Message
 
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
-"""Wire types of fields. The two others, which begin and end a group, have no content of their
-own."""
+"""Wire types of fields. The two other wire types, which begin and end a group, have no content."""
 
 
 def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bool:
-    """Returns whether a serialised message of that class, with the messages nested in it, has more
-    than `limit` fields. It looks at no more than `limit` fields."""
+    """Returns whether a serialised message of class `message_class`, with the messages nested in
+    it, has more than `limit` fields. Stops counting when the limit is exceeded."""
     n_fields = 0
     pending: list[tuple[int, int, Any]] = [(0, len(data), message_class.DESCRIPTOR)]
     while pending:
@@ -48,8 +47,8 @@ def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bo
 
 @cache
 def _messages_in(kind: Any) -> dict[int, Any]:
-    """Returns the message types of a descriptor's fields, by field number; fields that are no
-    messages are left out."""
+    """Returns the message types of a descriptor's fields, by field number; other fields are left
+    out."""
     return {field.number: field.message_type for field in kind.fields if field.message_type}
 
 

@@ -80,7 +80,7 @@ class InferenceServicer:
     async def Tokenize(
         self, message: inference_pb2.TokenizeRequest, context: Context
     ) -> inference_pb2.TokenizeResponse:
-        """Sends the tokens with which a generation for this prompt would begin."""
+        """Sends the tokens that a generation with this prompt would begin with."""
         self._check_size(message)
         self._check_n_tokens("prompt", message.prompt.token_ids.ids)
         account = self._api_keys.account_of(_authorization(context))
@@ -130,8 +130,8 @@ class InferenceServicer:
         return to_request(message)
 
     def _check_n_tokens(self, field: str, token_ids: Sequence[int]) -> None:
-        """Raises TooLarge if `token_ids` are more than the model can take. It is called before they
-        become Python objects."""
+        """Raises TooLarge if `token_ids` has more tokens than the model can read. To be called
+        before the tokens become Python objects."""
         n_tokens = len(token_ids)
         with suppress(errors.Unavailable):  # nothing is known of the model yet
             max_tokens = self._service.describe().max_model_len

@@ -1,7 +1,7 @@
-"""gRPC's reflection service, from which tools learn the API, within limits.
+"""gRPC's reflection service, by which tools discover the API, with limits on its use.
 
-The library's own servicer sets no limit to the number of streams, to their questions or to their
-time.
+The library's own servicer does not limit the number of streams, the size of questions or the time
+of a stream.
 """
 
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 RAW_METHODS = frozenset({"ServerReflectionInfo"})
 
 MAX_STREAMS = 4
-"""Largest number of streams at once. A tool has one, for a moment."""
+"""Largest number of streams at a time. A tool has one stream, for a moment."""
 
 MAX_QUESTION_BYTES = 4096
 """Largest question in bytes. A question is a name, which the answer repeats."""

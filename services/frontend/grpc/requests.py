@@ -1,7 +1,7 @@
 """Turns messages of `inference.proto` into the requests that both protocols share.
 
 Only the syntax is checked here. Errors name fields as the HTTP API does (`top_p`, not
-`options.sampling.top_p`), so that a client sees the same error in both.
+`options.sampling.top_p`), so that a client sees the same error in both protocols.
 """
 
 from dataclasses import replace
@@ -35,14 +35,15 @@ from services.frontend.request.generation_request import (
 from services.frontend.request.resumption import AnswerSoFar, Resumption
 
 MAX_SCHEMA_CHARACTERS = 2**18
-"""Largest number of characters in the JSON schemas of a conversation's tools together. Reading so
-much JSON takes 0.04 s if it consists of brackets alone."""
+"""Largest number of characters in the JSON schemas of a conversation's tools together. Parsing JSON
+of this length takes up to 0.04 s; JSON that consists of brackets alone takes most."""
 
 _APART = ("format", "sampling", "stop")
 """Fields of `GenerationOptions` in the message that are translated one by one."""
 
 _OWN_NAMES = {"logprobs": "n_logprobs", "prompt_logprobs": "n_prompt_logprobs"}
-"""Names that options have in `GenerationOptions` here, where they differ from the message."""
+"""Names of options in the class `GenerationOptions`, by the name in the message, where the two
+differ."""
 
 _MODES: dict[int, ToolChoice] = {
     inference_pb2.ToolChoice.MODE_UNSPECIFIED: ToolChoice(),
@@ -71,7 +72,8 @@ def to_request(
 def to_resumed(
     request: GenerationRequest, message: inference_pb2.GenerateStreamRequest
 ) -> GenerationRequest:
-    """Returns the request as it continues where its stream broke.
+    """Returns the request with the resumption of the message, so that the answers go on where the
+    stream broke.
 
     Raises:
         InvalidRequest: the resumption names another seed than the request.

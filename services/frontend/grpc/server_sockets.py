@@ -1,9 +1,10 @@
 """Finds the sockets of a gRPC server among this process's file descriptors, and acts on them.
 
-gRPC says nothing of its sockets. Their descriptors belong to gRPC and stay open, and nothing here
-changes whether a socket blocks. Two calls of the C library are made by ctypes: `getsockname`, since
-making a Python socket of each descriptor takes twice as long (64 ms instead of 36 ms for 3,000
-descriptors), and `connect` without an address, which Python does not offer. Linux only.
+gRPC does not reveal its sockets. The descriptors belong to gRPC and stay open, and this module does
+not change whether a socket blocks. Two functions of the C library are called by ctypes.
+`getsockname` is, since making a Python socket of each descriptor takes twice as long (64 ms instead
+of 36 ms for 3,000 descriptors). `connect` without an address is, since Python does not offer it.
+The module works on Linux only.
 """
 
 import ctypes
@@ -29,7 +30,7 @@ ANY_TTL, NO_TTL = 0, 255
 packets, with NO_TTL only those that passed no router."""
 
 LIBRARY = ctypes.PyDLL(None)
-"""The C library. None of the calls made here blocks, so Python's lock is kept meanwhile."""
+"""The C library. No function called here blocks, so the calls keep Python's global lock."""
 
 SocketAddress = ctypes.c_uint16 * 14
 """A `struct sockaddr_in6`, the longest address that has a port. The port is the second of its
@@ -43,7 +44,7 @@ Address = tuple[str, int]
 
 
 def sockets_at(port: int) -> Iterator[socket.socket]:
-    """Yields the sockets of this process whose local port is `port`. Each may be used until the
+    """Yields the sockets of this process whose local port is `port`. A socket may be used until the
     next one is yielded."""
     address, n_bytes, wanted = SocketAddress(), ctypes.c_uint32(), socket.htons(port)
     size = ctypes.byref(n_bytes)
@@ -107,16 +108,16 @@ def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
 
 
 def hold(connection: socket.socket, address: Address) -> None:
-    """Has the kernel drop the packets of a connection, whose client then sends them again at
+    """Makes the kernel drop the packets of a connection; the client then sends the packets again at
     growing intervals. Packets with a TTL of 255, which can only come from a neighbour with no
-    router between, still arrive. A socket filter could let acknowledgements through, but attaching
-    one to a TCP socket needs a capability. Does nothing if the socket is no longer that of
-    `address`."""
+    router between, still arrive. A socket filter could let acknowledgements through, but to attach
+    a filter to a TCP socket needs a capability. Does nothing if the socket no longer belongs to the
+    connection of `address`."""
     _set_min_ttl(connection, address, NO_TTL)
 
 
 def release(connection: socket.socket, address: Address) -> None:
-    """Has the kernel accept packets of a held connection again."""
+    """Makes the kernel accept packets of a held connection again."""
     _set_min_ttl(connection, address, ANY_TTL)
 
 
@@ -130,7 +131,7 @@ def _set_min_ttl(connection: socket.socket, address: Address, min_ttl: int) -> N
 
 
 def cut(connection: socket.socket) -> None:
-    """Resets a connection and drops what its client has sent. A mere `shutdown` would not do:
-    gRPC may not notice the end of a connection on which more keeps coming. gRPC closes the
+    """Resets a connection and drops the bytes that its client has sent. `shutdown` would not
+    suffice: gRPC may not notice the end of a connection on which bytes keep coming. gRPC closes the
     descriptor."""
     LIBRARY.connect(connection.fileno(), NO_ADDRESS, len(NO_ADDRESS))

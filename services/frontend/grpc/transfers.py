@@ -1,13 +1,15 @@
 """Receives and sends the messages of all gRPC calls of this process in bounded memory.
 
-gRPC hands over whole messages and tells nothing of one before it is complete. While a call is being
-read, gRPC takes in up to the largest message. So only a few calls receive at a time (`turns.py`),
-and the others wait, the newest first in line: their messages, if small, have come meanwhile and
-need no time. A call that has received for a second gives its turn to a waiting one; so a slow
-client with a large message is served as long as no other call waits.
+gRPC passes on only whole messages, and reports nothing about a message before it is complete. For
+each call whose message is being read, gRPC may hold the bytes of the largest message. So only a few
+calls receive at a time: each needs a turn (`turns.py`). The other calls wait, and the newest of
+them gets the next turn. Small messages arrive during the wait, so their turns take almost no time.
+A call that has received for a second loses its turn to a waiting call; so a slow client with a
+large message is served as long as no other call waits.
 
-An answer that its client does not read cannot be taken back from gRPC. Its bytes stay counted until
-the client goes, and a connection with several such answers gets no further calls.
+An answer that its client does not read cannot be taken back from gRPC. The bytes of the answer stay
+counted until the client disconnects, and a connection with several such answers gets no further
+calls.
 """
 
 import asyncio
@@ -32,15 +34,16 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_MESSAGE_BYTES = 4 * 2**20
-"""Largest message in bytes, if `max_body_bytes` is not smaller. It is the default of gRPC, and a
-million tokens fit. A message of that size that consists of numbers takes 0.04 s to parse."""
+"""Largest message in bytes, if `max_body_bytes` is not smaller. This is the default of gRPC, and a
+million tokens fit. A message of this size that consists of numbers takes 0.04 s to parse."""
 
 MAX_FIELDS = 2**14
 """Largest number of fields in a message, including the fields of nested messages. The longest
 conversation fits, with a tool call in each turn."""
 
 UNREAD_CALL_BYTES = 12 * 2**10
-"""Bytes of memory of a call that has ended here and not yet in gRPC, without its message."""
+"""Bytes of memory, besides its message, of a call that has ended in this process but not yet in
+gRPC."""
 
 MAX_UNREAD_CALLS = 8
 """Largest number of calls of one connection whose answers are not read; the connection gets no
@@ -48,15 +51,16 @@ further call until it has fewer."""
 
 
 WRITES_AT_ONCE, WRITE_S = 4, 5e-4
-"""Number of stream messages that are written in one pass of the event loop; or one for each
-`WRITE_S` seconds that the last pass took, where these are more. gRPC needs two or three passes to
-begin a call, and to read a message of the scheduler: neither may wait until every stream has been
-written to. A stream that waits for its turn joins its tokens meanwhile."""
+"""Number of stream messages that are written in one pass of the event loop. If the last pass was
+long, one message for each `WRITE_S` seconds of it is written instead. gRPC needs two or three
+passes to begin a call, or to read a message of the scheduler, and neither may wait until every
+stream has been written to. Tokens of a stream that come while it waits for its turn are sent in one
+message."""
 
 
 class Transfers:
-    """What the messages of all calls share: memory, limits of time, turns to receive and to
-    write."""
+    """The memory, the timeouts, and the turns to receive and to write, which the messages of all
+    calls share."""
 
     def __init__(
         self,
@@ -86,9 +90,9 @@ class Transfers:
         *,
         uploading: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> "LimitedExchange":
-        """Begins a call and returns the exchange of its messages. The context of `uploading` is
-        entered while its request is being received. The id of the call is sent before its answers
-        and with its status."""
+        """Begins a call, and returns the object that receives and sends its messages. The context
+        of `uploading` is entered while the request is being received. The id of the call is sent
+        before the answers and with the status."""
         # Asked for once: gRPC decodes all metadata each time, of which a call may have megabytes.
         received = context.invocation_metadata() or ()
         self.watch.note_call(context.peer(), received)
@@ -123,11 +127,11 @@ class LimitedExchange(TimedExchange):
 
     async def receive(self, request_class: type[Message]) -> Any:
         """Returns the bytes of the call's next request, or gRPC's EOF. A request of a type without
-        fields does not count as an upload of its key.
+        fields does not count as an answer in flight of its API key.
 
         Raises:
             InvalidRequest: the request has too many fields.
-            PoolFull: too much is being received, or the client leaves answers unread.
+            PoolFull: too many messages are being received, or the client leaves answers unread.
             TimedOut: the request did not arrive within `receive_limit_s`.
         """
         transfers = self._transfers
@@ -160,7 +164,8 @@ class LimitedExchange(TimedExchange):
         await super().write(message)
 
     def hand_over(self, message: Any) -> None:
-        """Counts the only answer of a call, which gRPC sends when the method of the call has ended.
+        """Counts the memory of the only answer of a call. gRPC sends this answer when the method of
+        the call has ended.
 
         Raises:
             PoolFull: there is no memory for the answer.
@@ -170,8 +175,8 @@ class LimitedExchange(TimedExchange):
         self._timer = LoopTimer(self._send_limit_s, partial(self.note_unread, message))
 
     def close(self, _: object = None) -> None:
-        """Gives back the memory that the messages hold. It is called when gRPC has told the client
-        the end of the call, or knows that the client is gone."""
+        """Gives back the memory that the messages hold. To be called when gRPC has sent the end of
+        the call to the client, or knows that the client has disconnected."""
         super().close()
         self._share.close()
         if self._unread_peer is not None:
@@ -187,8 +192,8 @@ class LimitedExchange(TimedExchange):
             raise errors.PoolFull("this connection has too many calls whose answers are not read")
 
     def note_unread(self, message: Any) -> None:
-        """Counts an answer that was not read within the limit and stays with gRPC until its client
-        goes."""
+        """Counts an answer that was not read within the limit, and that gRPC keeps until its client
+        disconnects."""
         transfers = self._transfers
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()

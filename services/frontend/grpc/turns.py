@@ -1,8 +1,8 @@
-"""Turns to receive a message: there are few, since each call that receives may take the memory of a
-whole message.
+"""Turns: a call may receive its message only while it has a turn. There are few turns, since each
+call that receives may take the memory of a whole message.
 
-When all turns are taken, a further call waits, the newest first in line. A call that has had its
-turn for `HOLD_S` loses it to one that waits.
+When all turns are taken, further calls wait, and the newest gets the next turn. A call that has had
+its turn for `HOLD_S` seconds loses the turn to a waiting call.
 """
 
 import asyncio
@@ -12,15 +12,16 @@ from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 MAX_WAITING = 1024
-"""Largest number of calls that wait, with up to 64 KiB each in gRPC. Beyond that, the call that has
-waited longest is refused; if the client of the new call has many waiting, the oldest of its own."""
+"""Largest number of calls that wait; each may hold up to 64 KiB in gRPC. Beyond this number, a call
+is refused for each new call: the oldest waiting call of the same client if this client has many
+calls waiting (`MANY_PART`), else the oldest of all waiting calls."""
 
 MANY_PART = 16
-"""A client has many calls waiting if they are more than one part in `MANY_PART` of all that may
+"""A client has many calls waiting if they are at least 1 / `MANY_PART` of the calls that may
 wait."""
 
 HOLD_S = 1.0
-"""Seconds for which a call keeps its turn while others wait."""
+"""Seconds for which a call keeps its turn while other calls wait."""
 
 
 class Turns:
@@ -46,12 +47,12 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, peer: str) -> "Turn":
-        """Returns a turn for the call that runs in this task, of the client `peer`. Entering it
-        waits until the turn has come."""
+        """Returns a turn for the call of the client `peer` that runs in this task. Entering the
+        turn as a context waits until the call may receive."""
         return Turn(self, peer)
 
     async def begin(self, turn: "Turn") -> None:
-        """Waits until the turn has come.
+        """Waits until the call of the turn may receive.
 
         Raises:
             PoolFull: too many calls wait.
@@ -90,8 +91,8 @@ class Turns:
         return errors.PoolFull("too many requests are being received; try again")
 
     def _refuse_oldest(self, peer: str) -> None:
-        """Refuses the call that has waited longest: among the client's own if `peer` has many, else
-        among all."""
+        """Refuses the call that has waited longest: among the calls of `peer` if these are many,
+        else among all calls."""
         of_peer = self._of_peers.get(peer, {})
         oldest = next(iter(of_peer if len(of_peer) >= self._many else self._waiting))
         self._leave(oldest)
@@ -99,7 +100,7 @@ class Turns:
             oldest.has_come.set_exception(self.refuse())
 
     def _leave(self, turn: "Turn") -> None:
-        """Removes a call from the waiting ones, if it is among them."""
+        """Removes a call from the waiting calls, if it waits."""
         if turn in self._waiting:
             del self._waiting[turn]
             of_peer = self._of_peers[turn.peer]
@@ -108,8 +109,8 @@ class Turns:
                 del self._of_peers[turn.peer]
 
     def _press(self) -> None:
-        """Ends the turns that have lasted for `hold_s`, as many as calls wait, and sets a timer for
-        the next."""
+        """Ends turns that have lasted for `hold_s` seconds, at most one for each waiting call. Sets
+        a timer for the next turn that may have to end."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -141,12 +142,12 @@ class Turn:
         self._task = asyncio.current_task()
 
     def begin(self) -> None:
-        """Notes that the turn has come."""
+        """Notes that the call may receive now."""
         self.began_at = asyncio.get_running_loop().time()
         self.has_come.set_result(None)
 
     def lose(self) -> None:
-        """Cancels the block: another call gets the turn."""
+        """Cancels the code in the `with` block, since another call gets the turn."""
         self.is_lost = True
         if self._task is not None:
             self._task.cancel()

@@ -1,1 +1,2 @@
-"""The link to the scheduler: one stream from leader to leader, and its messages as events."""
+"""The link to the scheduler: one stream to the scheduler that leads, whose messages become events
+of requests."""

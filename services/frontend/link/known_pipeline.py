@@ -1,5 +1,5 @@
-"""What a frontend knows of the pipeline: the one that serves, or the last one that did. Tasks wait
-here for the next.
+"""The pipeline that serves, or else the last pipeline that did, as a frontend knows it. Tasks can
+wait for the next pipeline.
 
 Times are those of the event loop's clock.
 """
@@ -33,7 +33,7 @@ class KnownPipeline:
 
     @property
     def last(self) -> ServedPipeline:
-        """Pipeline that serves, or the last one that did.
+        """Pipeline that serves, or else the last pipeline that did.
 
         Raises:
             Unavailable: there has been no pipeline, or this process is stopping.
@@ -50,15 +50,17 @@ class KnownPipeline:
         return "" if self._last is None else self._last.model
 
     def was(self, pipeline: ServedPipeline) -> bool:
-        """Returns whether `pipeline` equals the one that serves, or the last one that did."""
+        """Returns whether `pipeline` equals the pipeline that serves, or else the last pipeline
+        that did."""
         return pipeline == self._last
 
     def hold_deadline(self, hold_s: float) -> float:
-        """Returns the time until which requests that may be held for `hold_s` seconds should be
-        sent here, if nothing changes.
+        """Returns the time until which clients should send requests to this frontend, if no
+        pipeline comes or goes before. Requests may be held for `hold_s` seconds.
 
-        It is infinite while a pipeline serves, and `hold_s` after a pipeline was lost, whichever
-        scheduler leads. Before the first pipeline it is in the past, since there may never be one.
+        The time is infinite while a pipeline serves, and `hold_s` seconds after the loss of a
+        pipeline, whichever scheduler leads. Before the first pipeline the time is in the past,
+        since there may never be a pipeline.
         """
         return math.inf if self.is_open else self._last_open + hold_s
 

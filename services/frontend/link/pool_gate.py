@@ -1,13 +1,13 @@
-"""Refuses new calls that the scheduler would refuse, before they cost anything.
+"""Refuses new calls that the scheduler would refuse, before any work is done for them.
 
-With each message the scheduler says how many places its pool has; the gate subtracts the
-submissions that have not been answered yet. A number is believed for a second, since a frontend
-without requests gets no newer one. Where another frontend's request takes the last place meanwhile,
-the scheduler refuses.
+With each message the scheduler says how many free places its pool has; the gate subtracts the
+submissions that the scheduler has not answered yet. The number is used for a second only, since a
+frontend without requests gets no newer number. If a request of another frontend takes the last
+place in that time, the scheduler refuses the call.
 
-The scheduler may also say that a request would have its first token too late, and for how long that
-holds for all requests of the same account with the same priority or a lower one. This is believed
-for a second, too.
+The scheduler may also say that a request would have its first token too late, and for how long this
+is true of all requests of the same account with the same or a lower priority. This statement is
+used for a second, too.
 """
 
 from typing import NamedTuple
@@ -18,14 +18,14 @@ from services.common import errors
 from services.frontend.request.refusals import Refusal, Refusals
 
 BELIEVED_S = 1.0
-"""Seconds for which the scheduler's last number is believed."""
+"""Seconds for which the scheduler's last statement is used."""
 
 TOO_LATE = "the first token would come too late"
 
 
 class Lateness(NamedTuple):
-    """The scheduler's last refusal of an account whose requests would be too late. Times are those
-    of one clock, in seconds."""
+    """The scheduler's last refusal of a request of an account because the first token would be too
+    late. Times are readings of one clock, in seconds."""
 
     priority: int
     """Highest priority that was refused as too late; requests of this priority and below are
@@ -35,7 +35,7 @@ class Lateness(NamedTuple):
 
 
 class PoolGate:
-    """What one frontend knows of the free places of the pool."""
+    """The free places of the scheduler's pool, as one frontend knows them."""
 
     def __init__(self, refusals: Refusals) -> None:
         self._refusals = refusals
@@ -63,7 +63,7 @@ class PoolGate:
         """Returns if the pool seems to have a free place.
 
         Raises:
-            PoolFull: the pool has none.
+            PoolFull: the pool has no free place.
         """
         if self._n_free is None or now >= self._told_at + BELIEVED_S:
             return
@@ -72,15 +72,15 @@ class PoolGate:
             raise errors.PoolFull("too many requests")
 
     def note_late(self, account: str, priority: int, for_s: float, *, now: float) -> None:
-        """Notes that requests of an account, of this priority and lower ones, would be too late for
-        the next `for_s` seconds."""
+        """Notes that for the next `for_s` seconds, requests of an account with this or a lower
+        priority would have their first token too late."""
         known = self._late.get(account)
         if known is None or known.priority >= priority or now >= known.believed_until:
             believed_until = now + min(for_s, BELIEVED_S)
             self._late[account] = Lateness(priority, believed_until, now + for_s)
 
     def check_time(self, account: str, priority: int, *, now: float) -> None:
-        """Returns if a request of an account may have its first token in time.
+        """Returns if a request of an account can have its first token in time.
 
         Raises:
             PoolFull: its first token would be too late.

@@ -1,13 +1,14 @@
 """The frontend's one stream to the scheduler that leads.
 
-Requests and cancellations are sent over it; what an iteration brings comes back in one message and
-is handed to the receivers of the requests concerned. The scheduler says when it has a pipeline and
-when it has none; while it has none, new requests are held here. When a pipeline or a scheduler is
-lost, a request is submitted to the next one with the tokens that it has (`submitted_request`) and
-goes on after them; its client notices only a pause, until its time is up.
+Requests and cancellations are sent over the stream. The results of an iteration come back in one
+message and are handed to the receivers of the requests concerned. The scheduler says when it has a
+pipeline and when it has none; while it has none, new requests are held here. When a pipeline or a
+scheduler is lost, a request is submitted to the next one with the tokens that the request has
+(`submitted_request`), and generation goes on after these tokens. The client of the request notices
+only a pause, unless the request's time is up before.
 
-When the stream ends, the client begins another (`scheduler_stream`) to the scheduler that leads
-then.
+When the stream ends, `SchedulerClient` begins another stream (`scheduler_stream`) to the scheduler
+that leads then.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ from services.frontend.request.refusals import Refusal, Refusals
 log = logging.getLogger(__name__)
 
 ATTEMPT_PAUSE_S = 0.1
-"""Seconds before a refused request is sent again to a pipeline that seems to be open."""
+"""Seconds before a refused request is sent again, while a pipeline serves."""
 
 
 class SchedulerClient:
@@ -62,7 +63,7 @@ class SchedulerClient:
         refusals: Refusals | None = None,
     ) -> None:
         """`on_tokens` is called when requests have got tokens or have ended. `refusals` counts
-        requests that the scheduler refuses for a limit."""
+        requests that the scheduler refuses because of a limit."""
         self._address = address
         self._resume_s = resume_s
         self._expiry: asyncio.TimerHandle | None = None  # set while there is no pipeline
@@ -76,7 +77,7 @@ class SchedulerClient:
         self._numbers = itertools.count()
         self._stream = SchedulerStream(address, connect)
         self.pipeline = KnownPipeline()
-        """What the scheduler says that it serves."""
+        """The pipeline that the scheduler says it has."""
         self._has_leader = False
         self.n_resubmitted = 0
         """Number of times that a request was sent again."""
@@ -92,8 +93,8 @@ class SchedulerClient:
         return sum(request.is_held for request in list(self._requests.values()))
 
     def check_room(self) -> None:
-        """Returns if there may be room for a new call. Without a pipeline there is, since the call
-        may be held.
+        """Returns if there may be room for a new call. Without a pipeline there is always room,
+        since the call may be held.
 
         Raises:
             PoolFull: the scheduler has no free place.
@@ -102,8 +103,8 @@ class SchedulerClient:
             self._gate.check(now=_now())
 
     def check_time(self, account: str, priority: int) -> None:
-        """Returns if a request of an account may have its first token in time. Without a pipeline
-        it may, since the request may be held.
+        """Returns if a request of an account can have its first token in time. Always returns
+        without a pipeline, since the request may be held.
 
         Raises:
             PoolFull: its first token would be too late.
@@ -125,13 +126,14 @@ class SchedulerClient:
         """Sends a request for a model; the inbox gets its events until the request ends or is
         cancelled.
 
-        Until the time `until`, or for `resume_s` seconds if that is None, the request is held while
-        it can't be sent, and sent again when it fails as unavailable. Once a scheduler has accepted
-        it, it has `resume_s` seconds from each loss. So it may be accepted more than once;
-        `generated_token_ids` of the submission are the tokens that it has, and events bring the
-        tokens after them. A request that was held, here or before, is also sent again when the pool
-        is full, since all held requests come at once. `span` records each of these events. The
-        scheduler gives up a request that still waits there at its `deadline`.
+        Until the time `until`, the request is held while it can't be sent, and sent again when it
+        fails as unavailable. If `until` is None, the limit is `resume_s` seconds from now. Once a
+        scheduler has accepted the request, the limit is `resume_s` seconds after each loss. So a
+        request may be accepted more than once. `generated_token_ids` of the submission are the
+        tokens that the request has, and events bring the tokens after these. A request that was
+        held, here or before (`was_held`), is also sent again when the pool is full, since all held
+        requests come at once. `span` records each time that the request is held or sent again. The
+        scheduler drops a request that still waits in its pool at the time `deadline`.
         """
         request = SubmittedRequest(
             submission=submission,
@@ -268,8 +270,8 @@ class SchedulerClient:
         request.inbox.put_nowait(event)
 
     def _deliver_columns(self, response: scheduler_pb2.ConnectResponse) -> None:
-        """Delivers the tokens in the columns of a message, in which nearly all tokens come, without
-        an event in between."""
+        """Delivers the tokens in the columns of a message. Nearly all tokens come in columns, so
+        this path makes no other event per request."""
         numbered = self._numbered
         for number, start, token_ids in columns_of(response):
             request = numbered.get(number)
@@ -287,8 +289,8 @@ class SchedulerClient:
     def _deliver_news(
         self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
     ) -> None:
-        """Delivers the part of an event that is new, if any; ends the request if the event does not
-        fit it."""
+        """Delivers the new part of an event, if there is one; ends the request if the event does
+        not fit the tokens that the request has."""
         try:
             if isinstance(event, OutputTokens):
                 news: Event | None = request.new_tokens(event)
@@ -336,7 +338,8 @@ class SchedulerClient:
         *,
         pause_s: float = ATTEMPT_PAUSE_S,
     ) -> None:
-        """Holds a failed request for another attempt, or fails it if its time is over."""
+        """Holds a failed request for another attempt, or ends the request with the error if its
+        time is over."""
         loop = asyncio.get_running_loop()
         now = _now()
         request.lose(until=now + self._resume_s)

@@ -1,7 +1,7 @@
 """Turns the scheduler's messages into events of single requests.
 
-One message of the stream carries everything of an iteration. The reasons of ends become either a
-finish reason or an error of the error tree.
+One message of the stream carries all results of an iteration. The reason why a request ended
+becomes either a finish reason or an error of the error tree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +35,7 @@ class Accepted:
 
 
 class OutputTokens(NamedTuple):
-    """Event: the request has new tokens. `start` is the index of the first of them in the output,
+    """Event: the request has new tokens. `start` is the index of the first new token in the output,
     from 0."""
 
     request_id: str
@@ -43,8 +43,8 @@ class OutputTokens(NamedTuple):
     start: int
     logprobs: Logprobs | None = None
     n_cached: int = 0
-    """Number of tokens of the prompt that were found in the cache; it comes with the first
-    token."""
+    """Number of tokens of the prompt that were found in the cache; set only in the event with the
+    first token."""
 
     @property
     def is_last(self) -> bool:
@@ -52,13 +52,13 @@ class OutputTokens(NamedTuple):
 
 
 tokens_of = maker(OutputTokens)
-"""Makes a `Tokens` of a tuple of its fields, faster than its constructor."""
+"""Makes an `OutputTokens` of a tuple of its fields, faster than the constructor does."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
     """Event: log-probabilities of tokens of the prompt. `position` is the index of the first of
-    them in the prompt."""
+    these tokens in the prompt."""
 
     request_id: str
     position: int
@@ -77,7 +77,7 @@ class Suspended:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Event: the request has all its tokens."""
+    """Event: the request is complete."""
 
     request_id: str
     reason: FinishReason
@@ -91,7 +91,7 @@ class Failed:
     request_id: str
     error: errors.OrcinusError
     refusal: Refusal | None = None
-    """The limit that the request exceeds, if that is the reason."""
+    """The limit that the request exceeds, if a limit is the reason of the failure."""
     is_last: ClassVar[bool] = True
 
 
@@ -99,8 +99,8 @@ Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Completed | Faile
 
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the events of one message in the order in which they happened, except those of its
-    columns and the ends of requests."""
+    """Yields the events of one message in the order in which they happened. The tokens in the
+    columns of the message and the ends of requests are left out."""
     for suspension in response.suspended:  # a message with a loss begins with it
         yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
@@ -124,8 +124,8 @@ def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
 def columns_of(
     response: scheduler_pb2.ConnectResponse,
 ) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Yields the new tokens in the columns of one message, by request: its number, the index of the
-    first token in its output, and the tokens."""
+    """Yields the new tokens in the columns of one message, by request: the number of the request,
+    the index of the first new token in the output, and the new tokens."""
     if not response.HasField("columns"):
         return
     columns = response.columns

@@ -1,7 +1,7 @@
 """One stream to the scheduler that leads: how the leader is found, and how messages are sent.
 
 Several schedulers may stand behind one name. gRPC asks each of them for its health and makes calls
-only to the one that leads. Each stream has a channel of its own, which looks the name up and reads
+only to the one that leads. Each stream has a new channel, which looks the name up and reads
 certificates again.
 """
 
@@ -19,12 +19,12 @@ from services.common import rpc
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 
 MAX_UNSENT, MAX_UNSENT_BYTES = 4096, 16 * 2**20
-"""Number and bytes of unsent messages from which on requests are held instead of sent: a scheduler
-that does not read must not fill the memory of this process."""
+"""Number of unsent messages, and bytes of unsent messages, at which requests are held instead of
+sent. The limits keep a scheduler that does not read from filling the memory of this process."""
 
 FIND_LEADER_S = 5.0
-"""Seconds that one channel looks for a leader. The next channel looks the name up again, since a
-scheduler may have come that this channel does not know."""
+"""Seconds that one channel looks for a leader. The next channel looks the name up again, since the
+name may have got the address of a new scheduler."""
 
 CHANNEL_OPTIONS: list[tuple[str, str | int]] = [
     *rpc.RECONNECT_OPTIONS,
@@ -47,10 +47,10 @@ that has vanished silently is noticed in less than ten seconds, while requests a
 
 
 AHEAD_BYTES = 4 * 2**10
-"""Bytes that a scheduler may send before they are read: some fifteen iterations of 32 requests.
-What it cannot send it joins into its next message. The default limit of gRPC grows to megabytes:
-in a busy process, tokens and refusals would then wait for seconds behind those that came before
-them."""
+"""Bytes that a scheduler may send before this process reads them: about fifteen iterations of 32
+requests. The scheduler joins results that it cannot send yet into its next message. The default
+limit of gRPC grows to megabytes: in a busy process, tokens and refusals would then wait for seconds
+behind earlier messages."""
 
 STREAM_OPTIONS = [
     *CHANNEL_OPTIONS,
@@ -60,7 +60,8 @@ STREAM_OPTIONS = [
 
 
 class SchedulerStream:
-    """One stream to the scheduler that leads. It is used once, until it breaks."""
+    """One stream to the scheduler that leads. An object is used for one stream only, until it
+    breaks."""
 
     def __init__(self, address: str, connect: rpc.Connect) -> None:
         self._address = address
@@ -70,11 +71,11 @@ class SchedulerStream:
 
     @property
     def is_congested(self) -> bool:
-        """Whether the scheduler does not keep up, so that too much waits to be sent."""
+        """Whether too many messages wait to be sent because the scheduler reads too slowly."""
         return self._outbox.qsize() >= MAX_UNSENT or self._n_unsent_bytes >= MAX_UNSENT_BYTES
 
     def send(self, message: scheduler_pb2.ConnectRequest) -> None:
-        """Queues a message; it is lost if the stream breaks first."""
+        """Queues a message. The message is lost if the stream breaks before it is sent."""
         data = message.SerializeToString()
         self._outbox.put_nowait(data)
         self._n_unsent_bytes += len(data)

@@ -1,7 +1,8 @@
-"""A request that was submitted to the scheduler, with the tokens that have come.
+"""A request that was submitted to the scheduler, with the tokens that have come for it.
 
-All its tokens are kept, so that the request can be submitted again with them. Each update says
-where in the output its tokens belong, so that no token comes twice and none is missing.
+All tokens of the request are kept, so that it can be submitted again with these tokens. Each update
+says where in the output its tokens belong, so that no token is delivered twice and a missing token
+is noticed.
 """
 
 import asyncio
@@ -16,19 +17,19 @@ from services.frontend.link.scheduler_events import Event, OutputTokens, PromptL
 from services.frontend.observing.request_span import RequestSpan
 
 MAX_EXTENSIONS = 5
-"""Number of losses in a row, without a token in between, that each extend the time of a request. A
-request that crashes its schedulers must not do so for ever."""
+"""Largest number of losses in a row, without a token in between, that extend the time of a request.
+The limit ends a request that crashes each scheduler or pipeline."""
 
 
 class EventSink(Protocol):
-    """Receives the events of a request, or of several that belong together."""
+    """Receives the events of a request, or of several requests of one call."""
 
     def put_nowait(self, event: Event, /) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
 class SubmittedRequest:
-    """A request from its submission to its end."""
+    """A request, from its submission to its end."""
 
     submission: scheduler_pb2.Submission
     inbox: EventSink
@@ -78,9 +79,9 @@ class SubmittedRequest:
         self.span.suspended(self.request_id, n_losses)
 
     def lose(self, *, until: float) -> None:
-        """Notes that the scheduler does not have the request, or no longer has it. If it had
-        accepted the request, this may be held until `until`, for up to MAX_EXTENSIONS losses in a
-        row."""
+        """Notes that the scheduler does not have the request, or no longer has it. If the scheduler
+        had accepted the request, the request may now be held until `until`. This happens for at
+        most MAX_EXTENSIONS losses in a row."""
         if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
             self.was_lost = True
             self.n_extensions += 1
@@ -95,10 +96,10 @@ class SubmittedRequest:
             self.next_attempt = None
 
     def new_tokens(self, event: OutputTokens) -> OutputTokens:
-        """Keeps the tokens of an event, and returns the event with only the new ones.
+        """Keeps the tokens of an event, and returns the event with only the tokens that are new.
 
         Raises:
-            RequestFailed: tokens are missing, contradict those that came before, or lack their
+            RequestFailed: tokens are missing, contradict earlier tokens, or lack their
             log-probabilities.
         """
         kept = self.token_ids
@@ -119,8 +120,8 @@ class SubmittedRequest:
         return event
 
     def _recover(self) -> None:
-        """Notes that a token has come since the loss. With a second one, the loss no longer
-        counts."""
+        """Notes that a token has come since the loss. When a second token has come, the loss no
+        longer counts."""
         if not self.submission.n_losses or len(self.token_ids) - self.n_at_loss > 1:
             self.submission.n_losses = 0
             self.was_lost = False
@@ -128,11 +129,11 @@ class SubmittedRequest:
         self.is_stalled = False
 
     def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
-        """Notes log-probabilities of the prompt, and returns the event with only the new ones; None
-        if there are none.
+        """Notes log-probabilities of the prompt, and returns the event with only the
+        log-probabilities that are new; None if none is new.
 
         Raises:
-            RequestFailed: log-probabilities before these are missing.
+            RequestFailed: log-probabilities of earlier tokens are missing.
         """
         n_known = self.next_prompt_position - event.position
         if n_known < 0:

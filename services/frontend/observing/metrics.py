@@ -1,8 +1,8 @@
 """The metrics of a frontend: client calls as clients see them, and its answers.
 
-The histograms are those of OpenTelemetry's conventions for generative AI, with their buckets. A
-recorded call leaves the id of its trace there as an exemplar. Tokens are counted as usage is
-reported to clients: for calls whose answers are all complete.
+The histograms and their buckets follow OpenTelemetry's conventions for generative AI. If the trace
+of a call is recorded, the histograms get the id of the trace as an exemplar. Tokens are counted,
+like the usage that clients are told, only for calls whose answers are all complete.
 """
 
 import asyncio
@@ -47,8 +47,9 @@ class MeasuredCall:
         self._started_at = perf_counter()
         self._first_token_at: dict[int, float] = {}
         self.answers: list[tuple[FinishReason, float, int, int]] = []
-        """For each complete answer: its finish reason, the seconds since its first token of this
-        call, its number of tokens, and the number of those that came in this call."""
+        """For each complete answer: the finish reason, the seconds from its first token in this
+        call to its end, the number of its tokens, and the number of its tokens that came in this
+        call."""
         self.n_prompt_tokens = 0
 
     @property
@@ -62,7 +63,8 @@ class MeasuredCall:
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """Seconds from the start of the call to the first token of any answer; None before that."""
+        """Seconds from the start of the call to the first token of any answer; None before the
+        first token."""
         first = min(self._first_token_at.values(), default=None)
         return None if first is None else first - self._started_at
 
@@ -74,8 +76,8 @@ class MeasuredCall:
     def finished(
         self, index: int, reason: FinishReason, *, n_tokens: int, n_resumed: int = 0
     ) -> None:
-        """Notes that an answer is complete. Its first `n_resumed` tokens came in an earlier
-        call."""
+        """Notes that an answer is complete. `n_resumed` is the number of its tokens that came in an
+        earlier call."""
         now = perf_counter()
         elapsed_s = now - self._first_token_at.get(index, now)
         self.answers.append((reason, elapsed_s, n_tokens, n_tokens - n_resumed))
@@ -151,8 +153,8 @@ class FrontendMetrics:
             self._note(call, (operation, semconv.PROVIDER, model), error_type)
 
     def counted(self, observe: rpc_handlers.Observe | None) -> rpc_handlers.Observe:
-        """Returns an observer of gRPC calls that counts each call and lets another observer see
-        it."""
+        """Returns an observer of gRPC calls that counts each call, and calls `observe` if it is
+        given."""
 
         @contextmanager
         def around(method: str, context: Any) -> Iterator[None]:
@@ -232,7 +234,8 @@ class Views(Protocol):
 
 
 class FrontendState(Collector):
-    """A collector of the present state, which is read whenever Prometheus asks."""
+    """A collector of the present state of the frontend, which is read at each scrape of
+    Prometheus."""
 
     def __init__(
         self,
@@ -250,7 +253,7 @@ class FrontendState(Collector):
         self._refusals = refusals
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the gauges. It runs in the thread that answers Prometheus."""
+        """Yields the gauges and counters. Runs in the thread that answers Prometheus."""
         answers, connection = self._answers, self._connection
         yield GaugeMetricFamily(
             semconv.SERVING,

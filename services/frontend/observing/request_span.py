@@ -1,5 +1,5 @@
-"""The span of one client call, of either protocol, with the attributes of OpenTelemetry's
-conventions for generative AI. It contains no prompts and no answers."""
+"""The span of one client call, over HTTP or gRPC, with the attributes of OpenTelemetry's
+conventions for generative AI. The span contains no prompts and no answers."""
 
 import time
 from collections.abc import Iterator
@@ -17,11 +17,12 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationRequest
 
 _OURS = (errors.Unavailable, errors.RequestFailed, errors.StaleEpoch)
-"""Errors of the server. All others are errors of the client, or ends that it has asked for."""
+"""Errors of the server. All other errors are errors of the client, or mean that the client ended
+the call."""
 
 
 class RequestSpan:
-    """The span of one call. It costs nothing when the call is not recorded."""
+    """The span of one call. If the call is not recorded, the methods do nothing."""
 
     def __init__(self, span: Span = INVALID_SPAN) -> None:
         self._span = span
@@ -36,7 +37,8 @@ class RequestSpan:
         return tracing.to_message(self._span) if self._is_recorded else None
 
     def checked(self, request: GenerationRequest) -> None:
-        """Records the options of a request that has been checked, so that they are valid."""
+        """Records the options of a request. To be called when the request has been checked, so that
+        the options are valid."""
         if self._is_recorded:
             self._span.set_attributes(_attributes(request))
 
@@ -57,7 +59,7 @@ class RequestSpan:
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """Notes that an answer is sent again that a scheduler had accepted."""
+        """Notes that an answer which a scheduler had accepted is sent again."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 
     def suspended(self, request_id: str, n_losses: int) -> None:
@@ -70,7 +72,7 @@ class RequestSpan:
             self._span.add_event(semconv.SUSPENDED, attributes)
 
     def first_token(self) -> None:
-        """Notes the time of the first token. It is called whenever tokens come."""
+        """Notes the time of the first token. To be called whenever tokens come."""
         if self._is_recorded and not self._has_tokens:
             self._has_tokens = True
             seconds = time.monotonic() - self._started
@@ -82,8 +84,8 @@ class RequestSpan:
             self._reasons[index] = reason.value
 
     def closed(self, n_generated: int) -> None:
-        """Notes how the call ended, when all its answers have ended or it is cancelled. It may be
-        called again."""
+        """Notes how the call ended. To be called when all answers have ended or the call is
+        cancelled. Further calls have no effect."""
         if self._is_recorded:
             self._is_recorded = False
             self._span.set_attribute(semconv.OUTPUT_TOKENS, n_generated)
@@ -103,8 +105,8 @@ UNRECORDED = RequestSpan()
 def request_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
 ) -> AbstractContextManager[RequestSpan]:
-    """Returns a context manager that records the span of the call that runs inside its block, if
-    the span around it, that of the protocol, is recorded.
+    """Returns a context manager that records the span of the call that runs inside its block. The
+    span is recorded only if the current span, which the protocol has begun, is recorded.
 
     `model` is the name of the model that is served, or empty. The name that the client asks for is
     not used, since clients could invent names.

@@ -1,7 +1,8 @@
-"""A call of a client as its protocol knows it: its id, and how long it may take.
+"""A call of a client, over HTTP or gRPC: its id, and how long it may take.
 
-A protocol begins the call once, in the task that answers it. From then on the call is the current
-one of that task, and code that answers, records or logs looks it up.
+The code of the protocol begins the call once (`begin_call`), in the task that answers it. From then
+on the call is the current call of that task, and code that answers, records or logs gets it with
+`current_call`.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ class ClientCall:
     request_id: str
     """Id that the call has in this process."""
     client_id: str | None = None
-    """Id that the client has given the call, if it is of a form that is safe to show."""
+    """Id that the client has given the call, if its form is safe to show."""
     timeout: str | None = None
     """Seconds that the call may take, as the client wrote them."""
     time_left_s: float | None = None
@@ -43,7 +44,7 @@ class ClientCall:
 
     @property
     def shown_id(self) -> str:
-        """Id that the client is shown: its own, if there is one."""
+        """Id that the client is shown: the client's own id if it gave one, else `request_id`."""
         return self.client_id or self.request_id
 
     def deadline(self) -> float | None:
@@ -72,8 +73,8 @@ _current: ContextVar[ClientCall | None] = ContextVar("current", default=None)
 def begin_call(
     client_id: str | None, *, timeout: str | None = None, time_left_s: float | None = None
 ) -> ClientCall:
-    """Makes a call the current one of this task, and returns it. A client's id is left out if its
-    form could harm logs."""
+    """Makes a call, sets it as the current call of this task, and returns it. A client's id is
+    ignored if its form could harm logs."""
     if client_id is not None and _CLIENT_ID.fullmatch(client_id) is None:
         client_id = None
     call = ClientCall(
@@ -93,7 +94,7 @@ def current_call() -> ClientCall | None:
 
 
 def current_id() -> str | None:
-    """Returns the id that the client is shown of the call that this task answers, if there is
-    one."""
+    """Returns the id, as the client is shown it, of the call that this task answers; None if there
+    is no call."""
     call = _current.get()
     return None if call is None else call.shown_id

@@ -1,6 +1,7 @@
-"""A conversation that a model continues, independent of the protocol that it came by.
+"""A conversation that a model continues, independent of the client's protocol.
 
-Turns and tools have the meaning that OpenAI gives them; other protocols are translated into them.
+Turns and tools have the meaning that OpenAI gives them; requests of other protocols are translated
+to these.
 """
 
 from collections.abc import Mapping
@@ -13,13 +14,15 @@ import pydantic_core
 from services.common import errors
 
 TURN_BYTES = 256
-"""Bytes of memory that a turn of a conversation, a call or a tool takes besides its texts."""
+"""Bytes of memory that a turn of a conversation, a tool call or a tool takes besides its texts."""
 
 JSON_BYTES = 32
-"""Most bytes of memory that a character of JSON takes when it is parsed; nested lists take most."""
+"""Largest number of bytes of memory that a character of JSON takes when it is parsed; nested lists
+take most."""
 
 MAX_TURNS = 2048
-"""Messages of a conversation at most, and parts of a message: each costs more than its bytes."""
+"""Largest number of messages of a conversation, and of parts of a message. The number is limited
+because each costs more than its bytes."""
 
 MAX_TOOLS = 128
 """Largest number of tools, as in the OpenAI API."""
@@ -69,8 +72,8 @@ class ChatMessage:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, and one more, since many turns without
-        any are work too."""
+        """Number of characters that came from the client, and one more, since turns without
+        characters are work too."""
         texts = (self.role, self.content, self.name, self.tool_call_id, self.reasoning_content)
         of_calls = sum(call.n_characters for call in self.tool_calls)
         return 1 + sum(len(text or "") for text in texts) + of_calls
@@ -92,8 +95,8 @@ class Tool:
     parameters: str = ""
     """JSON schema of the arguments, as JSON text; empty if any object is allowed."""
     is_strict: bool = False
-    """Whether arguments must keep the schema even where the model is free to call the tool or
-    not."""
+    """Whether arguments must match the schema even if the model may choose whether to call the
+    tool."""
 
     @property
     def n_characters(self) -> int:
@@ -113,7 +116,7 @@ class ToolChoice:
 
     mode: Literal["auto", "none", "required", "named"] = "auto"
     name: str = ""
-    """Name of the tool to call, with mode `named`."""
+    """Name of the tool that the model must call, with mode `named`."""
     allows_parallel: bool = True
 
 
@@ -128,9 +131,9 @@ class Conversation:
     """Variables that the client sets for the chat template, such as `enable_thinking`, as JSON
     values."""
     adds_generation_prompt: bool = True
-    """Whether a new turn of the assistant is begun after the last turn."""
+    """Whether the answer is a new turn of the assistant after the last turn."""
     continues_last: bool = False
-    """Whether the answer continues the last turn instead."""
+    """Whether the answer continues the last turn instead of beginning a new turn."""
 
     @property
     def n_characters(self) -> int:

@@ -1,9 +1,9 @@
-"""The checkpoint's own defaults, from its `generation_config.json`: how its authors want tokens to
-be sampled if a client does not say.
+"""The checkpoint's own defaults, from its `generation_config.json`: the sampling options that its
+authors recommend, used where a client sets none.
 
-They are applied to requests of both protocols before anything is checked, so that a resumed stream
-goes on with the same options. The file also names the tokens that end an answer; the workers read
-these.
+The defaults are applied to requests of both protocols before anything is checked, so that a resumed
+stream goes on with the same options. The file also names the tokens that end an answer; only the
+workers read these.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from services.frontend.request.generation_request import MAX_TOKENS, GenerationO
 FILE = "generation_config.json"
 
 MAX_FILE_BYTES = 4 << 20
-"""Largest size of the file in bytes; most have some hundred."""
+"""Largest size of the file in bytes; most such files have a few hundred bytes."""
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""Options that have a default in the file, under the same names."""
+"""Options that may have a default in the file. The file uses the same names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class GenerationDefaults:
         return ", ".join(f"{name} {value:g}" for name, value in values.items())
 
     def apply(self, options: GenerationOptions) -> GenerationOptions:
-        """Returns the options, with defaults for those that the client left out."""
+        """Returns the options, with defaults where the client has set none."""
         used = {name: v for name, v in self.sampling.items() if name in options.defaulted}
         if not used and self.max_tokens is None:
             return options

@@ -1,8 +1,8 @@
 """A client's request, independent of its protocol, and the rules that it must keep.
 
 The protocols check only what their own syntax needs. `services.common.sampling` defines and checks
-how tokens are chosen; the other rules are here, except those that need the limits of the model,
-which `ModelLimits` checks. Fields are named as clients spell them.
+the sampling options. `ModelLimits` checks the rules that depend on the limits of the model. This
+module has the other rules. Errors name fields as clients spell them.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ MAX_SALT_LENGTH = 256
 """Largest number of characters in `cache_salt`."""
 
 MAX_STOP_LENGTH = 1024
-"""Largest number of characters in a stop string: as much text may have to be held back."""
+"""Largest number of characters in a stop string. Text of this length may have to be held back."""
 
 TOKEN_BYTES = 40
-"""Bytes of memory that a token takes: a number, and its place in a tuple."""
+"""Bytes of memory that a token takes: an integer object, and its reference in a tuple."""
 
 ANSWER_BYTES = 256
 """Bytes of memory that a resumed answer takes besides its tokens."""
@@ -53,7 +53,8 @@ Prompt = str | tuple[int, ...] | Conversation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationOptions:
-    """How to continue a prompt. Meanings and defaults are those of `inference.proto`."""
+    """How to continue a prompt. `inference.proto` says what the options mean and which defaults
+    they have."""
 
     max_tokens: int | None = None
     max_tokens_field: str = "max_tokens"  # as the client spells it
@@ -71,15 +72,16 @@ class GenerationOptions:
     return_token_ids: bool = False
     n: int = 1
     add_special_tokens: bool | None = None
-    """Whether a prompt gets the special tokens that the checkpoint puts around a text. By default
-    texts get them, and conversations do not, since their template writes them."""
+    """Whether a prompt gets the special tokens that the checkpoint puts around a text. By default,
+    texts get special tokens, and conversations do not, since the chat template writes them."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     """Whether the text of an answer ends with the stop string, or the text of the stop token, that
     ended it."""
     cache_salt: str = ""
     cache_prompt: bool = True
-    """Whether the request may share keys and values of equal beginnings with others."""
+    """Whether the request may share keys and values with other requests whose prompts begin with
+    the same tokens."""
     best_of: int | None = None  # answers to generate for each prompt; the n best are returned
     echo: bool = False  # returns the prompt before the answer, which may then have no tokens
     n_logprobs: int | None = None  # alternatives of each token; None for no log-probabilities
@@ -99,15 +101,17 @@ class GenerationOptions:
 
     @property
     def n_ranked(self) -> int | None:
-        """Number of alternatives of each token that the scheduler is asked for. It is 0 instead of
-        None if log-probabilities are needed only to find the best answers."""
+        """Number of alternatives of each token that the scheduler is asked for. If
+        log-probabilities are needed only to find the best answers, the number is 0; if they are not
+        needed at all, None."""
         if self.n_logprobs is None and self.n_generated > self.n:
             return 0
         return self.n_logprobs
 
     @property
     def n_bytes(self) -> int:
-        """Approximate memory of the options, in bytes, once and again for each answer."""
+        """Approximate memory of the options, in bytes. The request and each answer at the scheduler
+        take this memory."""
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
@@ -147,8 +151,8 @@ class GenerationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One client call: prompts, of which each is to be answered `options.n` times, from the start
-    or, with a resumption, from where a stream broke."""
+    """One client call: prompts, each of which gets `options.n` answers. With a resumption, the
+    answers go on where a stream broke."""
 
     prompts: tuple[Prompt, ...]
     options: GenerationOptions = dataclasses.field(default_factory=GenerationOptions)
@@ -183,8 +187,8 @@ class GenerationRequest:
         gives, if any.
 
         Raises:
-            InvalidRequest: `own_seed` differs from the seed of the stream, or the latter is out of
-            its range.
+            InvalidRequest: `own_seed` differs from the seed of the stream, or the seed of the
+            stream is out of its range.
         """
         OPTIONS["seed"].allowed.check(SEED_FIELD, resumption.seed)
         if own_seed is not None and own_seed != resumption.seed:
@@ -198,7 +202,7 @@ class GenerationRequest:
 
         Raises:
             InvalidRequest: there is no prompt, or too many, an option is out of its range, or the
-            resumption is of another request.
+            resumption belongs to another request.
         """
         self.options.check()
         if not self.prompts:
@@ -219,8 +223,8 @@ class GenerationRequest:
 
 
 def n_characters(prompt: Prompt) -> int:
-    """Returns the number of characters of a prompt, which for a conversation are those of all
-    parts; 0 for tokens."""
+    """Returns the number of characters of a prompt: of the text, or of all parts of a conversation;
+    0 for tokens."""
     match prompt:
         case str():
             return len(prompt)

@@ -15,8 +15,8 @@ class ModelLimits:
 
     pipeline: ServedPipeline
     served_names: tuple[str, ...] = ()
-    """Names by which clients know the model; if there are none, the pipeline's name for it is the
-    only one."""
+    """Names by which clients know the model; if there are none, clients know it by the pipeline's
+    name for it."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class ModelLimits:
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
         """Raises InvalidRequest if a prompt of `n_tokens` tokens leaves no room for an answer. With
-        `is_least`, the prompt may have more, which the message says."""
+        `is_least`, the prompt may have more tokens, and the message says so."""
         if self.is_too_long(n_tokens):
             number = f"at least {n_tokens}" if is_least else str(n_tokens)
             raise errors.InvalidRequest(
@@ -64,8 +64,8 @@ class ModelLimits:
         """Returns the largest number of tokens that an answer may have.
 
         Raises:
-            InvalidRequest: the client asks for more tokens than fit, or for a minimum that is
-            larger.
+            InvalidRequest: the client's `max_tokens` does not fit, or its `min_tokens` is larger
+            than the result.
         """
         room = self.pipeline.max_model_len - n_prompt
         default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
@@ -101,8 +101,8 @@ class ModelLimits:
             )
 
     def stop_token_ids(self, options: GenerationOptions) -> tuple[int, ...]:
-        """Returns the tokens that end an answer: the model's own, unless they are ignored, and the
-        client's.
+        """Returns the tokens that end an answer: the model's own (unless the client sets
+        `ignore_eos`) and the client's.
 
         Raises:
             InvalidRequest: an option names a token that is not in the vocabulary, or bans all

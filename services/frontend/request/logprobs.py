@@ -1,4 +1,4 @@
-"""Log-probabilities of consecutive tokens, in columns of a few bytes each."""
+"""Log-probabilities of consecutive tokens, stored compactly in arrays."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,12 +9,13 @@ from typing import Self
 from orcinus.v1 import logprobs_pb2
 
 LOGPROB_BYTES = 100
-"""Bytes of memory that a log-probability takes, most of them when it is written as text."""
+"""Bytes of memory that a log-probability takes. Most of them are needed while it is written as
+text."""
 
 
 MANY_LOGPROBS = 4096
-"""Number of log-probabilities that take some milliseconds to write as text; more are written in a
-thread."""
+"""Largest number of log-probabilities that are written as text in the event loop, which takes some
+milliseconds. A larger number is written in a thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Logprobs:
         """Parses a serialised message `Logprobs`.
 
         Raises:
-            ValueError: the bytes are no such message, or its columns do not fit together.
+            ValueError: the bytes are no such message, or the lengths of its lists do not fit
+            together.
         """
         message = logprobs_pb2.Logprobs.FromString(data)
         logprobs = cls(

@@ -1,8 +1,8 @@
-"""The memory that data of clients may take together in this process.
+"""The memory budget of this process for the data of all clients.
 
-Code that holds bytes for a client takes a share while it does: for a body that is being received, a
-running request, a text that is made into tokens, or output that is not read. A share grows with the
-data and ends with it, not with the client's connection.
+Code that holds bytes for a client takes a share of the budget for as long: for a body that is being
+received, a running request, a text that is being tokenized, or output that is not read. A share
+grows with the data. It ends with the data, not with the client's connection.
 """
 
 from types import TracebackType
@@ -13,8 +13,8 @@ from services.frontend.request.refusals import Refusal, Refusals
 
 
 class MemoryBudget:
-    """A number of bytes, and the shares that are taken of it. A share that is the only one may
-    exceed the budget."""
+    """A limit in bytes for all shares together. A share may exceed the limit while no other share
+    has bytes."""
 
     def __init__(self, max_bytes: int, *, refusals: Refusals | None = None) -> None:
         self.max_bytes = max_bytes
@@ -51,7 +51,7 @@ class Share:
         """Bytes that this share takes."""
 
     def grow(self, n_bytes: int, *, leaving: int = 0) -> None:
-        """Takes `n_bytes` more bytes, if `leaving` bytes are left to others then.
+        """Takes `n_bytes` more bytes, if the budget then still has `leaving` bytes for others.
 
         Raises:
             PoolFull: the budget has less left; the share stays as it is.
@@ -63,7 +63,7 @@ class Share:
         self.n_bytes += n_bytes
 
     def shrink(self, n_bytes: int) -> None:
-        """Gives `n_bytes` of the share back."""
+        """Gives `n_bytes` bytes of the share back to the budget."""
         self._budget.n_bytes -= n_bytes
         self.n_bytes -= n_bytes
 
@@ -73,14 +73,14 @@ class Share:
         return self._budget.max_bytes
 
     def split(self, n_bytes: int) -> "Share":
-        """Moves `n_bytes` bytes of this share to a new one, which is closed on its own."""
+        """Moves `n_bytes` bytes of this share to a new share, which must be closed separately."""
         part = Share(self._budget)
         part.n_bytes = n_bytes
         self.n_bytes -= n_bytes
         return part
 
     def close(self) -> None:
-        """Gives all bytes back."""
+        """Gives all bytes of the share back to the budget."""
         self.shrink(self.n_bytes)
 
     def __enter__(self) -> Self:

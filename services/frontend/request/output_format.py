@@ -1,4 +1,4 @@
-"""The formats that a client may ask of an output, as grammars.
+"""The formats that a client may request for an output, each translated to a grammar.
 
     JSON that keeps a schema, with white space as Python's `json.dumps` writes it and no other, so
         that no output fills up with white space; the schema may allow any object
@@ -28,15 +28,15 @@ MAX_MESSAGE_LENGTH = 500
 """Largest number of characters of an explanation for clients."""
 
 MAX_GBNF_LENGTH = 2**14
-"""Largest number of characters of a grammar in GBNF. To translate a thousand takes up to ten
-milliseconds."""
+"""Largest number of characters of a grammar in GBNF. To translate a thousand characters takes up to
+ten milliseconds."""
 
 MAX_GBNF_RULES = 256
 """Largest number of rules of a grammar in GBNF: the translator looks at all rules once for each
 rule."""
 
 _LARK = re.compile(r"^[ \t]*(%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
-"""Pattern of a line that grammars in Lark have and grammars in GBNF have not."""
+"""Pattern of a line that occurs in grammars in Lark and never in grammars in GBNF."""
 
 _SPACING: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -47,7 +47,8 @@ def json_object() -> str:
 
 
 def json_schema(schema: Mapping[str, Any] | str, *, field: str = "json_schema") -> str:
-    """Returns the grammar of JSON that keeps a schema, which is given as an object or as JSON text.
+    """Returns the grammar of JSON that matches a schema. The schema is given as an object or as
+    JSON text.
 
     Raises:
         InvalidRequest: the text in `field` is not a JSON object, or the schema is too long.
@@ -63,7 +64,8 @@ def json_schema(schema: Mapping[str, Any] | str, *, field: str = "json_schema") 
 
 
 def json_rule(schema: Mapping[str, Any]) -> str:
-    """Returns the part of a grammar in Lark that stands for JSON that keeps a schema."""
+    """Returns the expression for JSON that matches a schema, for use in a rule of a Lark
+    grammar."""
     return f"%json {json.dumps({**schema, 'x-guidance': _SPACING}, ensure_ascii=False)}"
 
 
@@ -122,8 +124,8 @@ def grammar(text: str, *, field: str = "grammar") -> str:
 
 
 def parts(grammar: str) -> list[dict[str, Any]]:
-    """Returns the parts of a grammar that can be followed, as parts of a larger grammar. The larger
-    one refers to the first part as `@` and its name."""
+    """Returns the parts of a valid grammar, to be put into a larger grammar. The larger grammar
+    refers to the first part as `@` and its name."""
     found: list[dict[str, Any]] = [{"lark_grammar": grammar}]
     if grammar.lstrip().startswith("{"):
         found = json.loads(grammar)["grammars"]
@@ -132,8 +134,8 @@ def parts(grammar: str) -> list[dict[str, Any]]:
 
 
 def check_length(field: str, n_characters: int) -> None:
-    """Raises InvalidRequest if a text is longer than any grammar may be; to be called before it is
-    parsed."""
+    """Raises InvalidRequest if a text is longer than any grammar may be; to be called before the
+    text is parsed."""
     if n_characters > MAX_GRAMMAR_LENGTH:
         raise errors.InvalidRequest(
             field, f"has {n_characters} characters, {MAX_GRAMMAR_LENGTH} at most"
@@ -142,7 +144,7 @@ def check_length(field: str, n_characters: int) -> None:
 
 def _check_size(field: str, schema: Mapping[str, Any]) -> None:
     """Raises InvalidRequest if a schema is longer than any grammar may be. Each value counts as one
-    character, the least that it can take, and each text as its length."""
+    character, the smallest size that it can have, and each text as its length."""
     n_left = MAX_GRAMMAR_LENGTH
     unseen: list[Any] = [schema]
     while unseen and n_left >= 0:

@@ -1,4 +1,4 @@
-"""What a frontend knows of the pipeline that serves."""
+"""The pipeline that serves, as a frontend knows it."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,6 @@
-"""The reasons why clients are refused or cut off, for both protocols, and how often each has
-occurred.
+"""The reasons why clients are refused or cut off, for both protocols, and a count of each reason.
 
-Code that enforces a limit counts here; the metrics read the counts.
+Code that enforces a limit increases a count in `Refusals`; the metrics read the counts.
 """
 
 from collections import Counter
@@ -22,7 +21,8 @@ class Refusal(StrEnum):
     TOO_LATE = "too_late"
     """The first token would come too late."""
     MEMORY = "memory"
-    """Data of clients takes all the memory that it may: requests, and output that is not read."""
+    """The data of clients, which is requests and unread output, takes all the memory that it
+    may."""
     CONNECTIONS = "connections"
     """There are too many connections, or too many calls on one of them."""
     HEAD_TOO_LARGE = "head_too_large"
@@ -30,15 +30,15 @@ class Refusal(StrEnum):
     HEAD_TIMEOUT = "head_timeout"
     """A request line with its headers, or a TLS handshake, did not arrive in time."""
     MALFORMED = "malformed"
-    """The bytes are not HTTP, or break one of its rules."""
+    """The received bytes are not HTTP, or break a rule of HTTP."""
     BODY_TOO_LARGE = "body_too_large"
     """A body or message is too large, or has too many parts."""
     BODY_TIMEOUT = "body_timeout"
     """A body or message did not arrive in time."""
     PROMPT_TOO_LONG = "prompt_too_long"
-    """A text is too long, which was seen before it was made into tokens."""
+    """A text is too long; this was found before the text was tokenized."""
     UNREAD = "unread"
-    """A client did not read its answer in time, or left too much of it unread."""
+    """A client did not read its answer in time, or left too much of the answer unread."""
     VIEWERS = "viewers"
     """Too many viewers watch the scheduler."""
 

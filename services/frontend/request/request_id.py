@@ -1,6 +1,7 @@
 """Ids of requests: 32 hexadecimal digits, of which the first eight are the time of creation.
 
-So the creation time of a request stays the same when another frontend resumes it.
+Because the id contains the time of creation, this time stays the same when another frontend resumes
+the request.
 """
 
 import re

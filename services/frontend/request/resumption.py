@@ -1,8 +1,8 @@
-"""The resumption of a broken stream: what its client has received. Any frontend can go on from
-there.
+"""The resumption of a broken stream: the tokens that the client has received. Any frontend can
+continue the stream after these tokens.
 
-The tokens are enough: how an answer goes on, and whether it has ended, follows from them, the seed
-and the rest of the request. So nothing is kept for a client that may come back.
+The tokens, the seed and the rest of the request determine how an answer goes on and whether it has
+ended. So a frontend keeps no state for a client that may resume.
 """
 
 from collections.abc import Collection
@@ -28,11 +28,11 @@ class AnswerSoFar:
     def ending(
         self, *, max_new_tokens: int, stop_token_ids: Collection[int]
     ) -> FinishReason | None:
-        """Returns the reason why the answer ends with the last of these tokens, apart from stop
-        strings; None if it goes on.
+        """Returns the reason why the answer ends with the last of `token_ids`, apart from stop
+        strings; None if the answer goes on.
 
         Raises:
-            InvalidRequest: the answer would have ended before the last of them.
+            InvalidRequest: the answer would have ended before the last of `token_ids`.
         """
         n_tokens = len(self.token_ids)
         if n_tokens > max_new_tokens:

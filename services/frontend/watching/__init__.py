@@ -1,1 +1,2 @@
-"""The events of the scheduler for viewers: one subscription, however many viewers there are."""
+"""The events of the scheduler for viewers, clients that watch the pipeline at work. All viewers
+share one subscription."""

@@ -1,7 +1,7 @@
 """A subscription to the events of the scheduler that leads.
 
-The leader is found as for requests (`scheduler_stream`), on a channel of its own. When the stream
-breaks, another begins after a pause.
+The leader is found in the same way as for requests (`scheduler_stream`), on a separate channel.
+When the stream breaks, another stream begins after a pause.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ REASONS = {
     grpc.StatusCode.PERMISSION_DENIED: "the scheduler does not let this frontend watch",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the scheduler lets no more watch, or was not kept up with",
 }
-"""Explanations for viewers why a stream broke. The words of gRPC itself are not shown, since they
-contain addresses."""
+"""Explanations for viewers why a stream broke, by the status of gRPC. The messages of gRPC are not
+shown, since they contain addresses."""
 
 
 class EventReceiver(Protocol):
     """A receiver of the events of a subscription."""
 
     def opened(self) -> None:
-        """Notes that a watch begins: its events replace all before."""
+        """Notes that a watch begins. Its events replace all earlier events."""
 
     def received(self, events: Sequence[watch_pb2.WatchEvent], /) -> None:
         """Takes events."""
 
     def lost(self, reason: str, /) -> None:
-        """Notes that the watch has ended, or could not begin; `reason` is for people."""
+        """Notes that the watch has ended, or could not begin; `reason` is a text for people."""
 
 
 class Subscription:
@@ -57,8 +57,8 @@ class Subscription:
         self._is_open = False
 
     async def run(self, watcher: EventReceiver, *, has_decisions: bool) -> NoReturn:
-        """Passes events to the watcher until cancelled; with `has_decisions`, including those about
-        decisions of the scheduling core."""
+        """Passes events to the watcher until cancelled. With `has_decisions`, the events about
+        decisions of the scheduling core are included."""
         n_failures = 0
         while True:
             self._is_open = False

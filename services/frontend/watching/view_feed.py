@@ -1,19 +1,21 @@
-"""The feed of viewers: the view of one subscription as changes in JSON, made once for all viewers.
+"""The feed of viewers: makes changes in JSON of the events of one subscription, once for all
+viewers.
 
-A viewer's stream begins with one of the feed's own objects, and so does each part after an
-interruption:
+A viewer is a client that watches the pipeline at work. Its stream begins with one of these objects
+of the feed, and so does each part after an interruption:
 
     {"type": "here"}     a scheduler is watched; what follows replaces what was told before
     {"type": "gap"}      something was left out; what follows replaces what was told before
     {"type": "away"}     no scheduler is watched; `text` says why
 
-Then follows what `ViewState` keeps, and then news. Each viewer has a queue. A viewer that lets the
-queue grow too long loses what is queued, and goes on after a gap once it reads again.
+Then the changes that `ViewState` keeps follow, and then new changes. Each viewer has a queue. If a
+viewer lets the queue grow too long, the queued changes are dropped, and the stream goes on after a
+gap when the viewer reads again.
 
-The subscription lasts while there are viewers, and a little longer, since pages are loaded again.
-The subscription includes decisions only while a viewer wants them: another subscription begins with
-the first such viewer, and after the last, which is a gap for the other viewers. Later viewers are
-told decisions from their own beginning on.
+The subscription lasts while there are viewers, and `LINGER_S` seconds longer, since pages are often
+loaded again. The subscription includes decisions only while a viewer wants them. Another
+subscription begins when the first such viewer comes and when the last has left, and the other
+viewers see a gap then. A viewer gets only the decisions that are made after its stream began.
 """
 
 import asyncio
@@ -38,13 +40,14 @@ LINGER_S = 2.0
 """Seconds that the subscription lasts after the last viewer has left."""
 
 MAX_UNSENT_BYTES = 512 * 2**10
-"""Maximum bytes of news that wait for a viewer: several seconds of a busy pipeline."""
+"""Largest size in bytes of the new changes that wait for a viewer: several seconds of a busy
+pipeline."""
 
 TICK_S = 1.0
-"""Seconds between figures while the scheduler tells nothing."""
+"""Seconds between figures while the scheduler sends no events."""
 
 MAX_PIECE_BYTES = 64 * 2**10
-"""Maximum bytes that a viewer gets at once, unless one change is larger."""
+"""Largest number of bytes that a viewer gets at a time, unless one change is larger."""
 
 RETRY_AFTER_S = 10.0
 """Seconds after which a viewer that was refused may try again."""
@@ -58,12 +61,13 @@ def as_json(value: Json) -> bytes:
 
 
 def note(kind: str, **fields: str) -> bytes:
-    """Returns one of the feed's own objects, with the time of this machine."""
+    """Returns one of the feed's own objects (`here`, `gap` or `away`), with the time of this
+    machine."""
     return as_json({"t": round(time.time(), 6), "type": kind, **fields})
 
 
 class Viewer:
-    """A viewer, and the changes that wait for it."""
+    """A viewer, with the changes that wait to be sent to it."""
 
     def __init__(self, feed: "ViewFeed", *, wants_decisions: bool) -> None:
         self.wants_decisions = wants_decisions
@@ -77,12 +81,12 @@ class Viewer:
         self._arrival = asyncio.Event()
 
     def greet(self, events: Iterable[bytes]) -> None:
-        """Adds what a new viewer is told."""
+        """Adds the objects that a new viewer gets first."""
         self._queue.extend(events)
         self._arrival.set()
 
     def put(self, events: Sequence[bytes], n_bytes: int) -> None:
-        """Adds news of `n_bytes` bytes."""
+        """Adds new changes, which have `n_bytes` bytes together."""
         if self._is_behind or not events:
             return
         self._n_unsent += n_bytes
@@ -134,7 +138,7 @@ class EventSource(Protocol):
 
 
 class ViewFeed:
-    """The viewers of a frontend, and the view that they are told."""
+    """The viewers of a frontend, and the view of the pipeline that is sent to them."""
 
     def __init__(
         self, subscription: EventSource, *, max_viewers: int, refusals: Refusals | None = None
@@ -146,7 +150,8 @@ class ViewFeed:
         self._view = View()
         self._state: ViewState | None = None  # while a scheduler is watched
         self._ahead_s: float | None = None
-        """Seconds by which the scheduler's clock is ahead of the loop's, once an event has come."""
+        """Seconds by which the scheduler's clock is ahead of the event loop's clock; None before
+        the first event."""
         self._away = ""  # why no scheduler is watched, once that is known
         self._is_stopping = False
         self._has_decisions = False  # whether the subscription asks for decisions
@@ -210,7 +215,7 @@ class ViewFeed:
                 self._away = ""
 
     def anew(self, viewer: Viewer) -> Iterator[bytes]:
-        """Yields what a viewer is told after a gap."""
+        """Yields the objects that a viewer gets after a gap."""
         yield note("gap")
         viewer.is_here = self._state is not None
         if self._state is not None:
@@ -229,7 +234,7 @@ class ViewFeed:
             viewer.is_here = True
 
     def received(self, events: Sequence[watch_pb2.WatchEvent]) -> None:
-        """Tells viewers how events change the view."""
+        """Sends viewers the changes of the view that events cause."""
         known = [event for event in events if event.WhichOneof("event")]  # none of later versions
         self._tell(change for event in known for change in self._view.take(event))
         for event in known[-1:]:
@@ -255,7 +260,7 @@ class ViewFeed:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
-        """Tells viewers once that no scheduler is watched."""
+        """Tells viewers that no scheduler is watched; repeated calls send nothing."""
         self._state = None
         if self._away:
             return
@@ -266,7 +271,7 @@ class ViewFeed:
             viewer.is_here = False
 
     async def _keep_time(self) -> NoReturn:
-        """Tells figures while the scheduler tells nothing, until cancelled."""
+        """Sends figures while the scheduler sends no events, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._state is not None and self._ahead_s is not None:
@@ -278,7 +283,8 @@ class ViewFeed:
         return any(viewer.wants_decisions for viewer in self._viewers)
 
     async def _wait_unwanted(self) -> None:
-        """Waits until there are no viewers for a while, or another subscription is wanted."""
+        """Waits until there have been no viewers for `LINGER_S` seconds, or another subscription is
+        needed."""
         while not self._is_stale:
             if self._viewers:
                 await self._wait_change()

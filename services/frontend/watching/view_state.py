@@ -1,9 +1,9 @@
-"""What a viewer that comes later must be told before any news.
+"""The changes that a viewer which comes later must get before any new change.
 
-The changes of the view are kept as JSON, as they were told, and told again in that form: epochs,
-marks and figures of the last minutes, requests that live or have just ended, the last iterations,
-and the pool. Each kind is bounded in number and in bytes, and history in time. Times are the
-scheduler's.
+The changes of the view are kept as the JSON that was sent to earlier viewers: epochs, marks and
+figures of the last minutes, requests that live or have just ended, the last iterations, and the
+pool. Each kind is bounded in number and in bytes, and history also in time. Times are times of the
+scheduler.
 """
 
 from collections import deque
@@ -12,16 +12,18 @@ from collections.abc import Iterator
 from services.common.watch_json import Json
 
 ITERATIONS_S, MAX_ITERATIONS, MAX_ITERATION_BYTES = 60, 500, 768 * 2**10
-"""Seconds, number and bytes of the iterations that are kept."""
+"""Limits for the iterations that are kept: age in seconds, number, and bytes."""
 
 MARKS_S, MAX_MARKS, MAX_MARK_BYTES = 300, 64, 2**15
-"""Seconds, number and bytes of the marks that are kept, and of earlier epochs."""
+"""Limits for the marks, and for the earlier epochs, that are kept: age in seconds, number, and
+bytes."""
 
 FIGURES_S, MAX_FIGURES, MAX_FIGURE_BYTES = 300, 300, 2**17
-"""Seconds, number and bytes of the figures that are kept."""
+"""Limits for the figures that are kept: age in seconds, number, and bytes."""
 
 MAX_REQUESTS, MAX_TURNS, MAX_REQUEST_BYTES = 2048, 8, 384 * 2**10
-"""Maximum number of requests, of turns of each request, and of the bytes of all turns.
+"""Largest number of requests, largest number of turns (changes of state) of each request, and
+largest number of bytes of all turns.
 
 A request's first turn, which has all fields, is always kept. A request that has ended is kept as
 long as its iterations may be kept.
@@ -29,7 +31,7 @@ long as its iterations may be kept.
 
 
 class History:
-    """Changes of the last while, the latest at the end."""
+    """Recent changes of one kind, oldest first."""
 
     def __init__(self, max_s: int, max_changes: int, max_bytes: int) -> None:
         self._max_s = max_s
@@ -39,7 +41,7 @@ class History:
         self._changes: deque[tuple[float, bytes]] = deque()
 
     def add(self, at: float, data: bytes) -> None:
-        """Adds the latest change; drops what is too old or too much."""
+        """Adds the latest change; drops the oldest changes beyond the limits."""
         self._changes.append((at, data))
         self._n_bytes += len(data)
         while self._changes and not self._fits(at):
@@ -57,7 +59,8 @@ class History:
 
 
 class KnownRequests:
-    """The turns of requests: first of the requests that have ended, then of those that live."""
+    """The turns (changes of state) of requests. Requests that have ended come before requests that
+    live."""
 
     def __init__(self) -> None:
         self._live: dict[int, list[bytes]] = {}
@@ -74,7 +77,7 @@ class KnownRequests:
             yield from turns
 
     def add(self, change: Json, data: bytes) -> None:
-        """Adds a turn of a request; drops the oldest requests above the limits, ended ones
+        """Adds a turn of a request; drops the oldest requests beyond the limits, and ended requests
         first."""
         at, number = change["t"], change["number"]
         turns = self._live.setdefault(number, [])
@@ -97,7 +100,7 @@ class KnownRequests:
 
 
 class ViewState:
-    """The state of one watch, which begins empty."""
+    """The changes that are kept of one watch; empty when the watch begins."""
 
     def __init__(self) -> None:
         self._epoch: tuple[float, bytes] | None = None
@@ -109,7 +112,8 @@ class ViewState:
         self._pool: bytes | None = None
 
     def add(self, change: Json, data: bytes) -> None:
-        """Notes a change that was told, and its JSON; decisions are not kept."""
+        """Keeps a change that was sent to viewers, given as an object and as JSON; decisions are
+        not kept."""
         at = change["t"]
         match change["type"]:
             case "epoch":
@@ -128,7 +132,7 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields what a new viewer is told, each change as JSON; an epoch is the first."""
+        """Yields the changes that a new viewer gets, each as JSON; the first is an epoch."""
         yield from self._earlier_epochs
         if self._epoch is not None:
             yield self._epoch[1]
