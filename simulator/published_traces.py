@@ -104,8 +104,9 @@ PUBLISHED: Mapping[str, PublishedTrace] = {
 def bursty_arrivals(
     n_requests: int, *, rate: float, variation: float, seed: int
 ) -> tuple[float, ...]:
-    """Returns times of `rate` requests a second, the first at 0, whose gaps have a Gamma
-    distribution with this `variation`; 1 gives the times of `workload.poisson_arrivals`."""
+    """Returns times of arrival for `rate` requests a second, the first at 0. Gaps have a Gamma
+    distribution with the coefficient of variation `variation`; with 1 the times are those of
+    `workload.poisson_arrivals`."""
     shape = variation**-2
     generator = np.random.default_rng([seed, 2])
     gaps = (

@@ -200,7 +200,7 @@ class SchedulerProcess:
         self._pipe.report({"ready": True})
 
     def _trouble(self) -> str:
-        """Returns why no request could be served now; empty if one could."""
+        """Returns why this scheduler could serve no request now; empty if it could serve one."""
         if self._service.is_open:
             return ""
         is_leader = self._elector is None or self._elector.is_leader

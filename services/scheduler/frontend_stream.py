@@ -29,9 +29,10 @@ COLUMN_BYTES = 32
 the scheduler cuts it off."""
 
 ACCEPTANCE_S = 0.05
-"""Largest number of seconds for which the acceptance of a request waits, so that it leaves in one
-message with the tokens of an iteration. A separate message would cost as much as some thirty
-tokens. The wait delays no token, since a new request has none before an iteration returns."""
+"""Largest number of seconds for which the acceptance of a request waits, so that the acceptance
+leaves in one message with the tokens of an iteration. A separate message would cost as much as some
+thirty tokens. The wait delays no token of the request, since it has no tokens before an iteration
+returns."""
 
 MAX_LOGPROB_BYTES = 2**20
 """Bytes of log-probabilities in a message after which another message begins; gRPC accepts messages

@@ -254,7 +254,7 @@ def build_scheduler(
     pipeline: Pipeline,
     pool: RequestPool,
 ) -> Scheduler:
-    """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
+    """Returns a scheduling core with the K/V memory, the policy and the depth for a pipeline.
 
     Raises:
         Unavailable: there is no memory for a single block.

@@ -83,9 +83,10 @@ class SchedulerService:
         self._is_leading = True
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
-        """Accepts submissions from now on, and passes them to `loop`. Waiting requests for another
-        model than the pipeline's are cancelled. If the model has the name of the last one and
-        differs from it, requests that it cannot run are given up: they would end its ranks."""
+        """Accepts submissions from now on, and passes them to `loop`. If the last pipeline had a
+        model of another name, all waiting requests are cancelled. If it had another checkpoint of
+        the same name, requests that the new checkpoint cannot run are given up: they would end the
+        ranks."""
         for request in list(self._connections) if pipeline != self._pipeline else ():
             if self._pipeline.model != pipeline.model:
                 self._loop.cancel(request)
@@ -150,7 +151,7 @@ class SchedulerService:
             frontend.fail(message)
 
     async def Connect(self, context: Any) -> None:
-        """Serves one frontend until it or this scheduler goes away.
+        """Serves one frontend until the frontend disconnects or this scheduler ends.
 
         Raises:
             Unavailable: this scheduler does not lead, or the frontend does not read.

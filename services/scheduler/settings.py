@@ -84,23 +84,23 @@ class SchedulerSettings(ServerSettings):
     duration tolerates a slower API server."""
 
     retry_period_s: float = Field(default=2.0, gt=0)
-    """Seconds between attempts to renew the lease or to get it. Less than half of
-    `lease_duration_s`, so that one failed attempt does not cost the lead."""
+    """Seconds between attempts to renew the lease or to get it. Must be less than half of
+    `lease_duration_s`, so that a leader does not lose the lead by one failed attempt."""
 
     pipeline_id: str = "orcinus"
     """Name of the pipeline. Every message of the pipeline carries the name, so that stages refuse
     messages of another pipeline."""
 
     policy: PolicyName = "chunked"
-    """How a batch is filled. `orca` is Algorithm 1 of the paper: a prompt runs whole in one
-    iteration. `chunked` also limits a batch to `max_batch_tokens`, so that a long prompt does not
-    hold up requests that generate."""
+    """Rule by which a batch is filled. `orca` is Algorithm 1 of the paper: a whole prompt runs in
+    one iteration. `chunked` also limits a batch to `max_batch_tokens`, so that a long prompt does
+    not delay requests that generate."""
 
     order: OrderName = "fair"
-    """Which waiting request is admitted next. `fcfs` is the paper's: first come, first served.
-    `fair` heeds priorities and divides the service among API keys in proportion to their weights.
-    With one client and no priorities both admit in the same order, except that `fair` prefers
-    requests whose beginnings are in the prefix cache when memory is short."""
+    """Order in which waiting requests are admitted. `fcfs` is the order of the paper: first come,
+    first served. `fair` heeds priorities and divides the service among API keys in proportion to
+    their weights. With one client and no priorities both admit in the same order, except that
+    `fair` prefers requests whose beginnings are in the prefix cache when memory is short."""
 
     ageing_s: float = Field(default=30.0, gt=0)
     """Seconds without an admission after which a priority class rises by one, in the order `fair`.

@@ -109,7 +109,7 @@ def to_request(
 
 def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> InvalidRequest | None:
     """Returns the reason why a pipeline cannot run a request that was checked for another pipeline;
-    None if it can."""
+    None if the pipeline can run the request."""
     sampling = from_proto(sampling_pb2.SamplingParams.FromString(request.sampling))
     own = frozenset((*sampling.stop_token_ids, *pipeline.eos_token_ids))
     try:

@@ -36,7 +36,7 @@ class MeasuredIteration:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A model of costs, and how well it fits."""
+    """A model of costs, with the number of iterations it was fitted to and the error of the fit."""
 
     costs: LinearCosts
     n_iterations: int

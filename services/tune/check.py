@@ -37,8 +37,8 @@ async def run_load(
     system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
 ) -> tuple[list[tuple[float, TimedReply]], float]:
     """Sends each prompt when it is due, in seconds after the start, and cancels requests that have
-    not ended after `limit_s`. Returns a pair: for each prompt the due time and the reply, and the
-    time of the start. Times returned are by the event loop's clock.
+    not ended after `limit_s`. Returns a list with the due time and the reply of each prompt, and
+    the time of the start. Returned times are by the event loop's clock.
 
     Raises:
         SystemFailed: a request has failed.

@@ -35,7 +35,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The result of a run of the tuner: the settings that it chose, and all that it tried."""
+    """The result of a run of the tuner: the chosen settings, and all layouts and candidates that
+    were tried."""
 
     chosen: Prediction
     tried: Sequence[Tried]

@@ -106,9 +106,9 @@ class Predictor:
         return self._known[candidate]
 
     def anew(self) -> "Predictor":
-        """Returns a predictor with the same costs and without earlier predictions. This predictor
-        may not find a candidate's own highest rate, since it begins at the highest rate of earlier
-        candidates. The returned predictor finds it for the first candidate."""
+        """Returns a predictor with equal costs and without earlier predictions. A predictor finds
+        the true highest rate only of its first candidate, since the search for later candidates
+        begins at the highest rate of earlier candidates."""
         return Predictor(self._costs, self._workload, self._memory)
 
     def give_up(self) -> None:

@@ -57,7 +57,8 @@ _FAILURES = (
 
 
 class KubernetesClient:
-    """Connections to one API server: the pod's own, or the one that KUBECONFIG names."""
+    """Connections to one API server: the server of the cluster in which this pod runs, or the
+    server that KUBECONFIG names."""
 
     def __init__(
         self,

@@ -174,7 +174,7 @@ class LeaderElector:
 
     async def advance(self, beyond: int) -> int:
         """Moves this leader's term past the term `beyond`, which the stages have seen, and returns
-        the new term. That is needed after the lease was deleted, since terms then start at 1 again.
+        the new term. After the lease was deleted, terms start at 1 again and must be moved so.
 
         Raises:
             LeadershipLost: another process holds the lease or has held it, or the store does not
@@ -354,7 +354,8 @@ class LeaderElector:
         return self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; an empty text means that there is no trouble."""
+        """Logs a problem with the lease, unless the problem was the last one logged. An empty text
+        means that the lease can be read and written."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:

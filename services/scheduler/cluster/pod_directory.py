@@ -196,7 +196,8 @@ class PodDirectory:
             self._has_changed = asyncio.Event()
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; an empty text means that there is no trouble."""
+        """Logs a problem with the pods, unless the problem was the last one logged. An empty text
+        means that the pods can be watched."""
         if trouble and trouble != self._trouble:
             log.warning("pods cannot be watched: %s", trouble)
         elif self._trouble and not trouble:

@@ -34,8 +34,8 @@ class IterationObserver(Protocol):
         iteration has returned, or after."""
 
     def closed(self, loss: str | None) -> None:
-        """Notes the end of the epoch. `loss` says why the pipeline was lost, or why it never
-        formed; None if it was drained."""
+        """Notes the end of the epoch. `loss` is the reason why the pipeline was lost or never
+        formed; None if this scheduler ended the pipeline itself."""
 
 
 ObserveEpoch = Callable[[Pipeline, Scheduler], IterationObserver]

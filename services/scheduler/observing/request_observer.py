@@ -27,7 +27,7 @@ class RequestObserver(Protocol):
         first one, or the first one since the request was suspended or preempted."""
 
     def first_token(self, request: Request) -> None:
-        """Notes that a request has its first token since it was admitted. The request may have
+        """Notes that a request has got its first token after an admission. The request may have
         ended with this token."""
 
     def suspended(self, request: Request) -> None:

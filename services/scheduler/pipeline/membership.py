@@ -227,7 +227,7 @@ class _Worker:
     def __init__(self, address: str, connect: rpc.Connect, on_news: Callable[[], None]) -> None:
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
-        """The worker's latest answer; None if it did not answer the latest question."""
+        """The worker's latest answer; None if the worker did not answer the latest question."""
         self.trouble = ""
         self.is_settled = False
         """Whether the worker has answered or failed to answer since a stage was last assigned to

@@ -24,7 +24,7 @@ class Audience:
         self._watchers: set[Watcher] = set()
 
     def join(self, watcher: Watcher) -> None:
-        """Adds a watcher, which is told all events from now on."""
+        """Adds a watcher, which gets all events from now on."""
         self._watchers.add(watcher)
         self._count()
 

@@ -23,7 +23,7 @@ send."""
 
 
 def tell_calls(core: Scheduler, decisions: Decisions) -> None:
-    """Wraps the methods of a new core, so that all further calls are told."""
+    """Wraps the methods of a new core, so that watchers get an event about each further call."""
     number = decisions.n_cores
     decisions.n_cores += 1
     for method, decision_of in _DECISIONS.items():
@@ -101,6 +101,6 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
         {"overhead_tokens": n_tokens} if is_news else {}
     ),
 }
-"""Function for each method of `Scheduler` that returns the decision of a call. It takes the
-`Decisions`, the core, the result of the call and the arguments of the call. The arguments have the
-same names as in the method, since callers may pass arguments by name."""
+"""For each method of `Scheduler`, a function that returns the decision of a call. The function
+takes the `Decisions`, the core, the result of the call and the arguments of the call. The arguments
+have the names that the method gives them, since callers may pass arguments by name."""

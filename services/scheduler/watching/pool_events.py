@@ -33,7 +33,7 @@ class PoolTeller:
         self._told_at = float("-inf")
 
     def note_change(self) -> None:
-        """Notes that the pool has changed. The pool is told within `PERIOD_S`."""
+        """Notes that the pool has changed. An event about the pool is sent within `PERIOD_S`."""
         if self._timer is None and self.pool is not None and self._audience.is_there:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._told_at + PERIOD_S)

@@ -101,7 +101,7 @@ class RequestTeller:
 
 
 def turn_of(request: Request) -> watch_pb2.RequestTurn:
-    """Returns the present state of a request in the pool, as the turn that led to it."""
+    """Returns the turn that led to the present state of a request in the pool."""
     if request.state is not RequestState.INITIATION:
         return watch_pb2.REQUEST_TURN_ADMITTED
     if request.n_preemptions:

@@ -47,8 +47,8 @@ class Watching:
         return self._audience.is_there
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochTeller:
-        """Returns the observer of an epoch that is about to form. Calls of the epoch's core are
-        told from now on, too."""
+        """Returns the observer of an epoch that is about to form. From now on watchers also get
+        events about the calls of the epoch's core."""
         tell_calls(scheduler, self.decisions)
         return EpochTeller(
             self._audience,
