@@ -188,9 +188,10 @@ class SchedulerSettings(ServerSettings):
     the longest iteration: with the policy `orca` a whole prompt runs in one iteration."""
 
     hang_limit_s: float = Field(default=9.0, gt=0)
-    """Seconds that an iteration of any size may take before the epoch ends. An iteration may also
-    take ten times as long as earlier iterations of its size. Must be more than the workers'
-    `hang_limit_s`, so that the stage that hangs is found and ended first."""
+    """Fixed part, in seconds, of the time after which an iteration that does not return ends the
+    epoch. The other part is ten times the time that earlier iterations of about that size have
+    taken. Must be more than the workers' `hang_limit_s`, so that the stage that hangs is found and
+    ended first."""
 
     traced_iterations_per_s: float = Field(default=20.0, ge=0)
     """Largest number of iterations per second, among those of traced requests, that are recorded as

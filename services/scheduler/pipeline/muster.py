@@ -140,8 +140,9 @@ class _Workers:
 
     def surplus(self, build: Build, holders: Collection[str | None]) -> list[str]:
         """Returns workers that may get another stage. Their stage is not used, because another
-        worker holds it or because the pipeline has another number of stages. Ready workers of
-        another build are not returned: with another stage they would still have the other build."""
+        worker holds it or because the pipeline has another number of stages. A ready worker of
+        another build is returned only in the second case: with another stage it would still have
+        the other build."""
         return [
             address
             for address, answer in self._ours.items()
