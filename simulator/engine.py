@@ -125,7 +125,7 @@ class Simulation:
         """Runs until all requests have ended, or until `until_s`; returns the outcome.
 
         Raises:
-            InvalidRequest: a request needs more K/V memory than there is.
+            InvalidRequest: a request could not run even if it were the only request.
             PoolFull: there are more requests than the pool may hold.
         """
         start_s = end_s = self.arrivals[0].time_s
