@@ -1,6 +1,6 @@
-"""A discrete-event simulator of the pipeline: the scheduler that serves, in virtual time.
+"""A discrete-event simulator of the pipeline: runs the scheduler that serves, in virtual time.
 
-It takes the place of the engine master and drives the very `Scheduler`, pool, policies and K/V
-manager of `services.scheduler.core`; only the time that an iteration takes comes from a model of
-costs. Knows no transport, no tensors and no real clock.
+The simulator takes the place of the engine master. It drives the same `Scheduler`, pool, policies
+and K/V manager of `services.scheduler.core` that serve; only the durations of iterations come from
+a model of costs. The simulator has no transport, no tensors and no real clock.
 """

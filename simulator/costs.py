@@ -1,10 +1,15 @@
-"""The time that an iteration takes on each stage, as a model of few parameters.
+"""A model with few parameters of the time that an iteration takes on each stage.
 
-What takes time in an iteration: reading the weights (a constant), matrix products (by tokens, with
-other slopes for few than for many, since the kernels for them differ and experts are read as tokens
-choose them), sampling (by sampled tokens), and attention: of decodes by the K/V slots that they
-read, of prompts by the pairs of tokens. A stage's time is a sum of these, each with a coefficient
-that is not negative; `simulator.fit` finds them.
+The time of a stage is a sum of terms, each with a coefficient that is not negative:
+
+- reading the weights: a constant;
+- matrix products: proportional to the number of tokens. The slope changes with the number, since
+  kernels for few and for many tokens differ, and since more tokens choose more experts to read;
+- sampling: proportional to the number of sampled tokens;
+- attention of decodes: proportional to the number of K/V slots that they read;
+- attention of prompts: proportional to the number of pairs of tokens.
+
+`simulator.fit` finds the coefficients.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,28 +18,29 @@ from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 KNOTS = (0, 1, 8, 32, 128, 512)
-"""Numbers of tokens at which the slope of the products' time may change."""
+"""Numbers of tokens at which the slope of the time of matrix products may change."""
 
 N_FEATURES = len(KNOTS) + 4
 
 SLOPES = tuple(range(1, len(KNOTS) + 1))
-"""Places of the slopes between knots among the features."""
+"""Indices of the slopes of matrix products in the tuple of features."""
 
 
 class IterationWork(NamedTuple):
-    """The size of an iteration, in what its time depends on."""
+    """The amounts of work of an iteration on which the iteration's time depends."""
 
     n_tokens: int
     n_sampled: int
     n_decode_slots: int
-    """K/V slots that spans of one token read."""
+    """Number of K/V slots that spans of one token read."""
     n_prompt_pairs: int
-    """Pairs of a token of a longer span and one that it attends to."""
+    """Number of pairs of a token in a span of several tokens and a token to which it attends."""
     n_spans: int
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int, bool]]) -> "IterationWork":
-        """Returns the size of a batch of spans: start position, tokens, whether one is sampled."""
+        """Returns the work of a batch. A span is given by its start position, its number of tokens,
+        and whether a token is sampled after the span."""
         n_tokens = n_sampled = n_decode_slots = n_prompt_pairs = n_spans = 0
         for start, n, is_sampled in spans:
             n_spans += 1
@@ -48,8 +54,9 @@ class IterationWork(NamedTuple):
 
 
 def features(work: IterationWork) -> tuple[float, ...]:
-    """Returns what a stage's coefficients are multiplied by, [N_FEATURES]: a constant, the tokens
-    between each knot and the next, sampled tokens, slots and pairs."""
+    """Returns the features of an iteration, which are multiplied with a stage's coefficients,
+    [N_FEATURES]: the constant 1, the number of tokens between each knot and the next and above the
+    last knot, the numbers of sampled tokens, of decodes' slots and of prompts' pairs."""
     n = work.n_tokens
     ramps = [float(max(0, min(n, high) - low)) for low, high in pairwise(KNOTS)]
     return (
@@ -63,7 +70,7 @@ def features(work: IterationWork) -> tuple[float, ...]:
 
 
 class Costs(Protocol):
-    """The time that everything takes, in seconds."""
+    """A model of the times that a simulation needs, in seconds."""
 
     @property
     def n_stages(self) -> int:
@@ -75,16 +82,17 @@ class Costs(Protocol):
 
     @property
     def hop_s(self) -> float:
-        """Returns the time from the end of a stage until the next one may begin."""
+        """Returns the time from the end of a stage until the next stage may begin."""
 
     @property
     def result_s(self) -> float:
-        """Returns the time from the end of the last stage until its tokens are applied."""
+        """Returns the time from the end of the last stage until the iteration's tokens are
+        applied."""
 
     @property
     def request_s(self) -> float:
-        """Returns the time that a request takes on its way to the scheduler, and its tokens on
-        theirs back to the client."""
+        """Returns the time that a request spends outside of iterations: from the client to the
+        scheduler, and with its tokens back to the client."""
 
     def stage_s(self, stage_index: int, work: IterationWork) -> float:
         """Returns the time for which an iteration occupies a stage."""
@@ -95,9 +103,9 @@ class LinearCosts:
     """Costs that are linear in the features of an iteration, with coefficients for each stage."""
 
     coefficients: tuple[tuple[float, ...], ...]
-    """Seconds for one of each feature, [n_stages, N_FEATURES]."""
+    """Seconds for one unit of each feature on each stage, [n_stages, N_FEATURES]."""
     gap_s: float = 0.0
-    """Time between two iterations for which a stage is not free, beside what it computes."""
+    """Seconds after an iteration for which a stage computes nothing and cannot begin another."""
     plan_s: float = 0.0
     hop_s: float = 0.0
     result_s: float = 0.0
@@ -113,5 +121,5 @@ class LinearCosts:
 
 
 def dot(left: Sequence[float], right: Sequence[float]) -> float:
-    """Returns the sum of products."""
+    """Returns the dot product of two vectors."""
     return sum(map(float.__mul__, left, right))

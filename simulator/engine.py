@@ -1,11 +1,11 @@
 """The engine in virtual time: runs requests through a scheduler and a pipeline of known costs.
 
-arrival or result → take it in → select while batches may be sent → stages, one after the other
+arrival or result → submit or apply → select while batches may be sent → stages, one after the other
 
-It does what the serving loop, the engine master and the ranks do together: arrivals and results are
-taken in and batches are sent, at each point in time, arrivals before results. Sampled tokens mean
-nothing here; a request ends with as many as its trace says. Prompt tokens mean something only where
-requests may share them.
+The engine does the work of the serving loop, the engine master and the ranks. At each point in
+time, arrivals are submitted, then results are applied, and after each event batches are sent.
+Sampled tokens have no meaning here: a request ends after the number of tokens in its trace. Prompt
+tokens have a meaning only where requests may share prefixes.
 """
 
 from array import array
@@ -31,20 +31,22 @@ NEVER_S = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request of a trace. Its output ends after `n_output` tokens; it may ask for more."""
+    """A request of a trace. The output ends after `n_output` tokens; the request may ask for
+    more."""
 
     time_s: float
     n_prompt: int
     n_output: int
     max_new_tokens: int | None = None
-    """Tokens that the request asks for; None asks for the tokens of its output."""
+    """Largest number of tokens that the request asks for; None means `n_output`."""
     prompt_token_ids: Sequence[int] | None = None
-    """The `n_prompt` tokens of the prompt, for a prefix cache; None shares nothing."""
+    """The `n_prompt` tokens of the prompt, for a prefix cache. If None, the request shares no
+    prefix."""
     account: AccountUse | None = None
-    """Account of the request; None has none."""
+    """Account of the request; None if the request has no account."""
 
     def request(self, name: int) -> Request:
-        """Returns the scheduler's side of it."""
+        """Returns the request for the scheduler; `name` becomes its id."""
         shares = self.prompt_token_ids is not None
         return Request(
             RequestId(str(name)),
@@ -57,7 +59,7 @@ class Arrival:
 
 
 def arrivals_of(lengths: Sequence[Lengths], times_s: Sequence[float]) -> list[Arrival]:
-    """Returns the requests of a trace."""
+    """Returns requests with the given lengths and times of arrival."""
     return [
         Arrival(time_s, each.n_prompt, each.n_output)
         for each, time_s in zip(lengths, times_s, strict=True)
@@ -65,14 +67,15 @@ def arrivals_of(lengths: Sequence[Lengths], times_s: Sequence[float]) -> list[Ar
 
 
 class Scheduling(Protocol):
-    """The part of a `Scheduler` that the engine drives; the schedulers of baselines have it too."""
+    """The methods of a `Scheduler` that the engine calls; schedulers of baselines have these
+    methods, too."""
 
     @property
     def n_reserved_slots(self) -> int:
-        """K/V slots that requests have reserved."""
+        """Number of K/V slots that requests have reserved."""
 
     def submit(self, request: Request) -> None:
-        """Takes a request in."""
+        """Puts a request into the pool."""
 
     def select(self) -> Batch | None:
         """Returns the next batch to run; None if no request can run or enough batches are in
@@ -86,7 +89,7 @@ class Scheduling(Protocol):
 
 
 class Simulation:
-    """One run, from the first arrival until all requests have ended, or for as long as is asked."""
+    """One run, from the first arrival until all requests have ended or until a given time."""
 
     def __init__(
         self,
@@ -96,34 +99,34 @@ class Simulation:
         *,
         clock: VirtualClock | None = None,
     ) -> None:
-        """`scheduler` is fresh; its `pipeline_depth` and `token_hand_off` should fit the number of
-        stages. `clock` is given where it asks for the time."""
+        """Creates a run. `scheduler` is new; its `pipeline_depth` and `token_hand_off` should fit
+        the number of stages. `clock` must be given if the scheduler reads that clock."""
         self.clock = VirtualClock() if clock is None else clock
         """The virtual time."""
         self.progress: list[tuple[int, float]] = []
-        """Tokens, of prompts and outputs, that were computed up to the return of each iteration,
-        and when it returned."""
+        """For each iteration that has returned: the number of tokens of prompts and outputs that
+        were computed so far, and the time of the return."""
         self._scheduler = scheduler
         self._costs = costs
         self.arrivals = sorted(arrivals, key=lambda arrival: arrival.time_s)
-        """The requests, by their times."""
+        """The requests, in the order of their times of arrival."""
         self._of: dict[Request, Arrival] = {}
         self._first_token_s: dict[Request, float] = {}
         self._last_token_s: dict[Request, float] = {}
         self._gaps_s = array("d")
         self._ended: list[RequestTimes] = []
         self._pipeline = VirtualPipeline(costs)
-        self._results: list[tuple[float, int, Batch]] = []  # a heap, by the times of their return
+        self._results: list[tuple[float, int, Batch]] = []  # a heap, by the times of return
         self._order = count()
         self._n_computed = 0
         self._n_output = self._n_iterations = self._n_spans = self._max_reserved_slots = 0
 
     def run(self, until_s: float = NEVER_S) -> Outcome:
-        """Runs until all requests have ended, at the latest until `until_s`; returns what happened.
+        """Runs until all requests have ended, or until `until_s`; returns the outcome.
 
         Raises:
-            InvalidRequest: a request could not even run alone.
-            PoolFull: there are more than the pool may hold.
+            InvalidRequest: a request could not run even if it were the only request.
+            PoolFull: there are more requests than the pool may hold.
         """
         start_s = end_s = self.arrivals[0].time_s
         for event_s, event in self._events():
@@ -152,8 +155,8 @@ class Simulation:
         )
 
     def _events(self) -> Iterator[tuple[float, Batch | Sequence[Arrival]]]:
-        """Yields what happens next, in the order of time: all arrivals of a time, a result, or no
-        arrivals where a waiter is only woken."""
+        """Yields events with their times, in the order of time. An event is all arrivals at one
+        time, a returned batch, or an empty sequence where a waiter is only woken."""
         coming = deque(
             (time_s, tuple(group))
             for time_s, group in groupby(self.arrivals, key=lambda arrival: arrival.time_s)
@@ -209,7 +212,7 @@ class Simulation:
         self._last_token_s[request] = now_s
 
     def _token_of(self, request: Request) -> int:
-        """Returns the next token of a request: the one that ends it, if it is the last."""
+        """Returns the next token of a request: the stop token if this is the last one."""
         n_generated = len(request.generated_token_ids)
         return STOP_TOKEN if n_generated + 1 >= self._of[request].n_output else A_TOKEN
 

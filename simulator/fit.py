@@ -1,10 +1,10 @@
-"""Finds the coefficients of a cost model from iterations that were measured.
+"""Finds the coefficients of a cost model from measured iterations.
 
 Errors are relative, so that short iterations count as much as long ones. Coefficients are not
-negative: a time that falls with more work would be noise. On a machine that does other things too,
-some iterations take much longer than they should, so large errors count only in proportion to
-their size (Huber's loss, by reweighting). Where no iteration shows what the slope between two knots
-is, it is taken to be the one beside it: a little counts that neighbouring slopes differ.
+negative: a time that falls with more work would be noise. On a machine with other work, some
+iterations take much longer than usual. So large errors count only in proportion to their size
+(Huber's loss, by reweighting). A small penalty on the difference of neighbouring slopes makes a
+slope that no iteration shows equal to the slope beside it.
 """
 
 from collections.abc import Sequence
@@ -12,15 +12,17 @@ from collections.abc import Sequence
 from simulator.costs import dot
 
 HUBER = 0.1
-"""Relative error from which on an error counts in proportion to its size, and not to its square."""
+"""Relative error above which an error counts in proportion to its size and not to its square."""
 
 N_REWEIGHTINGS = 8
 N_SWEEPS = 400
 RIDGE = 1e-9
-"""Part of each coefficient's curvature that is added, so that there is one solution."""
+"""Part of each coefficient's curvature that is added to the curvature, so that there is exactly one
+solution."""
 
 SMOOTHNESS = 1e-3
-"""Weight of a difference of neighbouring slopes, where a relative error of an iteration has 1."""
+"""Weight of the penalty on a difference of neighbouring slopes; the relative error of an iteration
+has the weight 1."""
 
 
 def fit(
@@ -29,8 +31,9 @@ def fit(
     *,
     neighbours: Sequence[tuple[int, int]] = (),
 ) -> tuple[float, ...]:
-    """Returns non-negative coefficients with which rows of features give times, nearly. The
-    coefficients of `neighbours` are alike as far as the data does not say otherwise.
+    """Returns non-negative coefficients such that the product with each row of features is close to
+    the row's time. `neighbours` are pairs of coefficients that are made alike where the data does
+    not determine them.
 
     Raises:
         ValueError: there is nothing to fit, or a time is not positive.
@@ -42,7 +45,8 @@ def fit(
     relative = [
         [value / time_s for value in row] for row, time_s in zip(rows, times_s, strict=True)
     ]
-    # As errors of a batch of a usual size would be, if one of the two had the other's slope.
+    # A difference is scaled with the largest relative feature, so that it weighs like the error of
+    # an iteration in which one slope takes the place of the other.
     largest = [max(column) for column in zip(*relative, strict=True)]
     links = [(i, j, SMOOTHNESS * max(largest[i], largest[j]) ** 2) for i, j in neighbours]
     weights = [1.0] * len(rows)
@@ -57,7 +61,7 @@ def fit(
 def median_error(
     coefficients: Sequence[float], rows: Sequence[Sequence[float]], times_s: Sequence[float]
 ) -> float:
-    """Returns the median of the relative errors, without their signs."""
+    """Returns the median of the absolute relative errors of the times."""
     errors = sorted(
         abs(dot(coefficients, row) / time_s - 1.0)
         for row, time_s in zip(rows, times_s, strict=True)
@@ -71,8 +75,9 @@ def _weighted(
     start: Sequence[float],
     links: Sequence[tuple[int, int, float]],
 ) -> list[float]:
-    """Returns the non-negative least squares for a target of ones, by descent along one coefficient
-    after the other. `links` are two coefficients each, and the weight of their difference."""
+    """Returns the non-negative least-squares solution for a target of ones, by coordinate descent
+    from `start`. Each link is a pair of coefficients and the weight of the penalty on their
+    difference."""
     n = len(start)
     columns = list(zip(*rows, strict=True))
     weighted = [list(map(float.__mul__, column, weights)) for column in columns]

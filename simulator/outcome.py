@@ -1,6 +1,6 @@
-"""The outcome of a run, simulated or real: when each request came, began to be answered and ended.
+"""The outcome of a run, simulated or real: times of each request's arrival, first token and end.
 
-Times are seconds since the run's start.
+Times are seconds since the start of the run.
 """
 
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from math import ceil
 
 @dataclass(frozen=True, slots=True)
 class RequestTimes:
-    """A request that has its whole answer."""
+    """The times of a request that has its whole answer."""
 
     arrival_s: float
     first_token_s: float
     end_s: float
     n_output: int
     account: str | None = None
-    """Account of the request; None has none."""
+    """Name of the request's account; None if the request has no account."""
 
     @property
     def ttft_s(self) -> float:
@@ -26,29 +26,29 @@ class RequestTimes:
 
     @property
     def tpot_s(self) -> float:
-        """Mean time of a token after the first; 0 if there is only one."""
+        """Mean time for each token after the first; 0 if there is only one token."""
         return (self.end_s - self.first_token_s) / max(1, self.n_output - 1)
 
     @property
     def normalised_s(self) -> float:
-        """Latency for each token, the paper's measure."""
+        """Latency of the request divided by the number of output tokens, the paper's measure."""
         return (self.end_s - self.arrival_s) / self.n_output
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyLimits:
-    """The longest latencies that a request may have, in seconds; None is no limit."""
+    """Limits on a request's latencies, in seconds; None means no limit."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
 
     @property
     def are_set(self) -> bool:
-        """Whether anything is limited."""
+        """Whether there is a limit."""
         return self.ttft_s is not None or self.tpot_s is not None
 
     def keeps(self, request: RequestTimes) -> bool:
-        """Returns whether a request kept them."""
+        """Returns whether a request kept all limits."""
         return (self.ttft_s is None or request.ttft_s <= self.ttft_s) and (
             self.tpot_s is None or request.tpot_s <= self.tpot_s
         )
@@ -56,45 +56,45 @@ class LatencyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run of at least one request."""
+    """The outcome of a run of at least one request."""
 
     requests: tuple[RequestTimes, ...]
-    """The requests that have ended, by their ends."""
+    """The requests that have ended, in the order of their ends."""
     n_output: int
-    """Tokens of outputs, those of requests that have not ended included."""
+    """Number of output tokens, also of requests that have not ended."""
     duration_s: float
-    """From the first arrival to the last token."""
+    """Time from the first arrival to the last token."""
     n_iterations: int = 0
     mean_batch_size: float = 0.0
-    """Requests in an iteration, on average."""
+    """Mean number of requests in an iteration."""
     max_reserved_slots: int = 0
-    """K/V slots that requests had reserved at most."""
+    """Largest number of K/V slots that requests had reserved at one time."""
     busy: tuple[float, ...] = ()
-    """Part of the time for which each stage had something to do."""
+    """Part of the duration for which each stage was busy."""
     gaps_s: Sequence[float] = ()
-    """Times from each token of a request to its next, of all requests."""
+    """Times between two successive tokens of a request, over all requests."""
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens of outputs a second."""
+        """Output tokens a second."""
         return self.n_output / self.duration_s
 
     @property
     def requests_per_s(self) -> float:
-        """Requests a second."""
+        """Requests a second that have ended."""
         return len(self.requests) / self.duration_s
 
     def goodput(self, limits: LatencyLimits) -> float:
-        """Returns the requests a second that kept their limits."""
+        """Returns the number of requests a second that kept the limits."""
         return sum(map(limits.keeps, self.requests)) / self.duration_s
 
     def kept(self, limits: LatencyLimits) -> float:
-        """Returns the part of the requests that kept their limits."""
+        """Returns the part of the ended requests that kept the limits."""
         return sum(map(limits.keeps, self.requests)) / max(1, len(self.requests))
 
     @property
     def median_normalised_s(self) -> float:
-        """Median of the normalised latencies."""
+        """Median of the requests' normalised latencies (`RequestTimes.normalised_s`)."""
         return percentile([request.normalised_s for request in self.requests], 50)
 
     @property
@@ -104,18 +104,18 @@ class Outcome:
 
     @property
     def p99_tpot_s(self) -> float:
-        """The 99th percentile of the times for each further token."""
+        """The 99th percentile of the requests' mean times for each token after the first."""
         return percentile([request.tpot_s for request in self.requests], 99)
 
     @property
     def p99_gap_s(self) -> float:
-        """The 99th percentile of the times between tokens."""
+        """The 99th percentile of the times between two successive tokens of a request."""
         return percentile(self.gaps_s, 99)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Returns the smallest value that is not exceeded by so many per cent of them; infinity where
-    there are none."""
+    """Returns the smallest of the values that at least `percent` per cent of the values do not
+    exceed; infinity if there are no values."""
     if not values:
         return float("inf")
     return sorted(values)[max(0, ceil(len(values) * percent / 100) - 1)]

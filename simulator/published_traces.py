@@ -1,22 +1,22 @@
-"""Traces with the marginals that are published of traces of production, where the files are not at
-hand: `workload.read_trace` reads the files themselves.
+"""Traces sampled from published distributions of production traces, for use without the files of
+these traces. `workload.read_trace` reads the files themselves.
 
-What is published:
+Published are:
 
-- Azure 2023 (Patel et al., "Splitwise", ISCA'24, section III): coding has a median of 1,500 tokens
-  of prompt and 13 of output, conversation of 1,020 and 129.
-- BurstGPT (Wang et al., arXiv:2401.17644): gaps between arrivals are as of a Gamma distribution,
-  burstier than a Poisson process. Of its conversations with GPT-4, Llumnix (Sun et al., OSDI'24,
-  Table 1) gives the 50th, 80th, 95th and 99th percentiles of lengths.
+- Azure 2023 (Patel et al., "Splitwise", ISCA'24, section III): the median lengths are 1,500 tokens
+  of prompt and 13 of output for coding, 1,020 and 129 for conversation.
+- BurstGPT (Wang et al., arXiv:2401.17644): gaps between arrivals have a Gamma distribution, which
+  is burstier than a Poisson process. For BurstGPT's conversations with GPT-4, Llumnix (Sun et al.,
+  OSDI'24, Table 1) gives the 50th, 80th, 95th and 99th percentiles of lengths.
 
-The other quantiles of Azure 2023 are those of 192 and 185 rows from the middle of the publisher's
-files: a minute of an hour, which says what kind of shape it is and no more.
+The other quantiles of Azure 2023 come from 192 and 185 rows in the middle of the publisher's two
+files. These rows are one minute of an hour, and show only the rough shape of the distribution.
 
-What is assumed: between quantiles and beyond them logarithms of lengths are normally distributed,
-piece by piece. Prompts and outputs are independent; in Azure's conversations they are not. Azure's
-arrivals are a Poisson process; the minute that was looked at is burstier. The variation of
-BurstGPT's gaps is 2. Of Azure 2024 no quantiles were found that could be checked, so there is
-nothing of it here.
+Assumed are: between two quantiles and beyond the outer ones, logarithms of lengths are normally
+distributed, piece by piece. Prompts and outputs are independent, although in Azure's conversations
+they are not. Azure's arrivals are a Poisson process, although the minute above is burstier. The
+variation of BurstGPT's gaps is 2. For Azure 2024 no quantiles were found that could be checked, so
+this module has no trace of 2024.
 
 Lengths are sampled by `default_rng([seed, 4])`, all prompts, then all outputs; gaps as in
 `workload`.
@@ -34,22 +34,25 @@ from simulator.workload import Lengths
 
 NORMAL = NormalDist()
 Quantiles = Sequence[tuple[float, int]]
-"""Parts of all, and the lengths that these do not exceed, in tokens."""
+"""Pairs of a part of all requests, between 0 and 1, and the length in tokens that this part does
+not exceed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Marginal:
-    """A distribution of lengths that has certain quantiles, at least two, in their order."""
+    """A distribution of lengths, given by at least two quantiles in ascending order."""
 
     quantiles: Quantiles
     longest: int
-    """Longer ones are cut, in tokens."""
+    """Largest length in tokens; longer lengths are cut to this length."""
 
     def length(self, part: float) -> int:
-        """Returns the length in tokens that a part of all does not exceed, 0 < part < 1."""
+        """Returns the length in tokens that a part of all requests does not exceed,
+        0 < part < 1."""
         place = NORMAL.inv_cdf(part)
         points = [(NORMAL.inv_cdf(below), log(n_tokens)) for below, n_tokens in self.quantiles]
-        # The last piece that begins before, or the first one; those at the ends go on.
+        # The last piece that begins before `place`, or the first piece. The first and the last
+        # piece extend beyond the outer quantiles.
         pieces = list(pairwise(points))
         (left, low), (right, high) = next(
             (piece for piece in reversed(pieces) if piece[0][0] <= place), pieces[0]
@@ -60,7 +63,7 @@ class Marginal:
 
 @dataclass(frozen=True, slots=True)
 class PublishedTrace:
-    """What is known of a trace."""
+    """The distributions of a trace: lengths of prompts and outputs, and gaps between arrivals."""
 
     prompts: Marginal
     outputs: Marginal
@@ -68,7 +71,7 @@ class PublishedTrace:
     """Standard deviation of the gaps between arrivals, as a part of their mean."""
 
     def lengths(self, n_requests: int, *, seed: int) -> tuple[Lengths, ...]:
-        """Returns lengths with these marginals."""
+        """Returns sampled lengths of prompts and outputs with these distributions."""
         generator = np.random.default_rng([seed, 4])
         prompts, outputs = (
             [marginal.length(part) for part in generator.uniform(size=n_requests).tolist()]
@@ -101,8 +104,9 @@ PUBLISHED: Mapping[str, PublishedTrace] = {
 def bursty_arrivals(
     n_requests: int, *, rate: float, variation: float, seed: int
 ) -> tuple[float, ...]:
-    """Returns times of `rate` requests a second, the first at 0, whose gaps have a Gamma
-    distribution with this `variation`; 1 gives the times of `workload.poisson_arrivals`."""
+    """Returns times of arrival for `rate` requests a second, the first at 0. Gaps have a Gamma
+    distribution with the coefficient of variation `variation`; with 1 the times are those of
+    `workload.poisson_arrivals`."""
     shape = variation**-2
     generator = np.random.default_rng([seed, 2])
     gaps = (

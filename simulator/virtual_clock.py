@@ -1,26 +1,27 @@
-"""The time of a simulation, for code whose decisions depend on it.
+"""The virtual time of a simulation, for code whose decisions depend on time.
 
-Code that waits for a time which no request and no result brings, such as the end of a delay, asks
-to be woken.
+A simulation normally advances to the next arrival or result. Code that waits for another point in
+time, such as the end of a delay, asks the clock to be woken then.
 """
 
 from heapq import heappop, heappush
 
 
 class VirtualClock:
-    """The time now, in seconds, and the times at which a waiter wants to be woken."""
+    """The virtual time in seconds, and the times at which waiters want to be woken."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        """The virtual time; the simulation sets it."""
+        """The virtual time in seconds, set by the simulation."""
         self._wakes_s: list[float] = []  # a heap
 
     def now(self) -> float:
-        """Returns the time, in the form in which the serving core asks for it."""
+        """Returns the virtual time in seconds; this method takes the place of `time.monotonic`."""
         return self.now_s
 
     def wake_at(self, time_s: float) -> None:
-        """Has batches selected at a time at which nothing else may happen."""
+        """Makes the simulation select batches at `time_s`, even if no request arrives and no result
+        comes then."""
         heappush(self._wakes_s, time_s)
 
     @property
@@ -29,5 +30,5 @@ class VirtualClock:
         return self._wakes_s[0] if self._wakes_s else float("inf")
 
     def take_wake(self) -> None:
-        """Takes the next time off."""
+        """Removes the next time at which a waiter wants to be woken."""
         heappop(self._wakes_s)

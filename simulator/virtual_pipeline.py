@@ -1,7 +1,7 @@
 """The stages of a pipeline in virtual time.
 
-A stage runs batches in their order, one at a time, and may begin when its plan (stage 0) or its
-activations have come and the batch before is finished.
+A stage runs batches in their order, one at a time. A stage begins a batch when it has finished the
+batch before, and the plan (for stage 0) or the activations (for later stages) have come.
 """
 
 from services.scheduler.core.batch import Batch
@@ -9,17 +9,17 @@ from simulator.costs import Costs, IterationWork
 
 
 class VirtualPipeline:
-    """Stages that are free, or busy until some time."""
+    """The stages of a pipeline, and the times until which they are busy."""
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._free_s = [0.0] * costs.n_stages
         self.busy_s = [0.0] * costs.n_stages
-        """Seconds for which each stage has had something to do."""
+        """Seconds for which each stage has been busy."""
 
     def send(self, batch: Batch, now_s: float) -> float:
-        """Lets a batch that is selected now run through all stages; returns the time at which its
-        tokens are applied."""
+        """Runs a batch that was selected at `now_s` through all stages; returns the time at which
+        the batch's tokens are applied."""
         costs = self._costs
         work = IterationWork.of(
             (span.start_position, span.n_tokens, span.is_sampled) for span in batch.spans

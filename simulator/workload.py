@@ -1,14 +1,14 @@
-"""Traces: how long requests are and when they come.
+"""Traces: the lengths of requests and their times of arrival.
 
-Lengths and times are sampled separately, each by a generator of its own, so that one may change and
-the other stay. For a seed `s`, with numpy's default generator:
+Lengths and times are sampled by two separate generators, so that one may change without the other.
+For a seed `s`, with numpy's default generator:
 
     lengths    default_rng(s)       all prompt lengths, then all output lengths
     arrivals   default_rng([s, 2])  gaps of mean 1, divided by the rate
 
-So a trace at another rate is the same trace, stretched. Lengths are those of Orca's evaluation
-(section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128) unless others are asked for, or
-those of public traces of production, whose files are to be had from their publishers.
+So a trace at another rate has the same requests, with all gaps scaled. By default lengths are as in
+Orca's evaluation (section 6.2: prompts of 32 to 512 tokens, outputs of 1 to 128). Lengths can also
+be read from public traces of production, whose files their publishers offer.
 """
 
 import csv
@@ -21,7 +21,8 @@ import numpy as np
 
 PROMPT_TOKENS = (32, 512)
 OUTPUT_TOKENS = (1, 128)
-"""Shortest and longest, all lengths equally likely, as in the paper."""
+"""Shortest and longest length in tokens; all lengths in between are equally likely, as in the
+paper."""
 
 FORMATS = ("azure", "burstgpt")
 
@@ -35,20 +36,20 @@ class Lengths:
 
     @property
     def n_tokens(self) -> int:
-        """Both together: what a model's context must hold."""
+        """Number of tokens of prompt and output together, which the model's context must hold."""
         return self.n_prompt + self.n_output
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests as they came somewhere; the first came at 0."""
+    """A sequence of requests with their times of arrival; the first arrives at 0."""
 
     lengths: tuple[Lengths, ...]
     arrivals_s: tuple[float, ...]
 
     def fitting(self, max_tokens: int) -> "Trace":
-        """Returns the trace without the requests that a context of so many tokens can't hold; times
-        count from the first that is left."""
+        """Returns the trace without requests of more than `max_tokens` tokens. Times count from the
+        first request that is left."""
         return _trace(
             (arrival_s, lengths)
             for arrival_s, lengths in zip(self.arrivals_s, self.lengths, strict=True)
@@ -56,11 +57,11 @@ class Trace:
         )
 
     def first(self, n_requests: int) -> "Trace":
-        """Returns the trace of the first so many requests."""
+        """Returns a trace of the first `n_requests` requests."""
         return Trace(self.lengths[:n_requests], self.arrivals_s[:n_requests])
 
     def at_scale(self, scale: float) -> tuple[float, ...]:
-        """The times when everything goes `scale` times as fast."""
+        """Returns the times of arrival for a rate that is `scale` times as high."""
         return tuple(arrival_s / scale for arrival_s in self.arrivals_s)
 
 
@@ -71,7 +72,7 @@ def mixed_lengths(
     prompts: tuple[int, int] = PROMPT_TOKENS,
     outputs: tuple[int, int] = OUTPUT_TOKENS,
 ) -> tuple[Lengths, ...]:
-    """Lengths of the paper's mixed trace; both bounds may occur."""
+    """Returns lengths as in the paper's mixed trace, sampled between bounds, which may occur."""
     generator = np.random.default_rng(seed)
     n_prompt = generator.integers(*prompts, n_requests, endpoint=True)
     n_output = generator.integers(*outputs, n_requests, endpoint=True)
@@ -79,27 +80,27 @@ def mixed_lengths(
 
 
 def equal_lengths(n_requests: int, *, n_prompt: int, n_output: int) -> tuple[Lengths, ...]:
-    """Lengths of the paper's homogeneous trace: all requests are the same."""
+    """Returns lengths as in the paper's homogeneous trace: all requests have equal lengths."""
     return (Lengths(n_prompt, n_output),) * n_requests
 
 
 def poisson_arrivals(n_requests: int, *, rate: float, seed: int) -> tuple[float, ...]:
-    """Times of a Poisson process of `rate` requests a second, the first at 0."""
+    """Returns times of arrival of a Poisson process of `rate` requests a second, the first at 0."""
     gaps = np.random.default_rng([seed, 2]).exponential(1.0, n_requests)
     gaps[:1] = 0.0
     return tuple((np.cumsum(gaps) / rate).tolist())
 
 
 def all_at_once(n_requests: int) -> tuple[float, ...]:
-    """All requests arrive at the start: the offline case."""
+    """Returns times of arrival that are all 0: the offline case."""
     return (0.0,) * n_requests
 
 
 def read_trace(path: Path, file_format: str) -> Trace:
-    """A trace in one of the `FORMATS`; requests that failed, without an answer, are left out.
+    """Reads a trace in one of the `FORMATS`. Requests that failed and have no answer are left out.
 
     Raises:
-        ValueError: a column is missing, or is not what it should be.
+        ValueError: a column is missing, or a value is malformed.
     """
     read = {"azure": _azure_request, "burstgpt": _burstgpt_request}[file_format]
     with path.open(newline="") as file:
@@ -114,7 +115,7 @@ def read_trace(path: Path, file_format: str) -> Trace:
 
 
 def _trace(requests: Iterable[tuple[float, Lengths]]) -> Trace:
-    """Returns the trace of requests, in the order of their times, which count from the first."""
+    """Returns the trace of requests, sorted by time of arrival; the first arrives at 0."""
     ordered = sorted(requests, key=lambda request: request[0])
     start = ordered[0][0] if ordered else 0.0
     return Trace(
@@ -132,6 +133,6 @@ def _azure_request(row: dict[str, str]) -> tuple[float, Lengths]:
 
 
 def _burstgpt_request(row: dict[str, str]) -> tuple[float, Lengths]:
-    """Returns a request of BurstGPT, with or without the columns of sessions."""
+    """Returns a request of BurstGPT, from a file with or without the columns of sessions."""
     lengths = Lengths(int(row["Request tokens"]), int(row["Response tokens"]))
     return float(row["Timestamp"]), lengths

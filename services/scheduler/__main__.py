@@ -1,9 +1,9 @@
-"""`python -m services.scheduler`: waits for its turn, leads, and steps aside.
+"""`python -m services.scheduler`: waits to be elected, leads, and gives the lead up at the end.
 
     bind → be elected → lead → release the lease
 
-With static stages there is no election: this scheduler leads at once. In Kubernetes several run;
-one leads, the others stand by, and frontends find the leader by its health.
+With static stages there is no election: this scheduler leads at once. In Kubernetes several
+schedulers may run: one leads, the others stand by, and frontends find the leader by its health.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ READINESS_PERIOD_S = 0.5
 
 
 class SchedulerProcess:
-    """The parts of a scheduler, put together."""
+    """The process of a scheduler: creates the parts, connects them and runs them."""
 
     def __init__(
         self, settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None
@@ -114,12 +114,13 @@ class SchedulerProcess:
                 )
 
     async def _serve(self) -> None:
-        """Leads at once where the stages are given, else finds them among pods, and elects."""
+        """Leads at once if the settings name the stages. Otherwise finds the stages among pods, and
+        leads once elected."""
         if self._settings.stages:
             await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
             return
-        # Imported here, and in a thread: it takes half a second, many on a machine that is starved,
-        # for which only a scheduler that looks for pods should wait.
+        # The import takes half a second, and many seconds on a starved machine. So it runs in a
+        # thread, and only in a scheduler that looks for pods.
         await asyncio.to_thread(import_module, "services.scheduler.cluster.kubernetes_client")
         from services.scheduler.cluster.kubernetes_client import KubernetesClient
 
@@ -149,8 +150,8 @@ class SchedulerProcess:
             await elector.release()
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
-        """Returns this process as a candidate. A container that starts again in its pod is another
-        one, since it has lost its state, and knows that the one before it has ended."""
+        """Returns this process as a candidate. A container that starts again in a pod is a new
+        candidate, since it has lost its state; it knows that the former candidate has ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
         host = f"[{settings.pod_ip}]" if ":" in settings.pod_ip else settings.pod_ip
@@ -164,7 +165,8 @@ class SchedulerProcess:
         )
 
     async def _lead(self, stages: StageDirectory, term: Term) -> None:
-        """Leads until told to stop; frontends find this scheduler by its health meanwhile."""
+        """Leads until told to stop. Meanwhile the health of this scheduler reports that it leads,
+        so that frontends find it."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
         leader = Leader(
             self._settings,
@@ -193,12 +195,12 @@ class SchedulerProcess:
             self._watching.end("this scheduler no longer leads")
 
     async def _announce(self, leader: Leader) -> None:
-        """Tells the launcher when the first pipeline serves."""
+        """Tells the process that started this one when the first pipeline serves."""
         await leader.has_served.wait()
         self._pipe.report({"ready": True})
 
     def _trouble(self) -> str:
-        """Returns why no request could be served now; empty if one could."""
+        """Returns why this scheduler could serve no request now; empty if it could serve one."""
         if self._service.is_open:
             return ""
         is_leader = self._elector is None or self._elector.is_leader
@@ -217,7 +219,8 @@ class SchedulerProcess:
             await asyncio.sleep(READINESS_PERIOD_S)
 
     def _recorded(self) -> contextlib.AbstractAsyncContextManager[None]:
-        """Returns what records the block, if it is to be recorded."""
+        """Returns a context manager in whose block events are recorded, if the settings ask for a
+        recording."""
         if self._settings.record is None:
             return contextlib.nullcontext()
         return recorded(self._watching, self._settings.record)

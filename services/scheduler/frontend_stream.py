@@ -1,8 +1,8 @@
-"""The scheduler's side of a connected frontend: its requests, and what is to be sent to it.
+"""The scheduler's side of a connected frontend: its requests, and the messages that wait for it.
 
-All that an iteration brings a frontend leaves as one message, with what was accepted before it. The
-bytes that a frontend does not read are bounded. `SchedulerService` serves the stream, and cuts it
-off.
+All updates of an iteration for a frontend leave as one message, together with the acceptances of
+requests since the last message. The bytes that wait for a slow frontend are bounded.
+`SchedulerService` serves the stream, and ends it when too many bytes wait.
 """
 
 import asyncio
@@ -20,19 +20,23 @@ from services.scheduler.settings import FRONTEND_BYTES
 from services.scheduler.token_columns import NewTokens
 
 UPDATE_BYTES = 208
-"""Bytes that an update counts for besides its log-probabilities: 155, and its copy on the way."""
+"""Number of bytes counted for an update without its log-probabilities: 155, and a copy while the
+message is sent."""
 
 COLUMN_BYTES = 32
-"""Bytes for which a token in the columns counts: 12, and its copies on the way. So a frontend that
-gets 10,000 tokens a second may stand still for longer than its watchdog lets it."""
+"""Number of bytes counted for a token in the columns: 12, and copies while the message is sent. At
+10,000 tokens a second, a frontend may stop reading for longer than its own watchdog allows before
+the scheduler cuts it off."""
 
 ACCEPTANCE_S = 0.05
-"""Largest number of seconds for which an acceptance waits for an iteration's tokens, to leave with
-them: a message of its own would cost as much as some thirty tokens. No request has tokens before.
-"""
+"""Largest number of seconds for which the acceptance of a request waits, so that the acceptance
+leaves in one message with the tokens of an iteration. A separate message would cost as much as some
+thirty tokens. The wait delays no token of the request, since it has no tokens before an iteration
+returns."""
 
 MAX_LOGPROB_BYTES = 2**20
-"""Bytes of log-probabilities after which another message begins; gRPC takes four times as much."""
+"""Bytes of log-probabilities in a message after which another message begins; gRPC accepts messages
+four times as large."""
 
 _REASONS = {
     FinishReason.STOP: scheduler_pb2.COMPLETION_REASON_STOP,
@@ -47,27 +51,28 @@ class FrontendStream:
     """A connected frontend: its requests, and the message that waits to be sent to it."""
 
     def __init__(self, n_free: Callable[[], int | None] = lambda: None) -> None:
-        """`n_free` returns the places that the pool has at the moment, None while no request is
-        taken."""
+        """`n_free` returns the number of free places in the pool, or None while no requests are
+        accepted."""
         self._n_free = n_free
         self._is_told_full = False
         self.requests: dict[str, Request] = {}
-        self._numbers: dict[Request, int] = {}  # of requests whose tokens may come in columns
+        self._numbers: dict[Request, int] = {}  # numbers that name requests in the columns
         self.is_overfull = asyncio.Event()
-        """Set once too much waits to be sent."""
+        """Set once too many bytes wait to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
         self._columns = NewTokens()  # of the outbox
-        self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()  # of before it
+        # Messages that leave before the outbox, with their bytes.
+        self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()
         self._n_logprob_bytes = 0  # in the outbox
         self._n_outbox_bytes = 0
         self._n_leaving_bytes = 0  # of the message that was returned last
-        self._n_unsent_bytes = 0  # of that, of those that are sealed and of the outbox
+        self._n_unsent_bytes = 0  # of the leaving message, the sealed messages and the outbox
         self._has_mail = asyncio.Event()
         self._acceptance_timer: asyncio.TimerHandle | None = None  # while there is no other mail
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Waits for news and returns all that has come since the last message, which has been sent
-        when this is called."""
+        """Waits for news and returns the next message. A call says that the message of the last
+        call has been sent."""
         self._n_unsent_bytes -= self._n_leaving_bytes
         self._n_leaving_bytes = 0
         await self._has_mail.wait()
@@ -84,25 +89,26 @@ class FrontendStream:
         return message
 
     def check_unsent(self) -> None:
-        """Sets `is_overfull` if more waits to be sent than the memory that there is for it. Called
-        before an iteration's updates come: what a single one brings is never too much."""
+        """Sets `is_overfull` if more than `FRONTEND_BYTES` wait to be sent. Called before the
+        updates of an iteration are added: the updates of a single iteration are never too many."""
         if self._n_unsent_bytes > FRONTEND_BYTES:
             self.is_overfull.set()
 
     def note_room(self) -> None:
-        """Tells the frontend of a free place in the pool, if it was told that there is none."""
+        """Tells the frontend that the pool has a free place, if the last message said that the pool
+        has none."""
         if self._is_told_full:
             self._has_mail.set()
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
-        """Tells the frontend what is served, so that requests may come."""
+        """Sends the frontend the description of the pipeline; requests may come from now on."""
         self._outbox.pipeline.CopyFrom(pipeline)
         self._outbox.is_closed = False
         self._note_update()
 
     def close(self) -> None:
-        """Tells the frontend that no more requests are taken, in a message after all that was
-        before."""
+        """Tells the frontend that no more requests are accepted, in a message of its own after all
+        earlier news."""
         if self._has_mail.is_set() or self._acceptance_timer is not None:
             self._seal()
         self._outbox.ClearField("pipeline")
@@ -110,7 +116,9 @@ class FrontendStream:
         self._note_update()
 
     def accept(self, request: Request, number: int | None = None) -> None:
-        """Takes a request in; its frontend knows it by the number too, if it is given."""
+        """Adds a request and tells the frontend that it is accepted. `number`, if given, is the
+        number that the frontend has chosen for the request; columns of tokens name requests by
+        number."""
         self.requests[request.request_id] = request
         if number is not None:
             self._numbers[request] = number
@@ -135,7 +143,7 @@ class FrontendStream:
         self._note_update(error.message)
 
     def update(self, updates: Sequence[Update]) -> None:
-        """Adds what an iteration brings, or another event, to what is sent next."""
+        """Adds the updates of an iteration, or of another event, to the next message."""
         numbers, columns = self._numbers, self._columns.next_iteration()
         for update in updates:
             request, token_id, reason, n_generated, message, logprobs = update
@@ -158,8 +166,8 @@ class FrontendStream:
         self._has_mail.set()
 
     def _add_token(self, request: Request, token_id: int, *, start: int) -> None:
-        """Adds a token in an entry of its own: a request's first one, or all of those without a
-        number."""
+        """Adds a token as an entry of its own: the first token of a request, or any token of a
+        request without a number."""
         self._outbox.tokens.add(
             request_id=request.request_id,
             token_ids=[token_id],
@@ -172,8 +180,8 @@ class FrontendStream:
         self._numbers.pop(request, None)
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
-        """Adds the tokens of an update that has log-probabilities. Of these, a message of its own
-        is made when there are many."""
+        """Adds an update that has log-probabilities; many of them are divided among several
+        messages."""
         pieces = iter(logprobs.prompt)
         while True:
             has_token = update.token_id is not None
@@ -205,7 +213,7 @@ class FrontendStream:
         self._n_unsent_bytes += n_bytes
 
     def _seal(self) -> None:
-        """Begins another message, which is sent after all that was before."""
+        """Completes the outbox as a message, and begins another message that is sent later."""
         n_bytes = self._n_outbox_bytes
         self._sealed.append((self._take_outbox(), n_bytes))
         self._has_mail.set()

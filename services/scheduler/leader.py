@@ -3,8 +3,9 @@
 gather stages → join an epoch → serve → (lost) → gather stages → …
 
 When a pipeline loses a stage, its requests wait in the pool, which outlives the epochs. The next
-pipeline runs their tokens again as a prefill and goes on. Frontends stay connected and are told
-when the next pipeline is there. Stages that live on keep their weights.
+pipeline runs the tokens of these requests again as a prefill and then generates further tokens.
+Frontends stay connected and are told when the next pipeline serves. Stages that were not lost keep
+their weights.
 """
 
 import asyncio
@@ -45,17 +46,18 @@ from services.scheduler.watching.watching import Watching
 log = logging.getLogger(__name__)
 
 BuildScheduler = Callable[[SchedulerSettings, Pipeline, RequestPool], Scheduler]
-"""A function that makes the scheduling core for a pipeline, with the requests that there are."""
+"""A function that makes the scheduling core for a pipeline and for a pool, which may have requests
+of earlier pipelines."""
 
 PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
 
 
 class FormingTimeout:
-    """The time to go on without a pipeline, and the pause between attempts to form one.
+    """The time that is left to form a pipeline, and the pause between two attempts.
 
-    Stages that answer and cannot join must neither keep this process busy nor keep it from giving
-    up.
+    Stages may answer and still fail to join. The pauses keep this process from trying all the time,
+    and the limit lets it give up.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -66,7 +68,7 @@ class FormingTimeout:
         self._trouble = ""
 
     def left_s(self) -> float:
-        """Returns the seconds until there must be a pipeline.
+        """Returns the seconds that are left to form a pipeline.
 
         Raises:
             Unavailable: the time is over.
@@ -77,7 +79,8 @@ class FormingTimeout:
         return left_s
 
     def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
-        """A pipeline was lost, or did not even open."""
+        """Notes that a pipeline was lost. If it was open, the time starts anew; if it never opened,
+        the next pause is longer."""
         self._trouble = loss.message
         if was_open:
             self.pause_s, self._since = PAUSE_S, self._clock()
@@ -121,7 +124,7 @@ class Leader:
         )
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
-        """Serves until the event is set and the requests that run then have finished.
+        """Serves until `stop` is set, and then gives running requests `drain_s` to finish.
 
         Raises:
             Unavailable: there was no pipeline for too long.
@@ -145,7 +148,7 @@ class Leader:
             try:
                 await self._serve(epoch, stop)
             except PipelineLost as loss:
-                # The engine master has logged why; it names addresses, which are not for clients.
+                # The engine master has logged the cause, with addresses that clients must not see.
                 timeout.note_loss(loss, was_open=self._service.is_open)
                 self._service.suspend(*epoch.scheduler.suspend(loss.culprits))
                 await asyncio.sleep(timeout.pause_s)
@@ -168,7 +171,7 @@ class Leader:
             await epoch.engine.close()
 
     def _assemble(self, pipeline: Pipeline) -> "_Epoch":
-        """Puts together what serves an epoch; nothing is started yet."""
+        """Creates the parts that serve an epoch; nothing is started yet."""
         scheduler = self._build(self._settings, pipeline, self._pool)
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
         observers = IterationObservers(
@@ -198,7 +201,8 @@ class Leader:
         return _Epoch(pipeline, scheduler, engine, loop, observers)
 
     def _open(self, epoch: "_Epoch") -> None:
-        """Tells observers and frontends that requests may come, and takes over those there are."""
+        """Tells observers and frontends that requests may come, and takes over the requests in the
+        pool."""
         pipeline, scheduler = epoch.pipeline, epoch.scheduler
         epoch.observers.opened()
         self._service.open(describe(pipeline, scheduler), epoch.loop)
@@ -250,7 +254,7 @@ def build_scheduler(
     pipeline: Pipeline,
     pool: RequestPool,
 ) -> Scheduler:
-    """Returns the scheduling core for a pipeline: its memory, its policy, its depth.
+    """Returns a scheduling core with the K/V memory, the policy and the depth for a pipeline.
 
     Raises:
         Unavailable: there is no memory for a single block.
@@ -270,11 +274,12 @@ def build_scheduler(
 
 
 def default_depth(n_stages: int) -> int:
-    """Returns the number of batches in flight at most, where nothing else is set.
+    """Returns the largest number of batches in flight if the settings do not give one.
 
-    With one stage the next batch has the same requests, whose tokens stay on the rank, and costs
-    nothing. With several, one batch more than stages would hide the way of results and plans, but
-    divides the requests among more and smaller batches.
+    With one stage there are two: the second batch has the requests of the first, whose tokens stay
+    on the rank, so it costs nothing. With several stages there is one batch for each stage. One
+    batch more would hide the time that results and plans need to travel, but would divide the
+    requests among more and smaller batches.
     """
     return max(2, n_stages)
 
@@ -282,10 +287,11 @@ def default_depth(n_stages: int) -> int:
 def build_kv_manager(
     settings: SchedulerSettings, pipeline: Pipeline, policy: Policy, drafter: Drafter | None = None
 ) -> KVManager:
-    """Returns the accounts of a pipeline's K/V memory, for spans of a policy and a drafter.
+    """Returns the manager of a pipeline's K/V memory, for the longest spans and drafts that the
+    policy and the drafter make.
 
     Raises:
-        Unavailable: there is none for a single block.
+        Unavailable: there is no memory for one block in each K/V group.
     """
     block_size, n_groups = pipeline.first.block_size, len(pipeline.kv_windows)
     n_blocks = pipeline.n_kv_blocks
@@ -306,7 +312,8 @@ def build_kv_manager(
             policy.max_span_tokens,
             max_drafts=0 if drafter is None else drafter.max_drafts,
         ),
-        # A state is in no block: a request that begins with another's blocks would have none.
+        # The state of a request is kept in no block: a request that began with cached blocks of
+        # another request would lack the state.
         has_prefix_cache=settings.prefix_cache and pipeline.n_state_rows is None,
         max_rows=pipeline.n_state_rows,
         expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
@@ -314,9 +321,13 @@ def build_kv_manager(
 
 
 def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
-    """Returns what drafts tokens; None where nothing drafts: Algorithm 1 knows no drafts, a state
-    cannot take them back, and they cannot pay where decodes are recorded and spans of several
-    tokens are not."""
+    """Returns the drafter, or None if no tokens are drafted.
+
+    There are no drafts with Algorithm 1, which does not know them. There are none for a model that
+    keeps a state of each request, since a state cannot undo a refused draft. There are none where
+    stages record decodes (CUDA graphs): spans of several tokens are not recorded, so drafts would
+    not make an iteration faster.
+    """
     if not (POLICIES[settings.policy].takes_drafts and settings.speculative_tokens):
         return None
     if pipeline.n_state_rows is not None:
@@ -331,14 +342,16 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
 
 
 def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
-    """Returns the order of the settings, without requests; `now` is its clock."""
+    """Returns the order that the settings name, still without requests. `now` is the clock of the
+    order."""
     return ORDERS[settings.order].of(
         OrderOptions(settings.ageing_s, settings.fair_batch_tokens), now
     )
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
-    """Returns the policy of the settings; `n_shares` batches in flight share the requests."""
+    """Returns the policy that the settings name, for `n_shares` batches in flight that share the
+    requests."""
     return POLICIES[settings.policy].of(
         PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares)
     )

@@ -30,7 +30,7 @@ def objects_of(lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
     line that was cut off by the scheduler's death is left out.
 
     Raises:
-        NotARecording: a line is no such object, or the first one is no header.
+        NotARecording: a line is not an event, or the first line is not a header.
     """
     for number, line in enumerate(lines, 1):
         if number > 1 and not line.endswith(b"\n"):
@@ -58,7 +58,7 @@ def replay(lines: Iterable[bytes]) -> Replay:
     Raises:
         NotARecording: the file is no recording.
         NotReplayable: the recording lacks decisions.
-        Difference: the core came to something else; the error names the line.
+        Difference: the core decided otherwise than in the recording; the error names the line.
     """
     result, number, n_decisions = Replay(), 1, 0
     try:
@@ -79,7 +79,7 @@ def decision_of(value: dict[str, Any], number: int) -> watch_pb2.DecisionEvent:
     """Returns the decision in an event of line `number`.
 
     Raises:
-        NotARecording: there is none.
+        NotARecording: the event is not a decision.
     """
     fields = {name: each for name, each in value.items() if name not in ("t", "type")}
     try:
@@ -89,7 +89,7 @@ def decision_of(value: dict[str, Any], number: int) -> watch_pb2.DecisionEvent:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replays the file that is named; returns the exit status."""
+    """Replays the recording that the arguments name; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m services.scheduler.replay", description=__doc__
     )

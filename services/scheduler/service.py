@@ -1,11 +1,13 @@
 """SchedulerService: requests come in from frontends, their tokens go out.
 
-A frontend owns what its requests have got: one that loses its scheduler submits them to the next
-one with their tokens. A request that loses its pipeline stays here, and waits for the next one.
+A frontend keeps the tokens of its requests. When a frontend loses its scheduler, it submits its
+requests to the next scheduler, together with the tokens that they have so far. A request that loses
+its pipeline stays in this scheduler and waits for the next pipeline.
 
-There is one stream per frontend; all tokens of an iteration for it leave as one message. A frontend
-that does not read is cut off, and its requests are cancelled; if it lives, it comes back and
-submits them again. Knows neither batches nor stages.
+There is one stream for each frontend. All tokens of an iteration for a frontend leave as one
+message. A frontend that does not read is disconnected, and its requests are cancelled; if the
+frontend still runs, it connects again and submits its requests again. The service knows neither
+batches nor stages.
 """
 
 import asyncio
@@ -37,18 +39,18 @@ CALLERS = {"Connect": {tls.FRONTEND}}
 """Roles that may call each method."""
 
 SEND_LIMIT_S = 10.0
-"""Seconds in which a frontend must take a message. A frontend whose event loop hangs ends itself
-before that; one that is stopped or cut off is noticed by gRPC's pings."""
+"""Seconds within which a frontend must read a message. A frontend whose event loop hangs ends
+itself sooner; a frontend that is stopped or unreachable is noticed by gRPC's pings."""
 
 MAX_REQUEST_ID_LENGTH = 256
-"""Largest number of characters in the name of a request; frontends make names of about forty."""
+"""Largest number of characters in the id of a request; frontends make ids of about forty."""
 
 
 class SchedulerService:
     """The servicer of orcinus.v1.SchedulerService.
 
     Frontends stay connected as long as this scheduler leads, whether there is a pipeline or not;
-    they are told when one opens and when it closes.
+    they are told when a pipeline opens and when it closes.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class SchedulerService:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests are taken."""
+        """Whether submissions are accepted."""
         return self._is_open
 
     def lead(self) -> None:
@@ -81,9 +83,10 @@ class SchedulerService:
         self._is_leading = True
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
-        """Takes submissions from now on, and gives them to `loop`. Requests for another model than
-        this pipeline's are given up, and so are requests that another checkpoint of the same name
-        cannot take: they would end its ranks."""
+        """Accepts submissions from now on, and passes them to `loop`. If the last pipeline had a
+        model of another name, all waiting requests are cancelled. If it had another checkpoint of
+        the same name, requests that the new checkpoint cannot run are given up: they would end the
+        ranks."""
         for request in list(self._connections) if pipeline != self._pipeline else ():
             if self._pipeline.model != pipeline.model:
                 self._loop.cancel(request)
@@ -95,13 +98,14 @@ class SchedulerService:
             frontend.open(pipeline)
 
     def close(self) -> None:
-        """Refuses submissions from now on, as UNAVAILABLE; what is in the pool stays there."""
+        """Refuses submissions from now on, as UNAVAILABLE; requests in the pool stay there."""
         self._is_open = False
         for frontend in self._frontends:
             frontend.close()
 
     def deliver(self, updates: Iterable[Update]) -> None:
-        """Puts the updates of an iteration into the outboxes of the frontends that they are for."""
+        """Puts each update of an iteration into the outbox of the frontend that owns the
+        request."""
         now, has_ended = self._now(), False
         for frontend in self._frontends:
             frontend.check_unsent()
@@ -127,8 +131,9 @@ class SchedulerService:
                 frontend.note_room()
 
     def suspend(self, begun: Iterable[Request], ended: Iterable[Update]) -> None:
-        """Takes no submissions until the next pipeline is there, and tells the frontends that their
-        requests wait for it; `ended` could not wait."""
+        """Refuses submissions until the next pipeline serves, and tells the frontends that their
+        requests wait for it. `begun` are the requests that had begun; `ended` are updates of
+        requests that end instead of waiting."""
         self.close()
         for request, frontend in self._connections.items():
             frontend.suspend(request)
@@ -146,12 +151,12 @@ class SchedulerService:
             frontend.fail(message)
 
     async def Connect(self, context: Any) -> None:
-        """Serves one frontend until it or this scheduler goes away.
+        """Serves one frontend until the frontend disconnects or this scheduler ends.
 
         Raises:
             Unavailable: this scheduler does not lead, or the frontend does not read.
             PoolFull: there are too many frontends.
-            InvalidRequest: it breaks the rules in a way that concerns no single request.
+            InvalidRequest: the frontend sent a request id that is too long to be answered.
         """
         if not self._is_leading:
             raise Unavailable("this scheduler is not the leader")
@@ -221,7 +226,8 @@ class SchedulerService:
         self._observer.submitted(request, submission)
 
     def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> AccountUse | None:
-        """Returns the account of a request, which must have room for it; None if it has none."""
+        """Returns the account of a request, after a check that the account has room for the
+        request; None if the request has no account."""
         if not submission.HasField("account"):
             return None
         account = self._accounts.find(submission.account.name, account_limits(submission), now)
@@ -236,10 +242,10 @@ class SchedulerService:
 
 
 async def _write(connection: FrontendStream, context: Any) -> None:
-    """Sends what there is for a frontend, for ever.
+    """Sends the messages for a frontend until cancelled.
 
     Raises:
-        TimeoutError: it does not take a message.
+        TimeoutError: the frontend did not read a message within `SEND_LIMIT_S`.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:

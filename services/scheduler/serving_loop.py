@@ -1,7 +1,7 @@
 """The serving loop: select a batch, run one iteration, apply its tokens (Orca, Algorithm 1).
 
-It keeps as many batches in flight as the scheduler allows, and sleeps until a result comes or a
-request arrives. All calls into the scheduler are made from this event loop, so nothing needs a
+The loop keeps as many batches in flight as the scheduler allows, and sleeps until a result comes or
+a request arrives. All calls into the scheduler are made from this event loop, so nothing needs a
 lock.
 """
 
@@ -56,27 +56,27 @@ class ServingLoop:
 
     @property
     def n_free(self) -> int:
-        """Number of requests that the pool has places for."""
+        """Number of free places for requests in the pool."""
         return self._scheduler.pool.n_free
 
     def submit(self, request: Request) -> None:
-        """Puts a request into the pool, from where it may ride the next iteration. Raises as
+        """Puts a request into the pool, from which the next batch may take it. Raises as
         `Scheduler.submit`."""
         self._scheduler.submit(request)
         self._has_news.set()
 
     def cancel(self, request: Request) -> None:
-        """Ends a request. Its K/V memory is free at once, or when the iterations return that it is
-        in."""
+        """Ends a request. Its K/V memory is freed at once, or, if the request is in flight, when
+        the iterations that contain it have returned."""
         self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 
     def give_up(self, request: Request, message: str) -> None:
-        """Ends a request of the epoch before that this one cannot serve."""
+        """Ends a request of an earlier epoch that this epoch cannot serve."""
         self._deliver(self._scheduler.give_up(request, message))
 
     def adopt(self) -> None:
-        """Takes over the requests that the pool has from the epoch before."""
+        """Takes over the requests that the pool still has from earlier epochs."""
         self._deliver(self._scheduler.adopt())
 
     def drain(self) -> None:
@@ -88,7 +88,7 @@ class ServingLoop:
         """Serves until drained.
 
         Raises:
-            PipelineLost: the engine is gone; requests are still in the pool.
+            PipelineLost: the epoch is over; unfinished requests are still in the pool.
         """
         while not (self._is_draining and self._is_idle):
             await self._send_batches()
@@ -101,8 +101,9 @@ class ServingLoop:
                 )
                 self._deliver(updates)
                 self._iterations.returned(result.iteration, updates, self._scheduler)
-                # Before the next result is applied: of two batches that have both returned, the
-                # selection may otherwise make one, and half the pipeline would run empty.
+                # Batches are sent before the next result is applied. If two batches have returned
+                # and both results were applied first, the selection might put all their requests
+                # into one batch, and half the pipeline would be idle.
                 await self._send_batches()
 
     @property

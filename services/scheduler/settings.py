@@ -11,27 +11,31 @@ from services.common.settings import ServerSettings
 from services.scheduler.core.order.registry import OrderName
 from services.scheduler.core.policies.registry import PolicyName
 
-# `python -m benchmarks.control.scheduler_memory` measures these, with room for what differs.
+# `python -m benchmarks.control.scheduler_memory` measures the memory below; the constants are
+# larger than the measurements, since machines differ.
 PROCESS_BYTES = 144 * MIB
 """Memory of a scheduler that has no requests: 77 MiB, gRPC's buffers, spans, and accounts of a
 million K/V blocks."""
 
 CACHE_BYTES = 64 * MIB
-"""Memory of a prefix cache with as many blocks as it may have: 60 MB."""
+"""Memory of a prefix cache that has its largest number of blocks: 60 MB."""
 
 REQUEST_BYTES = 20 * 2**10
-"""Memory of a request besides its tokens: 18 KiB where it has 256 stop tokens, else less than 1."""
+"""Memory of a request without its tokens: 18 KiB for a request with 256 stop tokens, less than
+1 KiB for a request with few."""
 
 TOKEN_BYTES = 5
-"""Memory of a token in the pool: 4.2 bytes, and room at the end of an output that grows."""
+"""Memory of a token in the pool: 4.2 bytes, and spare room at the end of an output that grows."""
 
 FRONTEND_BYTES = 4 * MIB
-"""Memory of what a frontend does not read: tokens, other updates, log-probabilities, and copies of
-those on their way. With more it is cut off when the next iteration brings anything."""
+"""Memory for messages that a frontend has not read: tokens, other updates, log-probabilities, and
+copies of messages that are being sent. A frontend for which more waits is disconnected at the next
+update."""
 
 
 RECORD_BYTES = 96 * MIB
-"""Memory of a recording: events that wait to be written, and the numbers of tokens."""
+"""Memory of a recording: events that wait to be written, and the table of numbers by which the
+recording names tokens."""
 
 
 class SchedulerSettings(ServerSettings):
@@ -39,16 +43,16 @@ class SchedulerSettings(ServerSettings):
 
     address: str = "127.0.0.1:50052"
     """Address, host:port, where the scheduler listens for frontends. The default is reachable from
-    this machine only, since without TLS whoever connects may command the scheduler. Port 0 takes a
-    free one."""
+    this machine only, since without TLS any process that connects may command the scheduler. With
+    port 0 the system chooses a free port."""
 
     stages: str = ""
     """Addresses, host:port, of the stage controllers in order, separated by commas. When empty, the
     stages are pods that are found through Kubernetes."""
 
     n_stages: int | None = Field(default=None, ge=1)
-    """Number of stages of the pipeline; needed where stages are found through Kubernetes, since
-    their number cannot be seen there."""
+    """Number of stages of the pipeline. Needed if the stages are found through Kubernetes, which
+    does not tell how many stages the pipeline has."""
 
     namespace: str = "default"
     """Kubernetes namespace of the workers' pods and of the lease."""
@@ -67,102 +71,108 @@ class SchedulerSettings(ServerSettings):
     """Name of this pod, written into the lease to show which pod leads."""
 
     pod_uid: str = ""
-    """Uid of this pod, which tells it from another pod of the same name in the lease."""
+    """Uid of this pod, written into the lease to distinguish this pod from an earlier or later pod
+    with the same name."""
 
     pod_ip: str = ""
-    """IP address of this pod, written into the lease. Standbys look there whether the leader still
-    listens; without it they wait until the lease expires."""
+    """IP address of this pod, written into the lease. Standbys connect to the address to see
+    whether the leader still listens; without an address they wait until the lease expires."""
 
     lease_duration_s: float = Field(default=8.0, gt=0)
-    """Seconds without a renewal after which a standby takes over from a leader that is not plainly
-    dead. Shorter recovers sooner; longer tolerates a slower API server."""
+    """Seconds without a renewal of the lease after which a standby takes over. From a leader that
+    has certainly ended, a standby takes over sooner. A shorter duration recovers sooner; a longer
+    duration tolerates a slower API server."""
 
     retry_period_s: float = Field(default=2.0, gt=0)
-    """Seconds between attempts to renew the lease or to get it. Less than half of
-    `lease_duration_s`, so that one failed attempt does not cost the lead."""
+    """Seconds between attempts to renew the lease or to get it. Must be less than half of
+    `lease_duration_s`, so that a leader does not lose the lead by one failed attempt."""
 
     pipeline_id: str = "orcinus"
-    """Name of the pipeline, carried by every message of it, so that stages refuse messages of
-    another pipeline."""
+    """Name of the pipeline. Every message of the pipeline carries the name, so that stages refuse
+    messages of another pipeline."""
 
     policy: PolicyName = "chunked"
-    """How a batch is filled. `orca` is Algorithm 1 of the paper: a prompt runs whole in one
-    iteration. `chunked` also limits a batch to `max_batch_tokens`, so that a long prompt does not
-    hold up requests that generate."""
+    """Rule by which a batch is filled. `orca` is Algorithm 1 of the paper: a whole prompt runs in
+    one iteration. `chunked` also limits a batch to `max_batch_tokens`, so that a long prompt does
+    not delay requests that generate."""
 
     order: OrderName = "fair"
-    """Which waiting request is admitted next. `fcfs` is the paper's: first come, first served.
-    `fair` heeds priorities and gives every API key its share by its weight. With one client and no
-    priorities both admit in the same order, except that `fair` prefers requests whose beginnings
-    are cached once memory is short."""
+    """Order in which waiting requests are admitted. `fcfs` is the order of the paper: first come,
+    first served. `fair` heeds priorities and divides the service among API keys in proportion to
+    their weights. With one client and no priorities both admit in the same order, except that
+    `fair` prefers requests whose beginnings are in the prefix cache when memory is short."""
 
     ageing_s: float = Field(default=30.0, gt=0)
     """Seconds without an admission after which a priority class rises by one, in the order `fair`.
-    This bounds the wait of low priorities: shorter lets them through sooner, longer keeps them
-    back."""
+    This bounds the wait of requests with low priorities: a shorter time admits them sooner."""
 
     fair_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of a batch, drafts included, that clients share out while requests of several API keys
-    run; for the order `fair` with the policy `chunked`. Choose as many as an iteration can have
-    without taking noticeably longer than with one. A client with few requests then keeps its pace
-    beside one that fills batches, at the cost of some throughput, most of all where prompts are
-    long. When not set, batches are filled without regard to clients."""
+    """Number of tokens of a batch, drafts included, that are divided among API keys while requests
+    of several keys run. For the order `fair` with the policy `chunked`. Choose the largest number
+    with which an iteration takes hardly longer than with one token. Then a client with few requests
+    keeps its pace beside a client that fills batches, at the cost of some throughput, most of all
+    with long prompts. When not set, batches are filled without regard to clients."""
 
     max_batch_size: int = Field(default=32, ge=1)
-    """Requests in one batch at most (the paper's `max_bs`). More gives throughput, fewer gives
-    lower latency."""
+    """Largest number of requests in one batch (the paper's `max_bs`). A larger number gives more
+    throughput, a smaller number gives lower latency."""
 
     max_batch_tokens: int = Field(default=512, ge=1)
-    """Tokens in one batch at most, with the policy `chunked`; the token budget of an iteration.
-    More gives throughput where reading the weights is slow, fewer gives a steadier pace. Not less
-    than `max_batch_size`."""
+    """Largest number of tokens in one batch with the policy `chunked`: the token budget of an
+    iteration. A larger number gives more throughput where reading the weights is slow, a smaller
+    number gives a steadier pace. Must be at least `max_batch_size`."""
 
     speculative_tokens: int = Field(default=8, ge=0, le=64)
-    """Draft tokens of a request in one iteration at most. Drafts are the tokens that followed where
-    the request's last tokens occurred before; the model verifies them, so answers are the same. 0
-    turns drafts off. There are none with the policy `orca` and on GPUs with CUDA graphs."""
+    """Largest number of draft tokens of a request in one iteration. To draft, the scheduler looks
+    for an earlier occurrence of the request's last tokens and takes the tokens that followed there.
+    The model verifies drafts, so answers do not change. 0 turns drafts off. There are no drafts
+    with the policy `orca` and on GPUs with CUDA graphs."""
 
     speculative_batch_tokens: int = Field(default=8, ge=1)
-    """Tokens in a batch with drafts at most. The more tokens a batch has, the more often drafts
-    must have been right lately, so there are none where many requests run. About the number of
-    tokens that take as long to compute as the weights take to read."""
+    """Largest number of tokens in a batch with drafts. The more tokens a batch has, the more often
+    drafts must have been right lately, so there are no drafts while many requests run. Choose about
+    the number of tokens that take as long to compute as the weights take to read."""
 
     pipeline_depth: int | None = Field(default=None, ge=1)
-    """Batches in flight at most (the paper's `n_workers`). When not set, the number of stages, and
-    two with one stage, so that the next batch is on its way when the last one returns."""
+    """Largest number of batches in flight (the paper's `n_workers`). When not set, the number of
+    stages, but two with one stage, so that the next batch is in flight when the last one
+    returns."""
 
     n_slots: int | None = Field(default=None, ge=1)
-    """K/V slots to use at most (the paper's `n_slots`), in tokens over all requests. When not set,
-    all that the stages have memory for."""
+    """Largest number of K/V slots to use (the paper's `n_slots`), in tokens over all requests. When
+    not set, all slots that the stages have memory for."""
 
     admission: Literal["reserve", "optimistic"] = "reserve"
-    """What an admitted request reserves. `reserve` is all the memory that it can ever need, as in
-    the paper. `optimistic` is what it needs now and the share of `max_tokens` that other requests
-    have used lately: more requests run, and the last one is preempted and recomputed when memory
-    runs out."""
+    """Memory that an admitted request reserves. With `reserve` it is all the memory that the
+    request can ever need, as in the paper. With `optimistic` it is the memory that the request
+    needs now, and the share of `max_tokens` that other requests have used lately. Then more
+    requests run, and when memory runs out the last request is preempted and recomputed."""
 
     first_token_goal_s: float | None = Field(default=None, gt=0)
-    """Seconds within which a request should have its first token. A request that would have it
-    later, by the forecast, is refused at once with a retry delay, so that the others keep the goal.
-    A tenth of the goal is left for frontend and network. When not set, requests wait while the pool
-    has room, and only those are refused whose own time is too short."""
+    """Seconds within which a request should have its first token. A request whose first token is
+    forecast to come later is refused at once with a retry delay, so that other requests keep the
+    goal. A tenth of the goal is left for frontend and network. When not set, requests wait while
+    the pool has room, and a request is refused only if its own timeout is too short."""
 
     prefix_cache: bool = True
-    """Whether requests that begin with the same tokens share keys and values, also those of
-    requests that have ended. Sharing happens only within an API key and a `cache_salt`."""
+    """Whether requests that begin with the same tokens share keys and values. Keys and values of
+    requests that have ended are shared, too. Sharing happens only within an API key and a
+    `cache_salt`."""
 
     max_requests: int = Field(default=1024, ge=1, le=2**15)
-    """Requests in the pool at most, running ones included; further ones are refused with a retry
-    delay. Bounds the wait for a first token. Ranks have 65,536 rows, for running requests and those
-    that have just ended."""
+    """Largest number of requests in the pool, running requests included; further requests are
+    refused with a retry delay. Bounds the wait for a first token. The limit of 32,768 comes from
+    the tables of the ranks: they have 65,536 rows, for running requests and for requests that have
+    just ended."""
 
     max_pool_tokens: int = Field(default=2**24, ge=1)
-    """Tokens of all requests in the pool at most: prompts, and outputs at their longest. Further
-    requests are refused with a retry delay. Bounds this process's memory, at 5 bytes a token."""
+    """Largest number of tokens of all requests in the pool: prompts, and outputs at their longest.
+    Further requests are refused with a retry delay. Bounds this process's memory, at 5 bytes a
+    token."""
 
     max_frontends: int = Field(default=32, ge=1)
-    """Connected frontends at most. Bounds the memory of messages that frontends have not read, 4
-    MiB each."""
+    """Largest number of connected frontends. Bounds the memory of messages that frontends have not
+    read, 4 MiB for each frontend."""
 
     start_timeout_s: float = Field(default=900.0, gt=0)
     """Seconds to wait for a pipeline, at first and after each loss, before this process ends and
@@ -170,30 +180,32 @@ class SchedulerSettings(ServerSettings):
 
     silence_limit_s: float = Field(default=8.0, gt=0)
     """Seconds after which a silent stage counts as lost. A stage gives a sign of life every second,
-    however busy it is. A process that dies is noticed at once; this is for a network that is cut.
-    """
+    however busy it is. A process that dies is noticed at once; this limit is for a network that is
+    cut."""
 
     iteration_limit_s: float = Field(default=300.0, gt=0)
     """Seconds after which an iteration that does not return ends the epoch in any case. Must exceed
-    the longest iteration: with the policy `orca` a whole prompt runs in one."""
+    the longest iteration: with the policy `orca` a whole prompt runs in one iteration."""
 
     hang_limit_s: float = Field(default=9.0, gt=0)
-    """Seconds that any iteration may take before the epoch ends, besides ten times what iterations
-    of its size have taken. More than the workers' `hang_limit_s`, so that the stage that hangs is
-    found and ended first."""
+    """Fixed part, in seconds, of the time after which an iteration that does not return ends the
+    epoch. The other part is ten times the time that earlier iterations of about that size have
+    taken. Must be more than the workers' `hang_limit_s`, so that the stage that hangs is found and
+    ended first."""
 
     traced_iterations_per_s: float = Field(default=20.0, ge=0)
-    """Iterations of traced requests that are recorded as spans per second at most, and as many slow
-    ones; bounds the cost of tracing. 0 records only iterations that failed. Without a trace
-    endpoint nothing is recorded."""
+    """Largest number of iterations per second, among those of traced requests, that are recorded as
+    spans. Up to the same number of slow iterations per second is recorded in addition. Bounds the
+    cost of tracing. 0 records only iterations that failed. Without a trace endpoint nothing is
+    recorded."""
 
     record: Path | None = None
     """File to which the schedule is recorded as JSON lines, without text, 256 MiB at most; `python
     -m services.scheduler.replay` runs it again. When not set, nothing is recorded."""
 
     drain_s: float = Field(default=30.0, ge=0)
-    """Seconds that running requests have to finish when the scheduler is told to stop. Longer lets
-    long answers end; the pod's grace period must be longer still."""
+    """Seconds that running requests have to finish when the scheduler is told to stop. A longer
+    time lets long answers end; the pod's grace period must be longer than this time."""
 
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the memory that the scheduler may need at most, in bytes, by setting."""

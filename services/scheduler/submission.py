@@ -1,8 +1,8 @@
-"""Submissions of frontends: what is checked of them, and the requests that they become.
+"""Submissions of frontends: their checks, and the requests that are made from them.
 
-Frontends have checked most of this for their clients. Here it is checked for the ranks, which trust
-what they are sent: a rank ends itself, and with it the requests of all clients, over what it cannot
-run.
+Frontends have made most of these checks for their clients. They are repeated here for the ranks,
+which trust the plans that they get: a rank that cannot run a request ends itself, and with it the
+requests of all clients.
 """
 
 import hashlib
@@ -28,26 +28,27 @@ from services.scheduler.core.request import TOKEN_ID, Request, RequestId
 from services.scheduler.core.speculation import Speculation
 
 MAX_KNOWN = 256
-"""Number of sampling options that are kept once they were checked."""
+"""Number of checked sampling options that are kept, so that equal options need no other check."""
 
 MAX_KNOWN_BYTES = 512
-"""Largest size in bytes of sampling options that are kept."""
+"""Largest size in bytes of checked sampling options that are kept."""
 
 MAX_SALT_LENGTH = 256
-"""Characters of a salt of the prefix cache, as frontends allow."""
+"""Largest number of characters of a salt of the prefix cache; frontends have the same limit."""
 
 
 def check_submission(
     submission: scheduler_pb2.Submission, pipeline: scheduler_pb2.PipelineDescription
 ) -> SamplingParams:
-    """Checks a submission for a pipeline, and gives it a seed if it came without one: all ranks
-    must have the same. Returns its options, but for the seed.
+    """Checks a submission for a pipeline and returns its sampling options, without the seed. A
+    submission without a seed gets one, since all ranks must use the same seed.
 
     Raises:
         InvalidRequest: the error names the field.
         Unavailable: the frontend is of another version.
     """
-    if not submission.HasField("sampling"):  # others' defaults would give other tokens
+    # The defaults of another version would give other tokens.
+    if not submission.HasField("sampling"):
         raise Unavailable("the frontend is of another version than the scheduler")
     _check_sequence(submission, pipeline)
     PRIORITIES.check("priority", submission.priority)
@@ -83,8 +84,8 @@ def to_request(
     account: AccountUse | None,
     now: float,
 ) -> Request:
-    """Returns the request of a submission that was checked; `sampling` are its options, with any
-    seed."""
+    """Returns the request of a submission that was checked. `sampling` are the options of the
+    submission; their seed is not used."""
     return Request(
         request_id=RequestId(submission.request_id),
         prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
@@ -107,8 +108,8 @@ def to_request(
 
 
 def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> InvalidRequest | None:
-    """Returns the reason for which a pipeline cannot take a request that was checked for another
-    one; None if it can."""
+    """Returns the reason why a pipeline cannot run a request that was checked for another pipeline;
+    None if the pipeline can run the request."""
     sampling = from_proto(sampling_pb2.SamplingParams.FromString(request.sampling))
     own = frozenset((*sampling.stop_token_ids, *pipeline.eos_token_ids))
     try:
@@ -125,9 +126,9 @@ def check_sampling(
     *,
     own_stop_token_ids: Collection[int] = (),
 ) -> None:
-    """Checks options for a pipeline: a rank would end itself, and with it the requests of all
-    clients, over what is refused here. `own_stop_token_ids` are the model's own ones, if not by
-    default.
+    """Checks sampling options for a pipeline: a rank that got refused options would end itself, and
+    with it the requests of all clients. `own_stop_token_ids` are the stop tokens that the model has
+    itself; when empty, they are the end-of-sequence tokens of the pipeline.
 
     Raises:
         InvalidRequest: the error names the option.
@@ -144,9 +145,10 @@ def check_sampling(
 def _checked_sampling(
     message: sampling_pb2.SamplingParams, pipeline: scheduler_pb2.PipelineDescription
 ) -> SamplingParams:
-    """Returns options that were checked, with any seed; the message has one from here on."""
+    """Checks options and returns them without the seed. A message without a seed gets a random
+    one."""
     seed = message.seed if message.HasField("seed") else secrets.randbits(SEED_BITS)
-    message.ClearField("seed")  # most clients send equal options again and again, but for the seed
+    message.ClearField("seed")  # most clients send equal options that differ only in the seed
     data = message.SerializeToString()
     message.seed = seed
     read = _known_sampling if len(data) <= MAX_KNOWN_BYTES else _read_sampling
@@ -195,8 +197,8 @@ def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | No
 
 
 def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
-    """Returns the name of the scope in which a request shares keys and values; None if it shares
-    none."""
+    """Returns the name of the scope in which a request shares keys and values; None if the request
+    shares none."""
     if submission.is_uncached:
         return None
     name = submission.account.name
@@ -210,9 +212,12 @@ def _digest(grammar: str) -> bytes:
 def _speculation_of(
     submission: scheduler_pb2.Submission, sampling: SamplingParams
 ) -> Speculation | None:
-    """Returns the beginning of speculation, where each of a request's tokens is chosen by its
-    logits and position alone; None elsewhere: penalties and grammars look at all tokens before, and
-    log-probabilities of drafts are of no use."""
+    """Returns a new state of speculation for a request, or None if the request must have no drafts.
+
+    Drafts need tokens that are chosen by their logits and positions alone. Penalties and grammars
+    look at all earlier tokens. Requests for log-probabilities have no drafts either, since
+    log-probabilities of drafts are of no use.
+    """
     if sampling.has_penalty or sampling.grammar or submission.HasField("n_logprobs"):
         return None
     return Speculation()

@@ -1,4 +1,4 @@
-"""The columns of a message to a frontend, in which new tokens need no entries of their own."""
+"""Columns of new tokens in a message to a frontend: arrays instead of an entry for each token."""
 
 from array import array
 from collections.abc import Iterable
@@ -7,11 +7,12 @@ from itertools import chain
 from orcinus.v1 import scheduler_pb2
 
 NewToken = tuple[int, int, int]
-"""A request's number, the place of a new token in its output, and the token."""
+"""The number of a request, the index of a new token in the request's output, and the token."""
 
 
 class NewTokens:
-    """New tokens that wait to leave: the newest as they came, the tokens before them packed."""
+    """New tokens that wait to be sent: a list of the last iteration's tokens, and one packed array
+    of all earlier tokens."""
 
     def __init__(self) -> None:
         self._newest: list[NewToken] = []
@@ -21,15 +22,17 @@ class NewTokens:
         return bool(self._newest or self._packed)
 
     def next_iteration(self) -> list[NewToken]:
-        """Packs the tokens that wait, and returns the list to which an iteration's tokens are
-        appended, before and after any of them is taken."""
+        """Packs the tokens that wait, and returns an empty list to which the caller appends the
+        tokens of an iteration. The list may be appended to until the next call, also after
+        `take`."""
         self._packed.extend(chain.from_iterable(self._newest))
         self._newest.clear()
         return self._newest
 
     def take(self) -> scheduler_pb2.TokenColumns:
-        """Returns all tokens, of which there must be one, as columns, and forgets them. The tokens
-        of one request are joined: a frontend that is behind has one update of each."""
+        """Returns all waiting tokens as columns and forgets them; there must be at least one token.
+        Tokens of one request are joined, so that a slow frontend gets one update for each
+        request."""
         newest, packed = tuple(self._newest), self._packed
         self._newest.clear()
         self._packed = array("I")

@@ -2,8 +2,9 @@
 
     layouts → calibrate each on real ranks → simulate all settings → run the best ones → write
 
-A layout is what only a restart of the workers changes: stages, ranks of each, threads. It is
-calibrated by a short load on a real local system, whose iterations give a model of costs. The
-simulator then tries the settings of the scheduler on a workload, and what promises most is checked
-by running it beside the defaults.
+A layout is the part of the settings that only a restart of the workers changes: the number of
+stages, of ranks in a stage and of threads in a rank. A layout is calibrated by a short load on a
+real local system, whose iterations give a model of costs. The simulator then tries settings of the
+scheduler on a workload. The settings with the best predictions are run on a real system, and so are
+the default settings.
 """

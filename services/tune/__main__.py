@@ -1,7 +1,7 @@
 """`python -m services.tune --model DIR`: finds the settings with which a model serves best here.
 
-Ends with 0 when it has written them, with 1 when the model does not run, with 130 when it was told
-to stop; it leaves no process behind.
+Ends with 0 when the settings were written, with 1 when the model does not run, with 130 when told
+to stop. Leaves no process behind.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ async def tune(
     workload: Workload,
     launcher_class: type[TuneLauncher],
 ) -> Tuned | None:
-    """Returns what was found; None if the process was told to stop before."""
+    """Returns the result of the tuner; None if the process was told to stop before."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(
         Tuner(settings, shape, workload, say=progress, launcher_class=launcher_class).run()
@@ -47,13 +47,13 @@ async def tune(
 
 
 def progress(line: str) -> None:
-    """Says on standard error how far it is."""
+    """Writes a line about progress to standard error."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
-    """Prints what was found and why, and writes the files."""
+    """Prints the settings that were found and the reasons for them, and writes the files."""
     lines = [
         *table(tuned, workload.unit),
         "",
@@ -66,7 +66,7 @@ def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
 
 
 def main(launcher_class: type[TuneLauncher] = TuneLauncher) -> int:
-    """Finds, says and writes the settings; tests put other ranks in."""
+    """Finds, prints and writes the settings; tests pass a launcher that starts other ranks."""
     settings = TuneSettings.load("tune", sys.argv[1:])
     configure_logging("tune", "ERROR")
     if trouble := trouble_with(LocalSettings(model=settings.model)):

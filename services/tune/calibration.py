@@ -1,9 +1,9 @@
-"""A model of costs from the records of iterations that were run.
+"""Makes a model of costs from the records of iterations that were run.
 
-What a stage computes is fitted to what it says that it took. Between two iterations there is a
-little more, the gap, and the ways of a plan, of activations and of a result take their time, too.
-Both are those with which the stages' times explain best when each result came, given when its plan
-was sent.
+The time that a stage computes is fitted to the durations that the stage has reported. Two further
+times are not reported: the gap between two iterations on a stage, and the way, the time that a
+plan, activations or a result need to travel. Both are chosen such that the model predicts the
+arrival of each result best, given when the plan was sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from simulator import fit
 from simulator.costs import SLOPES, IterationWork, LinearCosts, features
 
 N_STEPS = 24
-"""Steps of a search for a time; each leaves 0.62 of the range."""
+"""Number of steps of a golden-section search; each step keeps 0.62 of the range."""
 GOLDEN = (5**0.5 - 1) / 2
 
 
@@ -26,9 +26,9 @@ class MeasuredIteration:
     """An iteration that was run; times in seconds."""
 
     start_s: float
-    """When its plan was sent."""
+    """Time at which the iteration's plan was sent."""
     end_s: float
-    """When its result had come."""
+    """Time at which the iteration's result had come."""
     stages_s: tuple[float, ...]
     """Seconds that each stage took to compute and to send its result."""
     work: IterationWork
@@ -36,16 +36,16 @@ class MeasuredIteration:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A model of costs, and how well it fits."""
+    """A model of costs, with the number of iterations it was fitted to and the error of the fit."""
 
     costs: LinearCosts
     n_iterations: int
     error: float
-    """Median of the relative errors of stages' times."""
+    """Largest over the stages of the median relative error of the stage's times."""
 
 
 def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
-    """Returns the iterations of records, by their numbers."""
+    """Returns the iterations of records, in the order of their numbers."""
     ordered = sorted(records, key=lambda record: record.iteration)
     next_spans: dict[int, int] = {}  # the number of tokens of a request's next span
     works: list[IterationWork] = []
@@ -53,7 +53,7 @@ def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
         spans = []
         columns = (record.numbers, record.start_positions, record.n_tokens)
         for number, start_position, n_tokens in zip(*columns, strict=True):
-            # A prompt that is not cut is followed by a decode, or by nothing.
+            # A span that ends the prompt is sampled: a decode of one token follows, or nothing.
             is_sampled = next_spans.get(number, 1) == 1
             spans.append((start_position, n_tokens, is_sampled))
             next_spans[number] = n_tokens
@@ -62,10 +62,11 @@ def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
 
 
 def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()) -> Calibration:
-    """Returns the model of costs that fits iterations best.
+    """Returns the model of costs that fits iterations best. From `lone` requests comes the time
+    that a request spends outside of iterations.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no iterations.
     """
     rows = [features(each.work) for each in iterations]
     coefficients = []
@@ -85,8 +86,9 @@ def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()
 
 
 def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]:
-    """Returns the gap after each iteration on a stage and the time of a way, of a plan, a hop or a
-    result: those with which the iterations' ends are off least, in absolute values."""
+    """Returns the gap after each iteration on a stage, and the time that a plan, activations or a
+    result need to travel. The two times are those for which the sum of the absolute errors of the
+    iterations' ends is least."""
     longest_s = max(median(each.end_s - each.start_s for each in iterations), 1e-6)
 
     def best_way(gap_s: float) -> tuple[float, float]:
@@ -97,8 +99,9 @@ def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]
 
 
 def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) -> float:
-    """Returns the sum of the errors of the ends of iterations, with a gap and a hop. Stages are as
-    in `simulator.virtual_pipeline`; plans are sent when they were."""
+    """Returns the sum of the absolute errors of the iterations' ends, for a gap and a time of
+    travel. Stages behave as in `simulator.virtual_pipeline`; plans are sent at the measured
+    times."""
     free_s = [0.0] * len(iterations[0].stages_s)
     error_s = 0.0
     for each in iterations:
@@ -111,8 +114,8 @@ def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) 
 
 
 def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
-    """Returns where a function of one valley is least between 0 and `highest`, and its value there,
-    by a golden-section search; 0 itself is looked at too."""
+    """Returns the argument between 0 and `highest` at which a unimodal function is least, and the
+    function's value there. Uses a golden-section search, and also evaluates the function at 0."""
     low, high = 0.0, highest
     left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
     of_left, of_right = of(left), of(right)
@@ -129,7 +132,8 @@ def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
 
 
 def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
-    """Returns costs with what lone requests took that no iteration explains."""
+    """Returns costs with the time that a request spends outside of iterations: the median, over
+    lone requests, of the time to the first token less the predicted time of the iteration."""
     if not lone:
         return costs
     extra_s = [
@@ -146,7 +150,7 @@ def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
 
 
 def iteration_s(costs: LinearCosts, work: IterationWork) -> float:
-    """Returns the time of an iteration that finds an empty pipeline."""
+    """Returns the time of an iteration in an empty pipeline, in seconds."""
     stages_s = sum(costs.stage_s(index, work) for index in range(costs.n_stages))
     return stages_s + costs.plan_s + (costs.n_stages - 1) * costs.hop_s + costs.result_s
 

@@ -1,9 +1,8 @@
-"""Runs a workload for real, for as long as there is time, and says how that compares with the
-prediction.
+"""Runs a workload on a real system for a limited time, and compares the result with the prediction.
 
-As much of the workload is run as fits into the time, and compared with a simulation of the same
-part. A run that takes longer than was predicted is cut off: what counts then is how long the
-simulator takes for as many tokens.
+The part of the workload that fits into the time is run, and compared with a simulation of the same
+part. A run that does not end within the limit is cut off. Then the real run and the simulation are
+compared by the times that both took to compute the same number of tokens.
 """
 
 import asyncio
@@ -24,23 +23,25 @@ class Check:
     """The result of running a candidate's settings on a real system."""
 
     value: float
-    """What was reached, of that which is to be large; for the whole workload, if a part of it was
-    run or at a lower rate, by the same ratio to what was predicted."""
+    """Value that the run reached for the whole workload, in the unit of `Workload.value_of`; larger
+    is better. If only a part of the workload was run, or a lower rate, this is the predicted value
+    of the whole workload times the ratio of measured to predicted value of the run."""
     is_whole: bool
     """Whether the whole workload was run."""
     iterations: tuple[MeasuredIteration, ...]
     has_failed: bool = False
-    """Whether the system did not serve, so that it must not be chosen."""
+    """Whether the system did not serve, so that the candidate must not be chosen."""
 
 
 async def run_load(
     system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
 ) -> tuple[list[tuple[float, TimedReply]], float]:
-    """Sends requests when they are due, and gives up requests that have not ended after `limit_s`.
-    Returns their replies with the times at which they were due, and the start.
+    """Sends each prompt when it is due, in seconds after the start, and cancels requests that have
+    not ended after `limit_s`. Returns a list with the due time and the reply of each prompt, and
+    the time of the start. Returned times are by the event loop's clock.
 
     Raises:
-        SystemFailed: one has failed.
+        SystemFailed: a request has failed.
     """
     loop = asyncio.get_running_loop()
     start_s = loop.time()
@@ -74,7 +75,8 @@ async def check(
     *,
     limit_s: float,
 ) -> Check:
-    """Runs the requests of a simulation, which has not begun, with the tokens of their prompts;
+    """Runs the requests of a simulation on a real system, then runs the simulation, and compares
+    both. `simulation` has not begun; `prompts` are the tokens of its requests' prompts.
     `prediction` is for the whole workload.
 
     Raises:
@@ -99,8 +101,8 @@ async def check(
 
 
 def speed(simulation: Simulation, records: Sequence[Record]) -> float:
-    """Returns how long a simulation, which is over, took for as many tokens as a real run has
-    computed, over what that took."""
+    """Returns the speed of a real run relative to a finished simulation: the virtual time in which
+    the simulation computed the run's number of tokens, divided by the time that the run took."""
     ordered = sorted(records, key=lambda record: record.iteration)
     n_tokens = sum(sum(record.n_tokens) for record in ordered)
     if not n_tokens or not simulation.progress:
@@ -113,7 +115,7 @@ def speed(simulation: Simulation, records: Sequence[Record]) -> float:
 
 
 def outcome_of(replies: Sequence[tuple[float, TimedReply]], start_s: float) -> Outcome:
-    """Returns what clients saw of requests that have all ended."""
+    """Returns the outcome of a run, as clients saw it; all requests must have ended."""
     requests = [
         RequestTimes(
             arrival_s=due_s - start_s,

@@ -1,4 +1,4 @@
-"""The decisions of the tuner, from what it has tried: what to run next, and what to choose."""
+"""The decisions of the tuner: which candidate to run next, and which candidate to choose."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,20 +13,21 @@ from services.tune.workload import Workload
 from simulator.outcome import LatencyLimits
 
 WORTH_CHECKING = 0.85
-"""A candidate that promises less than this part of the best is not run."""
+"""A candidate is run only if its predicted value is at least this part of the best predicted
+value."""
 DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS = 32, 512
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A layout that was calibrated, and the best that can be had with it."""
+    """A layout that was calibrated, and the prediction for the best settings with this layout."""
 
     layout: Layout
     calibration: Calibration
     predictor: Predictor
     best: Prediction
     kv_bytes_per_slot: float
-    """Of each rank."""
+    """Bytes of keys and values in each rank for one slot."""
     iterations: tuple[MeasuredIteration, ...] = ()
     lone: tuple[Lone, ...] = ()
     is_hopeless: bool = False
@@ -34,37 +35,39 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The result of a run of the tuner: the settings that it chose, and all that it tried."""
+    """The result of a run of the tuner: the chosen settings, and all layouts and candidates that
+    were tried."""
 
     chosen: Prediction
     tried: Sequence[Tried]
     checks: dict[Candidate, Check]
     kv_memory: int
-    """Bytes for each rank."""
+    """Bytes of K/V memory for each rank."""
     default: Candidate
-    """What `services.local` does by itself."""
+    """The default settings of `services.local`."""
     not_tried: Sequence[str]
-    """Layouts that there was no time for, or that do not run, and why."""
+    """A sentence for each layout that was not tried, since it does not run or time was short."""
     limits: LatencyLimits
     seconds: float
 
     @property
     def of_chosen(self) -> Tried:
-        """The layout of what was chosen."""
+        """The tried layout of the chosen settings."""
         return next(each for each in self.tried if each.layout == self.chosen.candidate.layout)
 
 
 def default_of(n_cpus: int) -> Candidate:
-    """Returns the settings that `services.local` has by itself."""
+    """Returns the default settings of `services.local` on a machine with `n_cpus` CPUs."""
     return Candidate(Layout(1, 1, n_cpus), DEFAULT_BATCH_SIZE, DEFAULT_BATCH_TOKENS)
 
 
 def to_check(
     tried: Sequence[Tried], checks: Mapping[Candidate, Check], default: Candidate
 ) -> Candidate | None:
-    """Returns what to run next; None if nothing else may be the best.
+    """Returns the candidate to run next; None if no other candidate may be the best.
 
-    What promises most comes first, then the default, over which nothing is to be chosen unseen.
+    The candidate with the best prediction comes first. The default comes next, so that no settings
+    are chosen over the default without a measurement of both.
     """
     best = best_of([each.best for each in tried])
     ranked = sorted((each.best for each in tried), key=lambda each: -each.value)
@@ -77,10 +80,10 @@ def to_check(
 
 
 def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
-    """Checks that limits can be kept at all, at however low a rate.
+    """Checks that some settings keep the latency limits, at least at the lowest rate.
 
     Raises:
-        SystemFailed: they cannot; says what can.
+        SystemFailed: no settings keep the limits; the error has the lowest latencies.
     """
     outcomes = [each.best.outcome for each in tried]
     if any(map(workload.is_kept_by, outcomes)):
@@ -94,13 +97,14 @@ def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
 
 
 def choose(tried: Sequence[Tried], checks: Mapping[Candidate, Check]) -> Prediction:
-    """Returns the best of what was run, by what it reached.
+    """Returns the prediction for the settings to choose.
 
-    One run alone is compared with nothing. Then predictions decide, whose costs fit that run too,
-    unless what was run promises nearly as much.
+    If at least two candidates were run, the one with the best measured value is chosen. A single
+    measurement can be compared with no other. Then the best prediction is chosen, unless the
+    prediction for the candidate that was run is nearly as good.
 
     Raises:
-        SystemFailed: whatever was run has failed, and nothing else is left.
+        SystemFailed: all candidates that were run have failed, and no other candidate is left.
     """
     predictions = [
         each.predictor(candidate)

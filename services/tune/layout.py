@@ -1,4 +1,4 @@
-"""Layouts: how a model is cut into stages and ranks, and the threads of each rank."""
+"""Layouts: the division of a model into stages and ranks, and the number of threads of a rank."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ MAX_LAYOUTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A way to divide a model over ranks, which only a restart of the workers changes."""
+    """A division of a model among ranks, which only a restart of the workers changes."""
 
     stages: int
     tp: int
     threads: int
-    """Of each rank."""
+    """Number of threads of each rank."""
 
     def __str__(self) -> str:
         is_several = self.stages * self.tp > 1
@@ -24,11 +24,11 @@ class Layout:
 
 
 def layouts(n_cpus: int, *, max_ranks: int, n_layers: int, n_kv_heads: int) -> Sequence[Layout]:
-    """Returns the layouts to try, those that are most likely the best first.
+    """Returns the layouts to try; layouts that are more likely the best come first.
 
-    Every rank has the same number of threads, and all together use all CPUs, or one less where one
-    rank has more than one: that one is then the frontend's and the scheduler's. Heads must be
-    divisible among the ranks of a stage.
+    Every rank has the same number of threads, and the ranks together use all CPUs as far as the
+    division allows. One further layout has a single rank and leaves one CPU to the frontend and the
+    scheduler. The number of K/V heads must be divisible by the number of ranks of a stage.
     """
     found = [Layout(1, 1, n_cpus)]
     n_ranks = 2

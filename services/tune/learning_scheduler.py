@@ -1,4 +1,4 @@
-"""A scheduler in virtual time that learns what its iterations cost, as the one that serves does."""
+"""A scheduler in virtual time that learns the cost of iterations as the serving scheduler does."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,8 @@ from services.scheduler.observing.pace import Pace
 
 
 class LearningScheduler:
-    """A scheduler, and the observer of pace that tells it what an iteration costs."""
+    """A scheduler together with the observer of pace, which tells the scheduler the fixed cost of
+    an iteration."""
 
     def __init__(self, scheduler: Scheduler, pace: Pace) -> None:
         self._scheduler = scheduler
@@ -17,11 +18,11 @@ class LearningScheduler:
 
     @property
     def n_reserved_slots(self) -> int:
-        """K/V slots that requests have reserved."""
+        """Number of K/V slots that requests have reserved."""
         return self._scheduler.n_reserved_slots
 
     def submit(self, request: Request) -> None:
-        """Takes a request in. Raises as `Scheduler.submit`."""
+        """Puts a request into the pool. Raises as `Scheduler.submit`."""
         self._scheduler.submit(request)
 
     def select(self) -> Batch | None:

@@ -1,4 +1,4 @@
-"""What the tuner must know of a checkpoint before any rank has read it."""
+"""The sizes of a checkpoint that the tuner needs before any rank has loaded it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from services.common.gguf.model_config import model_config
 
 MAX_CONFIG_BYTES = 2**20
 N_ELEMENT_BYTES = 2
-"""Bytes of a weight in memory, which is bfloat16 most of the time."""
+"""Bytes of a weight in memory; most models are loaded as bfloat16."""
 KEPT_BITS = {2: 4.5, 3: 5, 8: 8.5, 12: 5, 14: 9, 20: 4.5}
-"""Bits that an element takes in memory, with its share of scales, of the types of GGUF that are not
-dequantised: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K and IQ4_NL."""
+"""Bits that an element takes in memory, its share of the scales included, for each GGUF tensor type
+that is not dequantised: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K and IQ4_NL."""
 LAYERS = ("num_hidden_layers", "n_layer")
 CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx")
 HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
@@ -22,7 +22,7 @@ HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a model, from its `config.json`."""
+    """Sizes of a model, from its `config.json` or from the header of a GGUF file."""
 
     n_layers: int
     n_kv_heads: int
@@ -35,7 +35,7 @@ class ModelShape:
         """Reads a checkpoint's sizes.
 
         Raises:
-            ValueError: one of them is not there; says which.
+            ValueError: a size is missing; the error says which.
         """
         if is_gguf(model):
             header = read_header(model)
@@ -70,8 +70,9 @@ class ModelShape:
 
 
 def _bits(config: Mapping[str, Any]) -> int:
-    """Returns the bits in the files of weights that have `N_ELEMENT_BYTES` in memory; as many as
-    these if weights take in memory what they take in the files."""
+    """Returns the number of bits of a weight in the files, if the weight is dequantised to
+    `N_ELEMENT_BYTES` when loaded. If weights stay quantized in memory, returns the bits of
+    `N_ELEMENT_BYTES`: then weights take as much memory as the files."""
     quantization = config.get("quantization_config")
     plain = 8 * N_ELEMENT_BYTES
     if not isinstance(quantization, dict):
@@ -87,7 +88,7 @@ def _bits(config: Mapping[str, Any]) -> int:
 
 
 def _bits_of_group(weights: Mapping[str, Any]) -> int:
-    """Returns the same of a group of modules in compressed-tensors."""
+    """Returns the result of `_bits` for one group of modules in the format compressed-tensors."""
     is_kept = weights.get("type", "int") == "int" and not weights.get("actorder")
     found = weights.get("num_bits", 8)
     return found if isinstance(found, int) and found > 0 and not is_kept else 8 * N_ELEMENT_BYTES

@@ -1,9 +1,10 @@
-"""A short load whose iterations show what each kind of work costs on a system.
+"""A short load whose iterations show the cost of each kind of work on a system.
 
-First prompts of several lengths, one at a time; then groups of requests that decode together, up to
-as many as a batch may have; then prompts beside requests that decode. Those of a group begin with
-one of the prompts from before, so that the prefix cache has it: they decode with all contexts, and
-cost next to nothing to begin. All of it is done again, with other tokens, up to three times.
+The load has three kinds of steps. First, prompts of several lengths are sent one at a time. Then
+groups of requests decode together, up to the largest batch. After a few groups, prompts are sent
+while other requests decode. Each request of a group begins with one of the earlier prompts, which
+the prefix cache has: so requests decode with contexts of all lengths, and their prefill costs
+almost nothing. The whole load is run up to three times, each time with other tokens.
 """
 
 import asyncio
@@ -26,36 +27,38 @@ GROUPS = (
     (8, True),
     (2, False),
 )
-"""Numbers of requests, and whether they begin with the longer prompts or with the shorter ones:
-with prompts of one length, the cost of a request could not be told from the cost of its context."""
+"""For each group, the number of requests, and whether the requests begin with the longer prompts or
+with the shorter ones. With prompts of one length, the cost of a request could not be distinguished
+from the cost of the request's context."""
 N_GROUPS_FIRST = 3
-"""Groups that come before prompts beside a group."""
+"""Number of groups that are run before prompts are sent beside decoding requests."""
 N_GROUP_OUTPUT = 8
 N_ROUNDS = 3
 BESIDE_LENGTHS = (96, 416, 240)
 N_BESIDE = 24
-"""Requests that decode while these come."""
+"""Number of requests that decode while the prompts of `BESIDE_LENGTHS` are sent."""
 ROOM = 64
-"""Tokens of a context that prompts leave free."""
+"""Number of tokens of a context that the longest prompt leaves free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lone:
-    """A request that had the system to itself."""
+    """A request that ran while the system had no other request."""
 
     n_prompt: int
     ttft_s: float
 
 
 class Probe:
-    """A load on a system; `run` goes on where it stopped the last time."""
+    """A load on a system; each call of `run` continues after the last step of the call before."""
 
     def __init__(
         self, system: System, *, vocab_size: int, max_model_len: int, max_group: int
     ) -> None:
-        """Groups have `max_group` requests at most."""
+        """Creates a load without groups of more than `max_group` requests."""
         self.lone: list[Lone] = []
-        """Requests that were alone, for the time that a request takes outside of iterations."""
+        """Requests that ran alone. They show the time that a request spends outside of
+        iterations."""
         self._system = system
         self._vocab_size = vocab_size
         self._longest = max(1, max_model_len - ROOM)
@@ -63,19 +66,21 @@ class Probe:
         self._steps: Iterator[Coroutine[object, object, None]] = self._all_steps(max_group)
 
     async def begin(self) -> None:
-        """Sends a first short request, for which the system has things to set up.
+        """Sends a first short request, which is slow since the system sets up connections and
+        buffers.
 
         Raises:
-            SystemFailed: it failed.
+            SystemFailed: the request failed.
         """
         await self._system.ask(Prompt(self._tokens(4), 2))
 
     def note_slots(self, n_slots: int) -> None:
-        """Sends no request from now on that does not fit into so many K/V slots."""
+        """Limits further prompts, so that each request fits into `n_slots` K/V slots."""
         self._longest = max(1, min(self._longest, n_slots - ROOM))
 
     async def run(self, limit_s: float) -> None:
-        """Runs until everything is done, or `limit_s` has passed, but for what has been begun.
+        """Runs steps of the load until all are done or `limit_s` has passed. A step that has begun
+        by then is finished.
 
         Raises:
             SystemFailed: a request failed.

@@ -1,4 +1,4 @@
-"""Says why settings were chosen: what their neighbours would do, and what the others lack."""
+"""Explains the chosen settings: compares them with neighbouring values and with other layouts."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,13 +11,14 @@ from simulator.costs import IterationWork
 from simulator.outcome import LatencyLimits
 
 NOISY = 0.15
-"""Median error of a calibration from which on its predictions are doubtful."""
+"""Median relative error of a calibration above which its predictions are doubtful."""
 TYPICAL_CONTEXT = 256
-"""Tokens of a context, where an iteration is given as an example."""
+"""Number of tokens of each request's context in iterations whose times are given as examples."""
 
 
 def reasons(tuned: Tuned) -> Iterator[str]:
-    """Yields a sentence for each setting, after what speaks against all of them."""
+    """Yields sentences about the chosen settings: first a warning if measurements were noisy, then
+    a sentence about each setting, then one about each other layout."""
     error = max(each.calibration.error for each in tuned.tried)
     if error > NOISY:
         yield (

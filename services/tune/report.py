@@ -1,7 +1,8 @@
-"""What the tuner prints and writes.
+"""The table that the tuner prints, and the files that it writes.
 
-`local.env` has the settings as variables of `services.local`; `kustomization.yaml` is a component
-for an overlay of `k8s/`, with the same settings for scheduler and workers. Both say why.
+`local.env` has the settings as environment variables of `services.local`. `kustomization.yaml` is a
+kustomize component for an overlay of `k8s/`, with the same settings for scheduler and workers. Both
+files have the reasons for the settings as comments.
 """
 
 import errno
@@ -20,7 +21,8 @@ ENV_FILE, COMPONENT_FILE = "local.env", "kustomization.yaml"
 
 
 def table(tuned: Tuned, unit: str) -> list[str]:
-    """Returns the lines of a table: what was predicted and what was measured, the chosen first."""
+    """Returns the lines of a table of predicted and measured values; the first row has the chosen
+    settings."""
     rows = [("", "settings", f"predicted {unit}", "measured")]
     predictions = {each.candidate: each for each in _predictions(tuned)}
     chosen = tuned.chosen.candidate
@@ -47,7 +49,7 @@ def table(tuned: Tuned, unit: str) -> list[str]:
 
 
 def variables(settings: TuneSettings, tuned: Tuned) -> dict[str, str]:
-    """Returns what was found as variables of `services.local`."""
+    """Returns the chosen settings as environment variables of `services.local`."""
     candidate = tuned.chosen.candidate
     found: dict[str, object] = {
         "MODEL": settings.model.resolve(),
@@ -68,7 +70,7 @@ def variables(settings: TuneSettings, tuned: Tuned) -> dict[str, str]:
 
 
 def command(settings: TuneSettings, tuned: Tuned) -> str:
-    """Returns the command that serves with what was found."""
+    """Returns the command that serves with the chosen settings."""
     options = [
         f"--{name.removeprefix('ORCINUS_').lower().replace('_', '-')}={value}"
         for name, value in variables(settings, tuned).items()
@@ -77,10 +79,11 @@ def command(settings: TuneSettings, tuned: Tuned) -> str:
 
 
 def make_directory(settings: TuneSettings) -> None:
-    """Makes the directory for the files, before the work whose result they hold.
+    """Creates the directory for the files. Called before the tuner runs, so that the tuner does not
+    run in vain.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the directory cannot be created or written.
     """
     settings.out.mkdir(parents=True, exist_ok=True)
     if not os.access(settings.out, os.W_OK):
@@ -91,7 +94,7 @@ def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
     """Writes both files and returns their paths.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: the files cannot be written.
     """
     make_directory(settings)
     why = [f"# {line}" for line in reasons(tuned)]
@@ -115,7 +118,7 @@ def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
 
 
 def component(settings: TuneSettings, tuned: Tuned, why: Sequence[str]) -> list[str]:
-    """Returns the lines of a kustomize component."""
+    """Returns the lines of a kustomize component with the chosen settings; `why` are comments."""
     candidate, layout = tuned.chosen.candidate, tuned.chosen.candidate.layout
     of_weights = {"DTYPE": settings.dtype, "QUANTIZATION": settings.quantization}
     return [
@@ -154,7 +157,7 @@ def _merged(name: str, settings: Mapping[str, object]) -> list[str]:
 
 
 def _predictions(tuned: Tuned) -> list[Prediction]:
-    """Returns the best of each layout, and what was run."""
+    """Returns the predictions for the candidates that were run, and for the best of each layout."""
     checked = [
         each.predictor(candidate)
         for candidate in tuned.checks

@@ -1,7 +1,8 @@
-"""Predicts how a workload would go with given settings, and finds those with which it goes best.
+"""Predicts the outcome of a workload for given settings, and finds the settings with the best
+outcome.
 
-The scheduler in a prediction is the one that serves, put together by the same function. Of settings
-that come out equal, the one with the lower latency is the better.
+A prediction simulates the scheduler that serves, created by the same function. If two candidates
+have equal values, the candidate with the lower latency is better.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,20 +28,22 @@ from simulator.virtual_clock import VirtualClock
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 BATCH_TOKENS = (64, 128, 256, 512, 1024, 2048)
 COARSE = 2
-"""Of a ladder, every so many steps are looked at first."""
+"""Step between the indices of the values of a setting that are tried first."""
 
 EQUAL = 0.005
-"""Settings whose values differ by no more count as equal."""
+"""Largest relative difference of two values that count as equal."""
 
 MAX_HASTE, FIRST_HASTE = 8.0, 2.0
-"""Times the rate at which the first candidate serves requests that come at once, above which no
-rate is looked for: limits that are kept there are none. And above which none is at first."""
+"""Upper bounds of the searched rates: for all candidates, and for the first candidate. Both are
+multiples of the rate at which the first candidate serves requests that all come at once. Latency
+limits that are kept at a rate above the first bound have no effect."""
 LEAST_RATE = 1e-3
-"""Part of that below which no rate is looked for."""
+"""Lowest rate that is tried, as a part of the upper bound for the first candidate."""
 GROWTH = 1.1
-"""Times the highest rate so far, up to which a higher one is looked for at first."""
+"""Upper bound of the rates that are tried at first for a later candidate, as a multiple of the
+highest rate of the candidates so far. The bound grows with each rate that keeps the limits."""
 PRECISION = 0.015
-"""Part of itself to which the highest rate is found."""
+"""Relative precision with which the highest rate is found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """K/V memory, as the scheduler counts it."""
+    """Size of the K/V memory, as the scheduler counts memory."""
 
     n_slots: int
     block_size: int = 16
@@ -65,26 +68,27 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """How a workload is expected to go."""
+    """The predicted outcome of a workload with a candidate's settings."""
 
     candidate: Candidate
     value: float
-    """What is to be large: tokens a second, or requests a second that keep limits."""
+    """Value to maximise: tokens a second, or requests a second that keep the latency limits."""
     latency_s: float
     outcome: Outcome
     rate: float | None
-    """Requests a second at which it was; None where all came at once."""
+    """Predicted rate of arrivals, in requests a second; None if all requests come at once."""
 
 
 class SearchGivenUp(Exception):
-    """Raised in the thread of a search whose result is not wanted any more."""
+    """Raised in the thread of a search when another thread has given the search up."""
 
 
 Predict = Callable[[Candidate], Prediction]
 
 
 class Predictor:
-    """Predictions for the settings of one layout, whose costs are known. Each is made once."""
+    """Predicts outcomes for candidates of one layout, from the layout's costs. Each prediction is
+    made once and kept."""
 
     def __init__(self, costs: Costs, workload: Workload, memory: Memory) -> None:
         self._costs = costs
@@ -92,7 +96,7 @@ class Predictor:
         self._memory = memory
         self._known: dict[Candidate, Prediction] = {}
         self._is_given_up = False
-        self._highest_rate = 0.0  # at which any candidate has kept the limits
+        self._highest_rate = 0.0  # highest rate at which any candidate has kept the limits
         self._rate_limit = 0.0
 
     def __call__(self, candidate: Candidate) -> Prediction:
@@ -102,12 +106,13 @@ class Predictor:
         return self._known[candidate]
 
     def anew(self) -> "Predictor":
-        """Returns a predictor that has seen no other candidates, whose rates a prediction would
-        begin with: the first one that it makes is for the candidate's own highest rate."""
+        """Returns a predictor with equal costs and without earlier predictions. A predictor finds
+        the true highest rate only of its first candidate, since the search for later candidates
+        begins at the highest rate of earlier candidates."""
         return Predictor(self._costs, self._workload, self._memory)
 
     def give_up(self) -> None:
-        """Ends a search in another thread, whose next simulation raises `SearchGivenUp`."""
+        """Ends a search in another thread: the next simulation there raises `SearchGivenUp`."""
         self._is_given_up = True
 
     def simulation(
@@ -117,7 +122,12 @@ class Predictor:
         rate: float | None = None,
         arrivals: Sequence[Arrival] | None = None,
     ) -> Simulation:
-        """Returns a simulation that has not begun, of the workload or of some of its requests."""
+        """Returns a simulation that has not begun. The simulation is of `arrivals`, or of the whole
+        workload at `rate`.
+
+        Raises:
+            SearchGivenUp: `give_up` was called.
+        """
         if self._is_given_up:
             raise SearchGivenUp
         clock = VirtualClock()
@@ -141,10 +151,12 @@ class Predictor:
         )
 
     def _at_highest_rate(self, candidate: Candidate) -> tuple[Outcome, float]:
-        """Returns how it goes at the highest rate at which limits are kept, and that rate.
+        """Returns the outcome at the highest rate at which the limits are kept, and the rate.
 
-        It is looked for above the highest that other candidates have reached. One that does not
-        keep limits there is worse, by as much as its goodput there is less.
+        The search begins at the highest rate of the earlier candidates. A candidate that does not
+        keep the limits at that rate is worse, and its own highest rate is not searched. Then the
+        outcome at the earlier candidates' rate is returned: its goodput says how much worse the
+        candidate is.
         """
         low, high = self._highest_rate, GROWTH * self._highest_rate
         if low:
@@ -162,7 +174,8 @@ class Predictor:
             if not self._workload.is_kept_by(tried):
                 high = middle
                 continue
-            if self._highest_rate:  # more than any candidate so far, and so perhaps much more
+            # This rate is higher than that of any earlier candidate, so the bound is raised, too.
+            if self._highest_rate:
                 high = min(max(high, GROWTH * middle), self._rate_limit)
             low, found = middle, tried
         if self._workload.is_kept_by(found):
@@ -177,7 +190,8 @@ def scheduler_of(
     *,
     policy: Literal["orca", "chunked"] = "chunked",
 ) -> LearningScheduler:
-    """Returns the scheduler that would serve with a candidate's settings, by a clock."""
+    """Returns the scheduler that would serve with a candidate's settings, in the time of a virtual
+    clock."""
     stages = candidate.layout.stages
     settings = SchedulerSettings(
         stages=",".join(f"stage:{1 + index}" for index in range(stages)),
@@ -196,16 +210,16 @@ def scheduler_of(
 
 
 def best_of(predictions: Sequence[Prediction]) -> Prediction:
-    """Returns the best of some predictions: of all that are as good as the best, the one with the
-    lowest latency."""
+    """Returns the best prediction. Among all predictions whose values count as equal to the highest
+    value, it is the one with the lowest latency."""
     highest = max(prediction.value for prediction in predictions)
     equal = [each for each in predictions if each.value >= (1 - EQUAL) * highest]
     return min(equal, key=lambda prediction: prediction.latency_s)
 
 
 def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
-    """Returns the best prediction for a layout: one setting is changed after the other, and the
-    first once more."""
+    """Returns the best prediction for a layout, by coordinate descent: the best batch size is
+    searched, then the best number of batch tokens, then the batch size again."""
     sizes = [size for size in BATCH_SIZES if size < 2 * n_requests]
     best = predict(Candidate(layout, min(32, sizes[-1]), 512))
 
@@ -225,8 +239,9 @@ def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
 def climb(
     ladder: Sequence[int], change: Callable[[int], Candidate], predict: Predict
 ) -> Prediction:
-    """Returns the best of a ladder of values of one setting: some steps are looked at first, and
-    then those beside the best of them."""
+    """Returns the best prediction for values of one setting. `ladder` has the values in ascending
+    order; `change` makes a candidate with a value. Every second value is tried first, and then the
+    neighbours of the best of these values."""
     tried = {index: predict(change(ladder[index])) for index in range(0, len(ladder), COARSE)}
     best = best_of(list(tried.values()))
     place = next(index for index, prediction in tried.items() if prediction is best)

@@ -12,7 +12,8 @@ from services.local.settings import Options
 from simulator.workload import OUTPUT_TOKENS, PROMPT_TOKENS
 
 MAX_TOKENS = 2**24
-"""Of a prompt or an output: more than any model's context."""
+"""Largest number of tokens of a prompt or an output that may be set: more than any model's
+context."""
 _BOUNDS = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -29,7 +30,7 @@ def _bounds_in(value: object) -> object:
 
 
 Bounds = Annotated[tuple[int, int], NoDecode, BeforeValidator(_bounds_in)]
-"""The shortest and the longest, all lengths in between equally likely."""
+"""The shortest and the longest length in tokens; all lengths in between are equally likely."""
 
 
 class TuneSettings(ServiceSettings):
@@ -40,53 +41,54 @@ class TuneSettings(ServiceSettings):
     file."""
 
     out: Path = Path("build/tuned")
-    """Directory for the files with the settings that were found; made if it does not exist."""
+    """Directory for the files with the settings that were found. Created if it does not exist."""
 
     budget_s: float = Field(default=170.0, ge=20, allow_inf_nan=False)
-    """Seconds that everything may take, nearly. With fewer, fewer layouts are tried and fewer
-    settings are run."""
+    """Seconds that the tuner may take in all, approximately. With less time, fewer layouts are
+    tried and fewer settings are run."""
 
     requests: int = Field(default=128, ge=1, le=1024)
-    """Requests of the workload for which settings are found."""
+    """Number of requests of the workload for which settings are found."""
 
     prompt_tokens: Bounds = PROMPT_TOKENS
-    """Tokens of a prompt: one number for all, or bounds like `32-512`."""
+    """Number of tokens of a prompt: one number for all prompts, or bounds like `32-512`."""
 
     output_tokens: Bounds = OUTPUT_TOKENS
-    """Tokens of an output: one number for all, or bounds like `1-128`."""
+    """Number of tokens of an output: one number for all outputs, or bounds like `1-128`."""
 
     trace: Path | None = None
-    """CSV file of a public trace from which lengths are taken instead. When not set, lengths are
-    sampled between the bounds."""
+    """CSV file of a public trace from which the lengths of prompts and outputs are taken. When not
+    set, lengths are sampled between the bounds."""
 
     trace_format: Literal["azure", "burstgpt"] = "azure"
     """Format of the trace."""
 
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Requests a second, arriving as a Poisson process. When not set, all arrive at once or, where
-    there are latency limits, as fast as these allow."""
+    """Rate at which requests arrive, in requests a second, as a Poisson process. When not set, all
+    requests arrive at once; with latency limits, the highest rate that keeps the limits is
+    searched."""
 
     ttft_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds to the first token that 99 of 100 requests must keep. When set, the goal is goodput:
-    requests a second that keep all limits."""
+    """Limit in seconds on the time to the first token, which 99 of 100 requests must keep. When
+    set, the goal is goodput: requests a second that keep all limits."""
 
     tpot_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Seconds for each token after the first that 99 of 100 requests must keep, also for goodput.
-    """
+    """Limit in seconds on the mean time for each token after the first, which 99 of 100 requests
+    must keep. When set, the goal is goodput, too."""
 
     seed: int = Field(default=0, ge=0)
     """Seed of the workload."""
 
     max_ranks: int = Field(default=8, ge=1)
-    """Stages times ranks of a stage at most; where `worker` names another device, the number of
-    those devices."""
+    """Largest number of ranks, which is the number of stages times the ranks of a stage. If
+    `worker` selects another device than the CPU, set this to the number of such devices."""
 
     max_kv_memory: Annotated[ByteSize, Field(ge=1)] | None = None
-    """Memory for keys and values of all ranks together at most, in bytes or like `4GiB`. When not
-    set, half of what the machine, or the container, has left."""
+    """Largest memory for keys and values of all ranks together, in bytes or like `4GiB`. When not
+    set, half of the memory that is left on the machine or in the container."""
 
     load_format: Literal["safetensors", "random"] = "safetensors"
-    """Where weights come from, see `services.local`."""
+    """Source of the weights, see `services.local`."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Element type of weights and K/V."""

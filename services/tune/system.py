@@ -1,7 +1,8 @@
-"""A real local system, the requests that are sent to it, and the iterations that it ran for them.
+"""A real local system: starts the system, sends requests, and records iterations.
 
-Requests are for exactly as many tokens as is said, and stream, as most users' do. Messages are read
-when the load is over, since this process shares the machine with what it measures.
+Each request asks for an exact number of tokens and streams, as most clients' requests do. The
+messages of a stream are decoded after the stream has ended, since this process shares the machine
+with the measured system.
 """
 
 import asyncio
@@ -20,8 +21,8 @@ from services.local.settings import LocalSettings
 
 START_TIMEOUT_S = 120.0
 SETTLE_S = 0.6
-"""Time for the records of the last iterations to come: stages report their timings every quarter of
-a second."""
+"""Seconds to wait for the records of the last iterations: stages report their timings every quarter
+of a second."""
 METHOD = "/orcinus.v1.InferenceService/GenerateStream"
 
 Record = watch_pb2.IterationEvent
@@ -29,12 +30,12 @@ Result = TypeVar("Result")
 
 
 class SystemFailed(Exception):
-    """A system did not start, or ended, or refused a request; the message says why."""
+    """Raised when a system did not start, ended, or refused a request; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A request to send."""
+    """A request to send: the tokens of the prompt, and the exact number of tokens to generate."""
 
     token_ids: Sequence[int]
     n_output: int
@@ -42,7 +43,7 @@ class Prompt:
 
 @dataclass(slots=True)
 class TimedReply:
-    """The times at which tokens came, by the event loop's clock."""
+    """The times at which a request was sent and its tokens came, by the event loop's clock."""
 
     sent_s: float
     token_times_s: list[float] = field(default_factory=list)
@@ -50,7 +51,7 @@ class TimedReply:
 
 
 class System:
-    """A system that serves."""
+    """A local system that serves: channels to its frontend and its scheduler."""
 
     def __init__(
         self, frontend: grpc.aio.Channel, scheduler: grpc.aio.Channel, *, http_url: str
@@ -58,16 +59,16 @@ class System:
         self.http_url = http_url
         """URL of the OpenAI API, without its path."""
         self.n_slots = 0
-        """K/V slots in all; known once something was recorded."""
+        """Number of K/V slots of the system; set by the first block of `recorded`."""
         self._generate: Any = frontend.unary_stream(METHOD)  # bytes in, bytes out
         self._watch = watch_pb2_grpc.WatchServiceStub(scheduler).Watch
 
     async def ask(self, prompt: Prompt, reply: TimedReply | None = None) -> TimedReply:
-        """Sends a request and returns its reply when that is complete; a `reply` that is given has
-        what came until then, if this is cancelled.
+        """Sends a request and returns the complete reply. The times of tokens are written into
+        `reply`, if given, also when the call is cancelled before the reply is complete.
 
         Raises:
-            SystemFailed: it was refused, or ended.
+            SystemFailed: the request was refused or failed, or has the wrong number of tokens.
         """
         message = inference_pb2.GenerateStreamRequest(
             prompt=inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=prompt.token_ids)),
@@ -100,7 +101,7 @@ class System:
 
     @contextlib.asynccontextmanager
     async def recorded(self) -> AsyncIterator[list[Record]]:
-        """Yields a list, which has the records of all iterations when the block is left."""
+        """Yields a list that has the records of all iterations of the block after the block."""
         records: list[Record] = []
         call = self._watch(watch_pb2.WatchRequest())
         await call.initial_metadata()
@@ -124,12 +125,13 @@ class System:
 
 
 class TuneLauncher(Launcher):
-    """A launcher that says where the scheduler listens; tests have one with other ranks."""
+    """A launcher that keeps the address of the scheduler; tests use a subclass that starts other
+    ranks."""
 
     scheduler_address = ""
 
     def frontend_options(self, scheduler: str) -> dict[str, object]:
-        """Returns the frontend's settings, by option."""
+        """Returns the frontend's options, and keeps the address of the scheduler."""
         self.scheduler_address = scheduler
         return super().frontend_options(scheduler)
 
@@ -138,10 +140,10 @@ class TuneLauncher(Launcher):
 async def running(
     settings: LocalSettings, launcher_class: type[TuneLauncher] = TuneLauncher
 ) -> AsyncIterator[System]:
-    """Starts a system, and ends it with all its processes.
+    """Yields a system that has started; at the end of the block, ends all processes of the system.
 
     Raises:
-        SystemFailed: it did not start, or died in the block.
+        SystemFailed: the system did not start.
     """
     async with launcher_class(settings) as launcher:
         try:
@@ -157,7 +159,11 @@ async def running(
 
 
 async def _unless_dead(launcher: Launcher, work: Awaitable[Result]) -> Result:
-    """Returns what is worked for, unless a service ends before."""
+    """Returns the result of `work`.
+
+    Raises:
+        SystemFailed: a process of the system ended before the work was done.
+    """
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait((task, launcher.death), return_when=asyncio.FIRST_COMPLETED)

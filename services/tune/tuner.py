@@ -1,4 +1,4 @@
-"""The tuner: calibrates layouts, predicts, and checks the best by running them, in limited time."""
+"""The tuner: calibrates layouts, predicts the best settings and runs them, in a limited time."""
 
 import asyncio
 import contextlib
@@ -25,31 +25,34 @@ from services.tune.workload import Workload
 from simulator.engine import Arrival
 
 PROBE_PART, MAX_PROBE_S = 1 / 12, 14.0
-"""Time for the load that calibrates a layout: a part of all time, and at most so much."""
+"""Time for the load that calibrates a layout: a part of `budget_s`, and an upper bound in
+seconds."""
 GLANCE_PART = 0.3
-"""Part of that after which it is known whether a layout can win at all."""
+"""Part of a calibration's time after which a hopeless layout is given up."""
 HOPELESS = 0.75
-"""A layout that promises less than this part of the best is not calibrated further."""
+"""A layout is hopeless if its predicted value is less than this part of the best predicted
+value."""
 CHECK_S = (6.0, 25.0)
-"""Time for running a candidate, at least and at most."""
+"""Shortest and longest time for running a candidate, in seconds."""
 STOP_S = 2.0
-"""Time to stop a system."""
+"""Expected time to stop a system, in seconds."""
 FIRST_START_S = 10.0
-"""Guessed time to start a system, until one has been started."""
+"""Expected time to start a system, in seconds, before any system has been started."""
 PROBE_BATCH_SIZE, PROBE_BATCH_TOKENS = 128, 2048
 PROBE_KV_BYTES = 2**30
 N_CHECKS = 3
 BLOCK_SIZE = 16
-"""K/V slots of a block, of which the last of a request may be nearly empty."""
+"""Number of K/V slots of a block; the last block of a request may be nearly empty."""
 HEAD_ROOM = 1.5
-"""K/V slots beyond the most that the workload has reserved."""
+"""Ratio of the K/V slots to provide to the largest number of slots that the workload reserved."""
 CHECK_RATE = 0.9
-"""Part of the highest rate that was predicted at which a candidate is run. At that rate itself
-a machine that is a little slower than its model would miss the limits of nearly all requests."""
+"""Rate at which a candidate is run, as a part of the highest rate that was predicted. At the
+highest rate, a machine slightly slower than its model would miss the limits of nearly all
+requests."""
 SLACK_S = 60.0
-"""Time over which anything that hangs is given up."""
+"""Seconds beyond the expected time after which a system that hangs is given up."""
 PART_OF_LIMIT = 0.8
-"""Part of the time of a check that its requests are expected to take, or to arrive in."""
+"""Part of a run's time limit within which the requests are expected to end, or to arrive."""
 
 Say = Callable[[str], None]
 
@@ -66,7 +69,7 @@ class Tuner:
         say: Say,
         launcher_class: type[TuneLauncher] = TuneLauncher,
     ) -> None:
-        """`say` is told how far it is."""
+        """Creates a tuner; `say` is called with lines about progress."""
         self._settings = settings
         self._shape = shape
         self._workload = workload
@@ -81,10 +84,10 @@ class Tuner:
         self._available = memory.available_bytes()
 
     async def run(self) -> Tuned:
-        """Finds the settings.
+        """Finds the best settings.
 
         Raises:
-            SystemFailed: no layout runs, or none keeps the limits.
+            SystemFailed: no layout runs, or no layout keeps the latency limits.
         """
         tried: list[Tried] = []
         not_tried: list[str] = []
@@ -109,7 +112,8 @@ class Tuner:
         checks = await self._check(tried)
         chosen = choose(tried, checks)
         place = next(i for i, each in enumerate(tried) if each.layout == chosen.candidate.layout)
-        if self._workload.finds_rate:  # its own highest rate, with which others are compared
+        # The others are compared with the chosen candidate at its own highest rate.
+        if self._workload.finds_rate:
             predictor = tried[place].predictor.anew()
             chosen = await in_thread(predictor, predictor, chosen.candidate)
             tried[place] = replace(tried[place], predictor=predictor)
@@ -137,8 +141,8 @@ class Tuner:
         return self._start_s + CHECK_S[0] + STOP_S
 
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
-        """Calibrates a layout, and finds the best that can be had with it. One that promises too
-        much less than `best` gets less time."""
+        """Calibrates a layout, and finds the best settings with this layout. A layout whose
+        predicted value is far below `best` is calibrated for a shorter time."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
         settings = self.local_settings(
@@ -185,9 +189,11 @@ class Tuner:
         return replace(found, is_hopeless=is_hopeless)
 
     async def _check(self, tried: list[Tried]) -> dict[Candidate, Check]:
-        """Runs what promises most, and the defaults. What a run shows is fitted too, so that the
-        next one may be of other settings; `tried` has the new costs in the place of the old ones.
-        Where time is short, another run goes before what is fitted.
+        """Runs the candidates with the best predictions, and the default settings.
+
+        After a run, the costs are fitted to the iterations of the run as well, and replace the old
+        costs in `tried`. So the next candidate may have other settings than predicted before. If
+        time is short, another run takes precedence over fitting.
         """
         checks: dict[Candidate, Check] = {}
         for n_after in reversed(range(N_CHECKS)):
@@ -216,7 +222,7 @@ class Tuner:
         return checks
 
     async def _refitted(self, tried: Tried, iterations: Sequence[MeasuredIteration]) -> Tried:
-        """Returns a layout with costs that fit what was measured before and since."""
+        """Returns a tried layout with costs that fit its earlier iterations and `iterations`."""
         if not iterations:
             return tried
         return await self._searched(
@@ -234,7 +240,7 @@ class Tuner:
         *,
         bytes_per_slot: float,
     ) -> Tried:
-        """Fits costs to iterations, and finds the best settings by them."""
+        """Fits costs to iterations, and finds the best settings by predictions with these costs."""
         calibration = calibrate(iterations, lone)
         predictor = self._predictor(layout, calibration, bytes_per_slot)
         began_s = self._clock()
@@ -249,7 +255,7 @@ class Tuner:
         """Checks that every request of the workload could run.
 
         Raises:
-            SystemFailed: the largest could not.
+            SystemFailed: the longest request does not fit into the K/V memory.
         """
         n_slots = int(self._max_kv_bytes(layout) / bytes_per_slot)
         needed = self._workload.max_request_len
@@ -265,7 +271,8 @@ class Tuner:
         return Predictor(calibration.costs, self._workload, Memory(n_slots))
 
     async def _run(self, tried: Tried, candidate: Candidate, *, limit_s: float) -> Check:
-        """Runs as much of the workload as fits into the time.
+        """Runs the part of the workload that fits into `limit_s`, and compares it with the
+        prediction.
 
         Raises:
             SystemFailed: the system did not start, or a request failed.
@@ -301,8 +308,9 @@ class Tuner:
             )
 
     def _kv_memory(self, tried: Tried, prediction: Prediction) -> int:
-        """Returns the bytes for each rank: with head room over what was reserved, and enough for
-        the longest request that the model can take."""
+        """Returns the bytes of K/V memory for each rank. They are `HEAD_ROOM` times the slots that
+        the workload reserved, at least enough for the longest request of the model, and at most
+        the available memory."""
         n_slots = max(
             int(HEAD_ROOM * prediction.outcome.max_reserved_slots), self._shape.max_model_len
         )
@@ -332,7 +340,7 @@ class Tuner:
             dtype=settings.dtype,
             quantization=settings.quantization,
             worker=settings.worker,
-            scheduler=(("speculative-tokens", "0"),),  # iterations of one token for each request
+            scheduler=(("speculative-tokens", "0"),),  # a decode has one token, without drafts
             http_port=0,
             grpc_port=0,
             fail_fast=True,
@@ -341,7 +349,11 @@ class Tuner:
 
     @contextlib.asynccontextmanager
     async def _limited(self, limit_s: float) -> AsyncIterator[None]:
-        """Gives up what takes far longer than it may: a start, and then a load of `limit_s`."""
+        """Limits the time of the block, which starts a system and runs a load of `limit_s`.
+
+        Raises:
+            SystemFailed: the block has taken far longer than start and load may take.
+        """
         limit_s += START_TIMEOUT_S + SLACK_S
         try:
             async with asyncio.timeout(limit_s):
@@ -353,19 +365,21 @@ class Tuner:
 async def in_thread(
     predictor: Predictor, function: Callable[..., Prediction], *arguments: object
 ) -> Prediction:
-    """Returns what a function predicts, by a predictor that is given up if the caller is cancelled.
-    A prediction takes seconds, in which this process has children to hear from."""
+    """Calls a function in a thread and returns the prediction. A prediction takes seconds, and this
+    process must react to its children meanwhile. If the caller is cancelled, the predictor that the
+    function uses is given up, so that the thread ends."""
     try:
         return await asyncio.to_thread(function, *arguments)
     except asyncio.CancelledError:
-        predictor.give_up()  # the process ends with its last thread
+        predictor.give_up()  # the process cannot end before the thread has ended
         raise
 
 
 def part_of(
     arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
 ) -> Sequence[Arrival]:
-    """Returns as many requests, from the first on, as can be run in the time."""
+    """Returns the first requests, as many as can be run within `limit_s` by the prediction; at
+    least one."""
     limit_s *= PART_OF_LIMIT
     if prediction.rate is not None:
         part = [each for each in arrivals if each.time_s <= limit_s]

@@ -1,4 +1,4 @@
-"""The workload that settings are found for, and what counts as good on it."""
+"""The workload for which settings are found, and the value that is maximised."""
 
 from dataclasses import dataclass
 
@@ -14,25 +14,26 @@ from simulator.workload import (
 )
 
 MIN_KEPT = 0.99
-"""Part of the requests that must keep limits at the rate that is looked for."""
+"""Part of the requests that must keep the latency limits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests, when they come, and the goal."""
+    """The requests of a workload, their rate of arrival, and the latency limits."""
 
     lengths: tuple[Lengths, ...]
     rate: float | None
-    """Requests a second; None where all come at once, or the rate is what is looked for."""
+    """Rate of arrival in requests a second; None if all requests come at once, or if the highest
+    rate is searched."""
     limits: LatencyLimits
     seed: int
 
     @classmethod
     def of(cls, settings: TuneSettings, max_model_len: int) -> "Workload":
-        """Returns the workload of the settings, without what the model cannot hold.
+        """Returns the workload of the settings, without requests that exceed the model's context.
 
         Raises:
-            ValueError: nothing is left, or there is no such trace.
+            ValueError: no request is left, or the trace cannot be read.
         """
         if settings.trace is not None:
             trace = read_trace(settings.trace, settings.trace_format).fitting(max_model_len)
@@ -56,32 +57,34 @@ class Workload:
 
     @property
     def finds_rate(self) -> bool:
-        """Whether the highest rate at which limits are kept is what is looked for."""
+        """Whether the goal is the highest rate at which the latency limits are kept."""
         return self.rate is None and self.limits.are_set
 
     @property
     def max_request_len(self) -> int:
-        """Tokens of the longest request."""
+        """Number of tokens of the longest request, prompt and output together."""
         return max(each.n_tokens for each in self.lengths)
 
     @property
     def unit(self) -> str:
-        """The unit of what is to be large."""
+        """The unit of the value to maximise."""
         return "requests/s in the limits" if self.limits.are_set else "tokens/s"
 
     def arrivals(self, rate: float | None = None) -> list[Arrival]:
-        """Returns the requests with their times, at a rate if one is given."""
+        """Returns the requests with their times of arrival, at `rate` or else at the workload's
+        rate."""
         rate = rate or self.rate
         n = len(self.lengths)
         times = all_at_once(n) if rate is None else poisson_arrivals(n, rate=rate, seed=self.seed)
         return arrivals_of(self.lengths, times)
 
     def value_of(self, outcome: Outcome) -> float:
-        """Returns what is to be large."""
+        """Returns the value to maximise: goodput if there are latency limits, else tokens a
+        second."""
         if self.limits.are_set:
             return outcome.goodput(self.limits)
         return outcome.tokens_per_s
 
     def is_kept_by(self, outcome: Outcome) -> bool:
-        """Returns whether enough requests kept the limits."""
+        """Returns whether at least `MIN_KEPT` of the requests kept the latency limits."""
         return outcome.kept(self.limits) >= MIN_KEPT

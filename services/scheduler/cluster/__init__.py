@@ -1,5 +1,5 @@
-"""Leadership and addresses: leases, terms, where the stages are, and the Kubernetes client that
+"""The election of a leading scheduler, the addresses of the stages, and the Kubernetes client that
 both use.
 
-It decides nothing about requests.
+This package decides nothing about requests.
 """

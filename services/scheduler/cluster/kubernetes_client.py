@@ -1,9 +1,9 @@
 """The Kubernetes API as the scheduler needs it: one lease to keep, some pods to watch.
 
-The only module that knows the official client. What can go wrong with a call is told to the rest
-in the terms of `lease.py` and `pod_directory.py`: it may be tried again, or it is not allowed.
-Pods are read from the API's JSON and not as the client's models, so that a server newer than the
-client, which sends what the client does not know, is understood.
+Only this module imports the official client. Failed calls raise the exceptions of `lease.py` and
+`pod_directory.py`, which say whether a call may be tried again or is not allowed. Pods are read
+from the API's JSON and not with the client's models, so that a server that is newer than the client
+may send fields and values that the client does not know.
 """
 
 import asyncio
@@ -29,14 +29,14 @@ from services.scheduler.cluster.pod_directory import (
 )
 
 CALL_TIMEOUT_S = 10.0
-"""Timeout of a call that is answered at once, in seconds; callers that need the answer sooner limit
-it themselves."""
+"""Timeout in seconds of a call that the server answers at once; callers that need the answer sooner
+set a shorter timeout around the call."""
 
 WATCH_TIMEOUT_S = 300
 """Seconds that the server keeps a watch open."""
 
 WATCH_GRACE_S = 30.0
-"""Seconds that the client waits beyond that for the server to end the watch."""
+"""Seconds that the client waits beyond `WATCH_TIMEOUT_S` for the server to end the watch."""
 
 SILENCE_LIMIT_S = 150.0
 """Seconds without a line after which a watch is taken for dead: servers send bookmarks every
@@ -52,12 +52,13 @@ _FAILURES = (
     config.ConfigException,  # a token file that is being replaced
     aiohttp.ClientError,
     OSError,  # TimeoutError among them
-    ValueError,  # an answer that is not what it should be: JSON's and pydantic's errors are these
+    ValueError,  # a malformed answer: errors of JSON and pydantic are ValueErrors
 )
 
 
 class KubernetesClient:
-    """Connections to one API server: the pod's own, or the one that KUBECONFIG names."""
+    """Connections to one API server: the server of the cluster in which this pod runs, or the
+    server that KUBECONFIG names."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class KubernetesClient:
         """Reads the configuration; nothing is connected yet.
 
         Raises:
-            Unavailable: there is none.
+            Unavailable: there is no configuration.
         """
         self._api = client.ApiClient(await _configuration())
         return self
@@ -91,10 +92,10 @@ class KubernetesClient:
         """Returns whether a pod is gone, or none of its containers runs.
 
         Raises:
-            PodsUnavailable: the pods could not be asked for.
-            PodsRefused: this process may not ask for them.
+            PodsUnavailable: the pods could not be listed.
+            PodsRefused: this process may not list pods.
         """
-        # By `list`: this process has no right to `get`.
+        # The pod is found with `list`, since this process has no right to `get` a pod.
         query = [("fieldSelector", f"metadata.name={name}")]
         try:
             async with await _request_pods(
@@ -141,8 +142,8 @@ class KubernetesLeaseStore:
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
         """Replaces the lease; raises as `LeaseStore.write`."""
-        # Labels, owners and others' annotations stay as they were read; a newer version refuses the
-        # write.
+        # Labels, owners and annotations of other programs are written back as they were read. The
+        # server refuses the write if the lease has changed since.
         annotations = dict(self._metadata.annotations or {}) | {ADDRESS_ANNOTATION: record.address}
         if not record.address:
             del annotations[ADDRESS_ANNOTATION]
@@ -257,8 +258,8 @@ class KubernetesPods:
 
 
 async def _configuration() -> client.Configuration:
-    """Returns the address of the API server and this process's credentials; a pod's token is read
-    again as it is replaced."""
+    """Returns the address of the API server and this process's credentials. The client reads the
+    token file of a pod again when the token is replaced."""
     configuration = client.Configuration()
     try:
         if os.environ.get(IN_CLUSTER):
@@ -280,7 +281,7 @@ async def _configuration() -> client.Configuration:
 async def _request_pods(
     api: client.ApiClient, namespace: str, query: list[tuple[str, str]], timeout_s: float
 ) -> aiohttp.ClientResponse:
-    # The client's own CoreV1Api takes longer to import than the scheduler, and 25 MB.
+    # To import the client's CoreV1Api takes longer than to import the scheduler, and 25 MB.
     request = await api.param_serialize(
         "GET",
         "/api/v1/namespaces/{namespace}/pods",
@@ -295,7 +296,7 @@ async def _request_pods(
 
 
 async def _checked(response: aiohttp.ClientResponse) -> Any:
-    """Returns the JSON of an answer; raises ApiException if it is an error."""
+    """Returns the JSON of an answer; raises ApiException if the answer reports an error."""
     text = await response.text()
     if response.status != HTTPStatus.OK:
         raise client.ApiException(response.status, response.reason, body=text)
@@ -331,7 +332,7 @@ def _pod(item: Any) -> Pod:
 
 
 def _runs(item: Any) -> bool:
-    """Whether a container of a pod runs, as far as its node has told."""
+    """Returns whether a container of a pod runs, as its node has last reported."""
     statuses = (item.get("status") or {}).get("containerStatuses") or ()
     return any("running" in (status.get("state") or {}) for status in statuses)
 
@@ -347,8 +348,8 @@ def _version(item: Any) -> str:
 
 
 def _part(item: Any, name: str, kind: type[Any]) -> Any:
-    """Returns a part that the API always sends; raises ValueError without it, since something else
-    than the API may have answered."""
+    """Returns a field that every answer of the API has; raises ValueError if the field is missing,
+    since then another server may have answered."""
     part = item.get(name) if isinstance(item, dict) else None
     if not isinstance(part, kind) or not part:
         raise ValueError(f"{name} is missing in what should be the answer of a Kubernetes API")
@@ -356,8 +357,8 @@ def _part(item: Any, name: str, kind: type[Any]) -> Any:
 
 
 def _micro_time(time: datetime | None) -> datetime | None:
-    """Returns a time that is not a whole second: the client would write it without a fraction, and
-    the API refuses that."""
+    """Returns the time in UTC, moved by a microsecond if it is a whole second. The client would
+    write a whole second without a fraction, which the API refuses."""
     if time is None:
         return None
     time = time.astimezone(UTC)
@@ -376,8 +377,8 @@ def _pods_trouble(action: str, error: Exception) -> PodsRefused | PodsUnavailabl
 
 
 def _explain(action: str, error: Exception) -> str:
-    """Returns the reason of a failure in one line, in the API server's words where it has any: they
-    name the account and the right that it lacks."""
+    """Returns the reason of a failure in one line. It contains the message of the API server, if
+    there is one, since that message names the account and the right that the account lacks."""
     if not isinstance(error, client.ApiException):
         return f"cannot {action}: {str(error) or type(error).__name__}"
     try:

@@ -1,22 +1,23 @@
-"""The election: decides on a lease which of several schedulers leads.
+"""The election: decides, by a lease, which of several schedulers leads.
 
-A candidate takes the lease when no process holds it, when its holder is plainly dead, or when its
-record has not changed for the lease's duration while this candidate could see it. Only time between
-two looks of this process counts, on a monotonic clock: the times in the record come from other
-machines and decide nothing, and a time in which the API server was away says nothing of the holder.
-The holder is plainly dead when this process runs in the same container, so that the one before it
-has ended, or when its watch says so (`leader_watch.py`).
+A candidate takes the lease in three cases: no process holds the lease; the holder is certainly
+dead; or the record of the lease has not changed for the lease's duration. The duration is measured
+on this process's monotonic clock, and only time between two successful reads counts. The times in
+the record come from other machines and decide nothing. A time in which the API server did not
+answer says nothing about the holder. The holder is certainly dead when it ran in the container in
+which this process runs now, or when the leader watch says so (`leader_watch.py`).
 
 A leader leads until it learns that it does not: another process holds the lease, or the stages know
-a later term. Not being able to renew the lease is no reason to stop. It costs a standby that sees
-the lease a wait, and nothing while the API server is away for all.
+a later term. A failed renewal is no reason to stop. A standby that can read the lease takes over
+when the lease has expired; while the API server answers no process, nothing changes.
 
-So two processes may believe that they lead, and no clock prevents it. The stages do: every
-acquisition has a term higher than all before it, each term has its own range of epochs
-(`term.py`), and a stage takes nothing that is not of the newest epoch it has joined. A deposed
-leader can form epochs only in its own, older range and without asking; as soon as the stages know
-a newer one, it has to ask the lease, and steps down if that names another or cannot be asked. Of
-two leaders the one with the later term takes the stages once, and the other never gets them back.
+So two processes may believe that they lead, and no clock prevents that. The stages prevent harm:
+every acquisition of the lease has a term higher than all earlier terms, each term has its own range
+of epochs (`term.py`), and a stage accepts only messages of the newest epoch that it has joined. A
+deposed leader can form epochs by itself only in the range of its own, older term. As soon as the
+stages know a newer epoch, the deposed leader has to read the lease; it steps down if the lease
+names another holder or cannot be read. Of two leaders, the leader with the later term takes over
+the stages once, and the other leader never gets them back.
 """
 
 import asyncio
@@ -40,8 +41,8 @@ from services.scheduler.cluster.lease import (
 log = logging.getLogger(__name__)
 
 JITTER = 1.2
-"""Ratio of the longest pause between attempts to the shortest. It shortens the retry period and
-never stretches it, so that a lease that expires is taken within that period."""
+"""Ratio of the longest pause between attempts to the shortest. The longest pause is the retry
+period, so that a lease that expires is taken within that period."""
 
 
 class LeadershipLost(Exception):
@@ -54,8 +55,8 @@ def wall_clock() -> datetime:
 
 
 class LeaderElector:
-    """One candidate of the election. Calls of its methods may overlap; the lease is written by one
-    call at a time."""
+    """One candidate of the election. Calls of methods may overlap; only one call at a time writes
+    the lease."""
 
     def __init__(
         self,
@@ -70,9 +71,9 @@ class LeaderElector:
         jitter: Callable[[], float] = random.random,
         now: Callable[[], datetime] = wall_clock,
     ) -> None:
-        """`address` is where other processes may look whether this one is there. `predecessors` is
-        the beginning of the identities of processes that have ended, since this one runs in their
-        place."""
+        """Creates a candidate. Other processes connect to `address` to see whether this process
+        still runs. `predecessors` is a prefix of identities: processes whose identities begin with
+        the prefix have ended, since this process runs in their container. Empty if unknown."""
         if not 0 < 2 * retry_period_s < lease_duration_s:
             raise ValueError(
                 "retry_period_s must be less than half of lease_duration_s: "
@@ -92,28 +93,30 @@ class LeaderElector:
         self._now = now
         self._writing = asyncio.Lock()
         self._record: LeaseRecord | None = None
-        self._silent_s = 0.0  # for which this process has seen the record unchanged
+        self._silent_s = 0.0  # seconds for which this process has seen the record unchanged
         self._contact_at = -math.inf  # when the store last answered
         self._free_since: float | None = None  # when this process saw that it may take the lease
         self._dead_holder = ""
         self._has_news = asyncio.Event()  # a holder has died
         self._term: int | None = None
-        self._has_claimed = False  # a claim may reach the store after its caller gave it up
+        # Whether a claim was sent: the store may execute a claim after its timeout here.
+        self._has_claimed = False
         self._trouble = ""
 
     @property
     def identity(self) -> str:
-        """Name of this process in the lease; no other process may ever have it."""
+        """Name of this process in the lease; no other process may ever have the same name."""
         return self._identity
 
     @property
     def leader(self) -> str:
-        """Identity of the holder last seen; empty if there is none or the lease was never read."""
+        """Identity of the holder of the lease when last read; empty if the lease had no holder or
+        was never read."""
         return self._record.holder if self._record else ""
 
     @property
     def leader_address(self) -> str:
-        """Address of the holder last seen; empty if it has given none."""
+        """Address of the holder of the lease when last read; empty if the lease has none."""
         return self._record.address if self._record else ""
 
     @property
@@ -123,20 +126,22 @@ class LeaderElector:
 
     @property
     def could_take_over(self) -> bool:
-        """Whether this candidate could take over: the store has answered within the lease's
-        duration, and there is no lease that it might have taken by now and has not."""
+        """Whether this candidate could take over the lead. The store must have answered within the
+        lease's duration. If the lease is free, it must not have been free for longer than a call's
+        timeout: this candidate should have taken the lease by then."""
         now = self._clock()
         has_waited = self._free_since is not None and now - self._free_since > self._call_timeout_s
         return now - self._contact_at < self._lease_duration_s and not has_waited
 
     def note_death(self, holder: str) -> None:
-        """Notes that the process of this identity has ended; its lease is taken at once."""
+        """Notes that the process with this identity has ended; this candidate then takes the lease
+        at once if that process holds it."""
         self._dead_holder = holder
         self._has_news.set()
 
     async def acquire(self) -> int:
-        """Waits until this process leads; returns its term. No other call, here or elsewhere, has
-        returned the same term, unless the lease was deleted; the first term of a new lease is 1."""
+        """Waits until this process leads; returns its term. No call of any process returns a term
+        twice, unless the lease was deleted. The first term of a new lease is 1."""
         while True:
             self._term = None
             self._has_news.clear()
@@ -155,8 +160,8 @@ class LeaderElector:
             await self._pause(started_at)
 
     async def hold(self) -> None:
-        """Keeps the lease renewed, for as long as the store does not answer too, and ends only by
-        an error or when cancelled.
+        """Renews the lease again and again, also while the store does not answer, until cancelled
+        or until the lead is lost.
 
         Raises:
             LeadershipLost: another process holds the lease, or has held it.
@@ -168,12 +173,12 @@ class LeaderElector:
             await self._try_to_renew()
 
     async def advance(self, beyond: int) -> int:
-        """Moves this leader's term past a number that the stages have seen, since the count starts
-        anew after the lease was deleted. Returns the new term.
+        """Moves this leader's term past the term `beyond`, which the stages have seen, and returns
+        the new term. After the lease was deleted, terms start at 1 again and must be moved so.
 
         Raises:
             LeadershipLost: another process holds the lease or has held it, or the store does not
-                answer: then the number is another leader's, as far as one can know.
+                answer. In the last case `beyond` may be the term of another leader.
         """
         give_up_at = self._clock() + (0.0 if self._trouble else self._lease_duration_s)
         while self._clock() < give_up_at:
@@ -185,8 +190,8 @@ class LeaderElector:
         self._lose(f"the stages know term {beyond}, and the lease cannot be kept: {trouble}")
 
     async def release(self) -> None:
-        """Ends leadership and empties the lease, so that another candidate need not wait for it
-        to expire. Takes one call's timeout at most, and raises nothing if the store does not
+        """Ends leadership and empties the lease, so that another candidate need not wait until the
+        lease expires. Takes one call's timeout at most, and raises nothing if the store does not
         answer."""
         self._term = None
         if not self._has_claimed:
@@ -220,8 +225,9 @@ class LeaderElector:
             self._term = claim.transitions
 
     async def _try_to_renew(self, at_least: int = 0) -> int | None:
-        """Writes the lease as its holder, and never with a lower count than before; returns the
-        count, or None if it could not be written now.
+        """Writes the lease with this process as the holder; returns the count of acquisitions in
+        the written lease, or None if the lease could not be written now. The count is never lower
+        than before, nor than `at_least`.
 
         Raises:
             LeadershipLost: this process does not lead any more.
@@ -246,7 +252,7 @@ class LeaderElector:
             return transitions
 
     async def _write_as_holder(self, at_least: int) -> int:
-        assert self._record is not None  # read when it was acquired
+        assert self._record is not None  # the lease was read when it was acquired
         transitions = max(at_least, self._term or 0, self._record.transitions)
         renewal = replace(
             self._record,
@@ -259,9 +265,9 @@ class LeaderElector:
         return transitions
 
     async def _check_holder(self) -> None:
-        """Reads which process holds the lease. A lease without a holder, since it was emptied or
-        made anew, is still this leader's; a lease that another process has held in the meantime is
-        not."""
+        """Reads which process holds the lease, and ends the lead if another process holds it or has
+        held it meanwhile. A lease that was only emptied or created again still belongs to this
+        leader."""
         record = await self._read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
@@ -304,7 +310,7 @@ class LeaderElector:
     def _observe(self, record: LeaseRecord) -> LeaseRecord:
         now = self._clock()
         if record == self._record:
-            # After an outage the holder must have time to renew before it counts as silent.
+            # After an outage of the store the holder must have time to renew the lease.
             self._silent_s += min(now - self._contact_at, 2 * self._retry_period_s)
         else:
             self._silent_s = 0.0
@@ -319,12 +325,12 @@ class LeaderElector:
         return record
 
     def _expires_in_s(self) -> float:
-        """Returns the seconds until this process may take the lease, counted from when it last saw
-        it; 0 for a lease that is empty, a dead process's, or, after a claim that seemed lost, its
-        own."""
+        """Returns the seconds from the last read of the lease until this process may take it. The
+        result is 0 if the lease has no holder, if the holder is dead, or if the holder is this
+        process (after a claim that seemed lost)."""
         if self._record is None or self._is_free(self._record.holder):
             return 0.0
-        # The holder's duration counts: it may have been started with other settings.
+        # The duration in the record counts: the holder may have other settings than this process.
         duration_s = self._record.duration_s or self._lease_duration_s
         return duration_s - self._silent_s
 
@@ -348,7 +354,8 @@ class LeaderElector:
         return self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; an empty text means that there is no trouble."""
+        """Logs a problem with the lease, unless the problem was the last one logged. An empty text
+        means that the lease can be read and written."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:
@@ -356,8 +363,8 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Returns the present time, but never the time in the record: a write that changes nothing
-        is none, and would look like a leader that has stopped."""
+        """Returns the present time, but never the time that the record has already. A write that
+        changes nothing would not be seen as a renewal."""
         now = self._now()
         if self._record is not None and now == self._record.renew_time:
             now += timedelta(microseconds=1)

@@ -1,10 +1,11 @@
-"""The watch that a standby keeps over the process that leads: it tells the election when that
-process is plainly dead, so that no standby waits for its lease to expire.
+"""The leader watch: a standby tests again and again whether the leader still runs, and tells the
+election when the leader is certainly dead. Then the standby need not wait until the lease expires.
 
-A process is plainly dead when it has been reached at its address, and then no process listens there
-any more; or when it cannot be reached, and its pod is gone or none of the pod's containers runs. A
-leader that only does not answer, for example behind a cut network, may live: its lease has to
-expire. A wrong verdict here changes leaders without need and breaks nothing (`leader_elector.py`).
+A leader is certainly dead in two cases, once it has been reached at its address: the host refuses
+connections there; or the address does not answer, and the leader's pod is gone or none of the pod's
+containers runs. A leader that only does not answer, for example behind a cut network, may still
+run: its lease has to expire. A wrong result of the watch changes leaders without need and breaks
+nothing (`leader_elector.py`).
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from services.scheduler.cluster.pod_directory import PodsRefused, PodsUnavailabl
 log = logging.getLogger(__name__)
 
 PERIOD_S = 0.5
-"""Seconds between two looks at the leader."""
+"""Seconds between two tests of the leader."""
 
 CONNECT_TIMEOUT_S = 1.0
 
@@ -27,7 +28,7 @@ AGAIN_S = 0.1
 
 
 class ProbeResult(Enum):
-    """The answers of an address."""
+    """Result of an attempt to connect to an address."""
 
     LISTENS = "a process listens there"
     REFUSES = "the host is there and no process listens"
@@ -35,7 +36,7 @@ class ProbeResult(Enum):
 
 
 class Election(Protocol):
-    """The part of the election that the watch needs."""
+    """The properties and methods of `LeaderElector` that the watch needs."""
 
     @property
     def leader(self) -> str: ...
@@ -47,21 +48,21 @@ class Election(Protocol):
 
 
 async def ask(address: str) -> ProbeResult:
-    """Connects to `host:port` and hangs up."""
+    """Connects to `host:port`, disconnects, and returns whether a process listened there."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
     except ConnectionRefusedError:
         return ProbeResult.REFUSES
-    except (OSError, ValueError):  # TimeoutError among them; what is no address does not answer
+    except (OSError, ValueError):  # a TimeoutError is an OSError; a bad address is a ValueError
         return ProbeResult.NONE
     writer.close()
     return ProbeResult.LISTENS
 
 
 class LeaderWatch:
-    """The watch over one leader after the other."""
+    """Watches the leader that the election names, whichever process that is."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class LeaderWatch:
         ask: Callable[[str], Awaitable[ProbeResult]] = ask,
         period_s: float = PERIOD_S,
     ) -> None:
-        """`pod_has_ended` takes the name and the uid of a pod; it may raise `PodsUnavailable` or
-        `PodsRefused`."""
+        """Creates a watch. `pod_has_ended` takes the name and the uid of a pod and returns whether
+        the pod has ended; it may raise `PodsUnavailable` or `PodsRefused`."""
         self._election = election
         self._pod_has_ended = pod_has_ended
         self._ask = ask

@@ -1,8 +1,9 @@
-"""The lease that candidates for leadership compete for, and where it is kept.
+"""The lease that candidates for leadership compete for, and the interface of its store.
 
-A lease names its holder and counts its changes of hands. It is written only against the version
-that was read, so that of two candidates one wins and the other learns of it. Nothing here knows
-Kubernetes, and no decision rests on the times in a record: they are for people to read.
+A lease names its holder and counts how often it was acquired. A write names the version that was
+read and fails if the lease has a newer version, so that of two candidates one wins and the other
+gets an error. This module does not depend on Kubernetes. The times in a record are only for people
+to read; no decision depends on them.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ class LeaseRecord:
     """Identity of the leader; empty if no process leads."""
 
     transitions: int
-    """Number of times the lease has been acquired; a Kubernetes API keeps it in 32 bits."""
+    """Number of times that the lease has been acquired; a Kubernetes API keeps 32 bits of the
+    number."""
 
     duration_s: int
     """Seconds without a change after which other candidates may take the lease."""
@@ -27,22 +29,22 @@ class LeaseRecord:
     """The store's name for this state."""
 
     acquire_time: datetime | None = None
-    """Time at which the holder acquired it, by the holder's wall clock."""
+    """Time at which the holder acquired the lease, by the holder's wall clock."""
 
     renew_time: datetime | None = None
-    """Time at which the holder last renewed it, by the holder's wall clock."""
+    """Time at which the holder last renewed the lease, by the holder's wall clock."""
 
     address: str = ""
-    """Address of the leader, host:port, at which other processes may look whether it is there;
-    empty if it has given none."""
+    """Address of the leader, host:port. Other processes connect to the address to see whether the
+    leader still runs. Empty if the leader has given none."""
 
 
 class LeaseConflict(Exception):
-    """Raised when the lease was written since the version at hand was read."""
+    """Raised when another process has written the lease since this process read it."""
 
 
 class LeaseUnavailable(Exception):
-    """Raised when the store could not be asked, or refused; trying again may help."""
+    """Raised when the store did not answer or refused a call; another attempt may succeed."""
 
 
 class LeaseStore(Protocol):
@@ -52,15 +54,16 @@ class LeaseStore(Protocol):
         """Returns the lease as it is now.
 
         Raises:
-            LeaseUnavailable: it could not be read.
+            LeaseUnavailable: the lease could not be read.
         """
         ...
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces the state whose version the record carries; returns the new state.
+        """Replaces the lease, if it still has the version that the record has; returns the new
+        state of the lease.
 
         Raises:
-            LeaseConflict: that version is not the newest.
-            LeaseUnavailable: it is not known whether it was written.
+            LeaseConflict: the lease has a newer version.
+            LeaseUnavailable: the call failed; the lease may have been written or not.
         """
         ...

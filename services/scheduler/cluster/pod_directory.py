@@ -1,7 +1,8 @@
 """The workers' pods, and their addresses.
 
-The pods are listed once and then watched; after any trouble they are listed again. A pod counts as
-soon as it has an address: which stage it is, and whether it is ready to join, is for it to say.
+The pods are listed once and then watched; after any error they are listed again. A pod is in the
+directory as soon as it has an IP address. The worker in the pod itself reports its stage, and
+whether it is ready to join.
 """
 
 import asyncio
@@ -22,22 +23,23 @@ OVER = ("Failed", "Succeeded")
 FIRST_PAUSE_S = 0.2
 MAX_PAUSE_S = 30.0
 LASTING_WATCH_S = 10.0
-"""Seconds of a watch that lasts. One that ends sooner, even in good order, is followed by a longer
-pause than the one before, so that a server or proxy that ends them all is not stormed."""
+"""Seconds after which a watch counts as lasting. A watch that ends sooner, even without an error,
+is followed by a longer pause than the watch before, so that a server or proxy that ends every watch
+at once does not get too many calls."""
 
 REFUSED_LIMIT_S = 30.0
-"""Seconds for which a refusal may come from an API server that has just started, or from a token
-that is being replaced."""
+"""Seconds for which refusals are tolerated: an API server that has just started may refuse calls,
+and so may a server that gets a token that is being replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The fields of a pod that matter here."""
+    """The fields of a pod that the scheduler uses."""
 
     name: str
     uid: str
     created: str
-    """Time of creation, RFC 3339 in UTC, which sorts as text."""
+    """Time of creation as text, RFC 3339 in UTC; texts sort in the order of the times."""
 
     phase: str = "Running"
     ip: str = ""
@@ -62,20 +64,20 @@ class PodEvent:
 
 
 class PodsExpired(Exception):
-    """Raised when the version to watch from is too old; the pods have to be listed again."""
+    """Raised when the version from which to watch is too old; the pods have to be listed again."""
 
 
 class PodsUnavailable(Exception):
-    """Raised when the pods could not be asked for; trying again may help."""
+    """Raised when the pods could not be listed or watched; another attempt may succeed."""
 
 
 class PodsRefused(Exception):
-    """Raised when this process may not ask for the pods."""
+    """Raised when the API server refuses to let this process list or watch pods."""
 
 
 class PodsForbidden(Unavailable):
-    """Raised when this process will not be allowed to find its workers: a mistake in its
-    configuration."""
+    """Raised when the API server has refused for `REFUSED_LIMIT_S` to let this process list or
+    watch pods: its access rights are configured wrongly."""
 
 
 class PodSource(Protocol):
@@ -87,8 +89,8 @@ class PodSource(Protocol):
         ...
 
     def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
-        """Yields the changes since a version, until the server has sent enough. The first event is
-        `NONE`: the watch is open.
+        """Yields the changes since a version, until the server ends the watch. The first event has
+        the change `NONE` and says that the watch is open.
 
         Raises:
             PodsExpired: the version is too old.
@@ -117,12 +119,12 @@ class PodDirectory:
         self._first_pause_s = first_pause_s
         self._clock = clock
         self._jitter = jitter
-        self._pods: dict[str, Pod] = {}  # by uid: a pod of the same name may be there already
+        self._pods: dict[str, Pod] = {}  # by uid: two pods may have one name for a while
         self._addresses: list[str] = []
         self._has_changed = asyncio.Event()  # replaced by a new one at each change
         self._version: str | None = None  # to watch from; None asks for a new list
         self._trouble = ""
-        self._refused_at: float | None = None  # first of the refusals that nothing has ended yet
+        self._refused_at: float | None = None  # first refusal since a call last succeeded
 
     @property
     def n_stages(self) -> int:
@@ -134,11 +136,11 @@ class PodDirectory:
         return list(self._addresses)
 
     async def changed(self) -> None:
-        """Waits until `addresses` returns something else than when this was called."""
+        """Waits until the addresses change."""
         await self._has_changed.wait()
 
     async def run(self) -> None:
-        """Keeps the directory up to date until cancelled, whatever the API server does.
+        """Keeps the directory up to date until cancelled, also when the API server fails.
 
         Raises:
             PodsForbidden: this process may not list or watch pods.
@@ -157,7 +159,7 @@ class PodDirectory:
             await asyncio.sleep(self._pause_s(n_short))
 
     async def _follow(self) -> None:
-        """Lists the pods if necessary, and watches them until the server has sent enough."""
+        """Lists the pods if necessary, and watches them until the server ends the watch."""
         if self._version is None:
             pods, self._version = await self._source.list_pods()
             self._pods = {pod.uid: pod for pod in pods}
@@ -181,7 +183,7 @@ class PodDirectory:
         self._update()
 
     def _update(self) -> None:
-        """Takes the addresses of the pods that can be reached."""
+        """Updates the addresses: one for each pod that has an IP address and is not ending."""
         addresses = [
             _join_host_port(pod.ip, self._port)
             for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
@@ -194,7 +196,8 @@ class PodDirectory:
             self._has_changed = asyncio.Event()
 
     def _report(self, trouble: str) -> None:
-        """Logs trouble when it changes; an empty text means that there is no trouble."""
+        """Logs a problem with the pods, unless the problem was the last one logged. An empty text
+        means that the pods can be watched."""
         if trouble and trouble != self._trouble:
             log.warning("pods cannot be watched: %s", trouble)
         elif self._trouble and not trouble:
@@ -212,8 +215,9 @@ class PodDirectory:
             raise PodsForbidden(f"the workers cannot be found: {trouble}") from trouble
 
     def _pause_s(self, n_short: int) -> float:
-        """Returns the pause before the next watch, in seconds: 0 after a watch that lasted, else
-        ever longer, and different in every process."""
+        """Returns the pause before the next watch, in seconds: 0 after a watch that lasted, and a
+        longer pause with each of `n_short` short watches in a row. The pause is random, so that
+        several processes do not call at once."""
         if n_short == 0:
             return 0.0
         longest = min(MAX_PAUSE_S, self._first_pause_s * 2.0 ** min(n_short - 1, 16))

@@ -1,10 +1,12 @@
 """A term: the time during which one scheduler leads, and the epochs that belong to it.
 
-An epoch must be newer than all that the stages have seen, and the epochs of a deposed leader must
-be older than those of its successor, or it could take the stages back. So each term has a range
-of epochs of its own, the later the term the higher. A stage refuses what is not newer than what
-it knows: that is the fence, and no clock is in it. Inside its range a leader forms epochs without
-asking anybody, so also while the API server is away; past it, only the election can take it.
+A new epoch must be newer than all epochs that the stages have seen. All epochs of a deposed leader
+must be older than the epochs of its successor, or the deposed leader could take the stages back. So
+each term has its own range of epochs, and a later term has a higher range. A stage refuses an epoch
+that is not newer than the newest epoch that it knows: this is the fencing, and it needs no clock. A
+leader forms epochs inside the range of its term without asking the election, so also while the API
+server does not answer. For an epoch beyond the range, the election must move the leader to a later
+term.
 """
 
 from typing import Protocol
@@ -13,25 +15,27 @@ from services.common.epochs import EPOCHS_PER_TERM, MAX_REACHED_EPOCH
 
 
 class Term(Protocol):
-    """A term, which hands out epochs."""
+    """A term of a leader, which gives out the numbers of new epochs."""
 
     async def next_epoch(self, seen: int) -> int:
         """Returns an epoch newer than `seen`, the newest that any stage has been in.
 
-        If no leader can have reached that one (`epochs.py`), it is only newer than all before it:
-        the stage that has seen the other starts again when it is told this one.
+        No leader can have reached a `seen` above `MAX_REACHED_EPOCH` (`services/common/epochs.py`).
+        For such a value, the returned epoch is only newer than all epochs that this term has given
+        out. The stage that reported the value ends when it gets the returned epoch, and is started
+        again without the value.
 
         Raises:
-            LeadershipLost: it is another's turn.
+            LeadershipLost: another scheduler leads.
         """
 
 
 class Elector(Protocol):
-    """The part of the election that a term needs."""
+    """The method of `LeaderElector` that a term needs."""
 
     async def advance(self, beyond: int) -> int:
-        """Moves the leader to a term later than `beyond`, if it is still the leader; returns the
-        new term."""
+        """Moves the leader to a term later than `beyond`, and returns the new term. Raises
+        LeadershipLost if this process is not the leader any more."""
 
 
 class Unopposed:
@@ -41,13 +45,15 @@ class Unopposed:
         self._last = 0
 
     async def next_epoch(self, seen: int) -> int:
-        """Returns the next number. Stages that have all been restarted have seen none."""
+        """Returns a number above `seen` and above all numbers that were returned before. After a
+        restart of all stages `seen` is 0."""
         self._last = max(seen if seen <= MAX_REACHED_EPOCH else 0, self._last) + 1
         return self._last
 
 
 class ElectedTerm:
-    """The term of an elected leader; its number grows with every change of leaders."""
+    """The term of an elected leader. Terms are numbered, and every new leader has a higher
+    number."""
 
     def __init__(self, number: int, elector: Elector) -> None:
         self._number = number
@@ -57,9 +63,10 @@ class ElectedTerm:
     async def next_epoch(self, seen: int) -> int:
         """Returns the next number in the range of this term.
 
-        If the stages have seen an epoch of this term that this leader has not handed out, or one of
-        a later term, there is another leader, or the election began anew while they lived on. The
-        election knows: it moves only a leader on.
+        The stages may have seen an epoch of this term that this leader has not given out, or an
+        epoch of a later term. Then there is another leader, or the lease was deleted and terms
+        began at 1 again. The election decides: only a process that still leads is moved to a later
+        term.
         """
         own = max(self._last, self._number * EPOCHS_PER_TERM)
         is_used_up = self._last + 1 == (self._number + 1) * EPOCHS_PER_TERM

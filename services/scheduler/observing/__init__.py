@@ -1,4 +1,4 @@
 """Observers of requests and iterations: metrics and traces.
 
-Observers are called by the serving loop and the service; the scheduling core knows none of them.
+The serving loop and the service call the observers; the scheduling core does not know observers.
 """

@@ -20,7 +20,7 @@ from services.scheduler.pipeline.membership import Pipeline
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 MAX_UNTIMED = 4096
-"""Iterations that wait for timings, at most."""
+"""Largest number of iterations that wait for timings."""
 
 
 class PrefixCacheMetrics:
@@ -44,7 +44,7 @@ class PrefixCacheMetrics:
         )
 
     def add(self, queried: int, hits: int, evicted: int) -> None:
-        """Adds tokens looked for, tokens found and blocks given up."""
+        """Adds the numbers of tokens looked up, tokens found and blocks evicted."""
         self._queried.inc(queried)
         self._hits.inc(hits)
         self._evicted.inc(evicted)
@@ -105,8 +105,8 @@ class IterationMetrics:
         )
 
     def of_stage(self, index: int, n_stages: int) -> "StageTimes":
-        """Returns the histograms of one stage; the first receives nothing, and the last sends
-        nothing."""
+        """Returns the histograms of one stage; the first stage receives nothing, and the last stage
+        sends nothing."""
         stage = str(index)
         return StageTimes(
             compute=self._compute.labels(stage),
@@ -133,11 +133,12 @@ class StageTimes:
 
 @dataclass(slots=True)
 class _Iteration:
-    """An iteration until its result and the timings of all stages have come."""
+    """An iteration whose result or some of whose timings have not come yet."""
 
     sent_ns: int
     in_pipeline_ns: int | None = None
-    """Nanoseconds from when the iteration was sent and there was room for it, to its return."""
+    """Nanoseconds from the start of the iteration to its return. An iteration starts when it has
+    been sent and the pipeline has room for it."""
     compute_ns: int = 0
     n_timings: int = 0
 
@@ -191,7 +192,7 @@ class EpochObserver:
         if scheduler.drafter is not None and scheduler.drafter.n_drafted > self._n_drafted:
             self._note_drafts(scheduler.drafter)
         now_ns = self._clock_ns()
-        # One iteration a stage is under way; a further one waits for the first to return.
+        # The pipeline has room for one iteration in each stage; a further one waits for a return.
         had_room_ns = self._returned_ns[0]
         self._returned_ns.append(now_ns)
         entry = self._untimed.get(iteration)
@@ -236,6 +237,6 @@ class EpochObserver:
         if entry.in_pipeline_ns is None or entry.n_timings < len(self._stages):
             return
         del self._untimed[iteration]
-        # A stage prepares while another computes: their sum may exceed the iteration's time.
+        # Stages may compute at once: the sum of their times may exceed the iteration's time.
         overhead_ns = max(0, entry.in_pipeline_ns - entry.compute_ns)
         self._iterations.overhead.observe(overhead_ns / 1e9)

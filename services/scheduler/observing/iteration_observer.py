@@ -1,8 +1,8 @@
-"""The interface of observers of iterations: metrics, traces, watches.
+"""The interface of observers of iterations: metrics, traces, events for watchers.
 
-Observers are called from the event loop between two steps of serving, so they take O(batch) time at
-most, never wait and never raise. An observer lives as long as one epoch, like the iteration
-numbers.
+Observers are called from the event loop between two steps of serving. So an observer takes O(batch)
+time at most, never waits and never raises. An observer exists for one epoch, in which iterations
+are numbered from the start.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +22,20 @@ class IterationObserver(Protocol):
         """Notes that the pipeline has formed; iterations may come."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Notes that a batch is about to be sent; `scheduler` is as the selection left it."""
+        """Notes that a batch is about to be sent. `scheduler` is in its state after the selection
+        of the batch."""
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """Notes that a batch has come back and has been applied, which brought `updates`."""
+        """Notes that an iteration has returned and that its result has been applied. `updates` are
+        the updates of requests that the result caused."""
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Notes how a stage spent an iteration; before the iteration has returned, or after."""
+        """Notes the times that a stage spent on an iteration. The call may come before the
+        iteration has returned, or after."""
 
     def closed(self, loss: str | None) -> None:
-        """Notes the end of the epoch. `loss` says why the pipeline was lost, or why it never
-        formed; None if it was drained."""
+        """Notes the end of the epoch. `loss` is the reason why the pipeline was lost or never
+        formed; None if this scheduler ended the pipeline itself."""
 
 
 ObserveEpoch = Callable[[Pipeline, Scheduler], IterationObserver]
@@ -40,7 +43,7 @@ ObserveEpoch = Callable[[Pipeline, Scheduler], IterationObserver]
 
 
 class IterationObservers:
-    """Several observers as one, told in turn."""
+    """Passes each call on to several observers, one after the other."""
 
     def __init__(self, *observers: IterationObserver) -> None:
         self._observers = observers

@@ -1,11 +1,13 @@
 """Traces of iterations: one span for each iteration that is recorded, a trace of its own.
 
-An iteration serves many requests, so its span has no parent: it has a link to each recorded request
-that rides it, and the spans of these requests have links back. An iteration is recorded when such a
-request rides it, as often as a rate limit allows, and when it was slow or the pipeline was lost
-under it. The plan of an iteration that is known to be recorded takes the span along, and the
-stages' spans become its children; the span of an iteration that only turns out to be slow says
-itself how the stages spent it.
+An iteration serves many requests, so the span of an iteration has no parent. The span has a link to
+each recorded request of the batch, and the spans of these requests have links back.
+
+An iteration is recorded in three cases: it has a recorded request, as often as a rate limit allows;
+it was slow, as often as another limit allows; or the pipeline was lost while it was in flight. In
+the first case the plan of the iteration carries the span, and the stages' spans become children of
+the span. In the second case the iteration is found to be slow only when it returns: then its span
+has the times of the stages as attributes.
 """
 
 import time
@@ -27,11 +29,12 @@ from services.scheduler.pipeline.membership import Pipeline
 PIPELINE_LOST = "PipelineLost"
 
 MAX_PENDING = 64
-"""Slow iterations that wait for the stages' timings, at most."""
+"""Largest number of slow iterations that wait for the stages' timings."""
 
 
 class TraceBudget:
-    """A limit of events per second; after a pause, a second's worth may pass at once."""
+    """A limit of events per second. After a pause, as many events as the limit allows in one second
+    may pass at once."""
 
     def __init__(self, per_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_s = per_s
@@ -41,7 +44,7 @@ class TraceBudget:
         self._filled_at = clock()
 
     def take(self) -> bool:
-        """Returns whether this one may pass."""
+        """Returns whether an event may pass now, and counts it if so."""
         now = self._clock()
         self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._per_s)
         self._filled_at = now
@@ -52,16 +55,17 @@ class TraceBudget:
 
 
 class UsualDuration:
-    """The usual duration of an iteration, by the magnitude of its tokens: a prefill is no slow
-    decode.
+    """The usual duration of iterations, kept for each magnitude of the number of tokens.
 
-    The running median goes up or down by a fiftieth with every iteration above or below it.
+    The magnitude is the bit length of the number, so that a prefill is not compared with decodes.
+    The usual duration is a running median: it goes up by a fiftieth with every longer iteration,
+    and down with every shorter one.
     """
 
     SLOW = 4.0
-    """Factor above the median from which an iteration is slow."""
+    """An iteration is slow if it takes longer than this factor times the median."""
     WARM_UP = 32
-    """Number of iterations of a magnitude from which on one of them can be slow."""
+    """Number of first iterations of each magnitude that never count as slow."""
     STEP = 1.02
 
     def __init__(self) -> None:
@@ -69,7 +73,7 @@ class UsualDuration:
         self._counts: dict[int, int] = {}
 
     def is_slow(self, n_tokens: int, duration_ns: int) -> bool:
-        """Takes an iteration in, and returns whether it was slow."""
+        """Updates the median with an iteration, and returns whether the iteration was slow."""
         magnitude = n_tokens.bit_length()
         median = self._medians.get(magnitude, float(duration_ns))
         n_before = self._counts.get(magnitude, 0)
@@ -80,7 +84,7 @@ class UsualDuration:
 
 
 class _Flight:
-    """An iteration that has been sent, and the state of the scheduler at that time."""
+    """An iteration that was sent, with the state of the scheduler when it was sent."""
 
     def __init__(self, batch: Batch, scheduler: Scheduler, start_ns: int) -> None:
         self.batch = batch
@@ -122,11 +126,11 @@ class Traces:
 
 
 _Rider = tuple[Span, RequestTrace]
-"""A recorded request's part in a batch."""
+"""The span of tokens that a recorded request has in a batch, and the trace of the request."""
 
 
 class IterationTracer:
-    """An iteration observer that makes spans of one epoch's iterations."""
+    """An iteration observer that records iterations of one epoch as spans of traces."""
 
     def __init__(
         self,
@@ -161,17 +165,17 @@ class IterationTracer:
         }
 
     def trace_of(self, iteration: int) -> trace_pb2.TraceContext | None:
-        """Returns the trace context that the plan of an iteration carries; None if it is not
-        recorded."""
+        """Returns the trace context that the plan of an iteration carries; None if the iteration is
+        not recorded."""
         span = self._in_flight[iteration].span
         return None if span is None else tracing.to_message(span)
 
     def opened(self) -> None:
-        """Notes in which epoch requests run from now on."""
+        """Tells the request tracer in which epoch requests run from now on."""
         self._requests.epoch = self._epoch
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Begins the span, if there is to be one."""
+        """Begins the span of the iteration, if the iteration is recorded."""
         flight = _Flight(batch, scheduler, self._clock_ns())
         self._in_flight[batch.iteration] = flight
         if self._requests.traces:
@@ -180,10 +184,10 @@ class IterationTracer:
                 flight.span = self._begin(flight, riders)
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """Ends the span, or makes one if the iteration was slow."""
+        """Ends the span of the iteration; begins a span afterwards if the iteration was slow."""
         flight = self._in_flight.pop(iteration)
         flight.end_ns = self._clock_ns()
-        # One iteration a stage is under way; a further one waits for the first to return.
+        # The pipeline has room for one iteration in each stage; a further one waits for a return.
         had_room_ns = self._returned_ns[0]
         self._returned_ns.append(flight.end_ns)
         took_ns = flight.end_ns - max(flight.start_ns, had_room_ns)
@@ -199,7 +203,7 @@ class IterationTracer:
             self._end_if_complete(iteration, flight)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Keeps the timing until it is known whether the iteration was slow."""
+        """Keeps the timing of a stage until it is known whether the iteration was slow."""
         iteration = timing.iteration
         if iteration in self._in_flight:
             self._in_flight[iteration].timings[stage_index] = timing
@@ -209,7 +213,8 @@ class IterationTracer:
             self._end_if_complete(iteration, flight)
 
     def closed(self, loss: str | None) -> None:
-        """Ends the spans that are left; what has not returned was lost with the pipeline."""
+        """Ends the spans that are left. Iterations that have not returned were lost with the
+        pipeline, if `loss` gives a reason."""
         for flight in self._slow.values():
             self._end_slow(flight)
         for flight in self._in_flight.values():

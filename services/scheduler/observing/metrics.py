@@ -33,7 +33,8 @@ class SchedulerMetrics:
         self._leader.set(is_leading)
 
     def ask_serving(self, reason_against: Callable[[], str]) -> None:
-        """Gives `orcinus_serving` a function that says why this scheduler does not serve."""
+        """Sets the function from which the gauge `orcinus_serving` is read. The function returns
+        why this scheduler does not serve, or an empty text if it serves."""
         self._serving.set_function(lambda: not reason_against())
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochObserver:

@@ -1,5 +1,5 @@
-"""The observer of pace: it tells the admission control how fast the pipeline is, and the core what
-an iteration costs besides its tokens."""
+"""The observer of pace: it measures how fast the pipeline is for the admission control, and the
+fixed cost of an iteration, which does not depend on its tokens, for the scheduling core."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Pace:
-    """An observer of all requests and of one epoch after the other."""
+    """An observer of all requests, and of the iterations of each epoch."""
 
     def __init__(
         self,
@@ -32,11 +32,12 @@ class Pace:
         self._control = control
         self._settings = settings
         self._now = now
-        self._in_flight: dict[int, tuple[float, int, int]] = {}  # when sent, spans, tokens
+        # Of each iteration: when it was sent, and its numbers of spans and of tokens.
+        self._in_flight: dict[int, tuple[float, int, int]] = {}
         self._last_return = 0.0
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "Pace":
-        """Observes the epoch that is about to form."""
+        """Prepares for the epoch that is about to form; returns this observer."""
         n_shares = 1 if pipeline.n_stages == 1 else scheduler.pipeline_depth
         settings = self._settings
         self._in_flight.clear()

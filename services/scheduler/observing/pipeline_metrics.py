@@ -1,7 +1,7 @@
 """Metrics of the pipeline: its epochs, and gauges of its pool and its K/V memory.
 
-The gauges are read when Prometheus asks; without a pipeline all are 0 but the requests that wait.
-They are those that the Gateway API's inference extension reads.
+The gauges are read when Prometheus asks. Without a pipeline all gauges are 0, except the number of
+waiting requests. The inference extension of the Gateway API reads these gauges.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class PipelineMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.scheduler: Scheduler | None = None
-        """The scheduling core of the pipeline that serves; None without one."""
+        """The scheduling core of the pipeline that serves; None without a pipeline."""
         self.pool: RequestPool | None = None
-        """The requests that there are, with a pipeline or without; None before the first one."""
+        """The pool of requests, which outlives pipelines; None before the first pipeline."""
         self.up = Gauge(
             semconv.PIPELINE_UP, "1 while there is a pipeline that serves.", registry=registry
         )

@@ -1,5 +1,5 @@
-"""The observer of progress: it tells the watch over serving of each iteration that came back, and
-how many requests are in the pool."""
+"""The observer of progress: it reports each returned iteration, and the number of requests in the
+pool. `services/common/serving.py` decides from both whether this scheduler serves."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ from services.scheduler.pipeline.membership import Pipeline
 
 
 class IterationProgress:
-    """The progress of one epoch after the other; an observer of each."""
+    """An iteration observer of each epoch, which reports progress."""
 
     def __init__(self, *, on_iteration: Callable[[], None]) -> None:
         self._on_iteration = on_iteration
@@ -19,11 +19,11 @@ class IterationProgress:
 
     @property
     def n_requests(self) -> int:
-        """Requests in the pool; 0 without a pipeline."""
+        """Number of requests in the pool; 0 without a pipeline."""
         return 0 if self._scheduler is None else len(self._scheduler.pool)
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "IterationProgress":
-        """Observes the epoch that is about to form."""
+        """Prepares for the epoch that is about to form; returns this observer."""
         self._scheduler = scheduler
         return self
 

@@ -1,7 +1,7 @@
 """Counters and histograms of requests, kept by a request observer.
 
-A request that is accepted finishes, is cancelled, fails or times out, once, and so do the counters:
-at rest the first equals the sum of the others.
+Every accepted request finishes, is cancelled, fails or times out exactly once. So while no request
+is in the pool, the counter of accepted requests equals the sum of the other four counters.
 """
 
 import time
@@ -31,7 +31,7 @@ class RequestMetrics:
     """A request observer that keeps the metrics of requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._arrived_at: dict[Request, float] = {}  # when requests came that have not run
+        self._arrived_at: dict[Request, float] = {}  # times of arrival, until requests first run
         self._accepted = Counter(
             semconv.REQUESTS_ACCEPTED, "Requests taken into the pool.", registry=registry
         )
@@ -137,7 +137,7 @@ class RequestMetrics:
             self._prompt_tokens.inc(request.n_prompt_tokens)
 
     def first_token(self, request: Request) -> None:
-        """Notes nothing: the frontend measures it, where clients do."""
+        """Does nothing: the frontend measures the time to the first token, as a client sees it."""
 
     def suspended(self, request: Request) -> None:
         self._suspended.inc()

@@ -1,8 +1,8 @@
 """The interface of observers of requests: metrics, traces.
 
-Observers are called from the event loop, at the few turns of a request's life and never per token.
-They never wait and never raise, and live as long as the process: a request that is submitted ends
-or fails exactly once, whatever happens to the pipeline.
+Observers are called from the event loop at the few events of a request's life, never for each
+token. Observers never wait and never raise. They exist as long as the process. A request that is
+submitted ends or fails exactly once, whatever happens to the pipeline.
 """
 
 from typing import Protocol
@@ -20,32 +20,33 @@ class RequestObserver(Protocol):
         """Notes that a request is in the pool."""
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """Notes that a request never came into the pool."""
+        """Notes that a submission was rejected, so that its request never was in the pool."""
 
     def admitted(self, request: Request) -> None:
-        """Notes that a request rides its first iteration, or the first one since it was suspended,
-        which is about to be sent."""
+        """Notes that a request is admitted: the iteration that is about to be sent is the request's
+        first one, or the first one since the request was suspended or preempted."""
 
     def first_token(self, request: Request) -> None:
-        """Notes that a request has its first token since it was admitted; it may have ended with
-        it."""
+        """Notes that a request has got its first token after an admission. The request may have
+        ended with this token."""
 
     def suspended(self, request: Request) -> None:
-        """Notes that a request waits again since the pipeline was lost, for the next pipeline."""
+        """Notes that a request waits for the next pipeline, since the pipeline was lost."""
 
     def preempted(self, request: Request) -> None:
-        """Notes that a request gave up its memory to others, and waits to be admitted again."""
+        """Notes that a request was preempted: its memory goes to other requests, and it waits to be
+        admitted again."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         """Notes that a request has finished, was cancelled, or can't be served."""
 
     def failed(self, request: Request) -> None:
-        """Notes that a request ended as UNAVAILABLE: the leadership or the time to drain was
-        over."""
+        """Notes that a request ended as UNAVAILABLE, because this scheduler lost the lead or the
+        time to drain was over."""
 
 
 class RequestObservers:
-    """Several observers as one, or none; each is told in turn."""
+    """Passes each call on to any number of observers, one after the other."""
 
     def __init__(self, *observers: RequestObserver) -> None:
         self._observers = observers

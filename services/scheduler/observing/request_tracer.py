@@ -1,11 +1,12 @@
-"""Traces of requests: one span for each phase of those whose frontend records them.
+"""Traces of requests: a span for each phase of a request, if the frontend records the request.
 
     queue → prefill → decode (→ suspended → prefill → decode)
 
-A request whose pipeline is lost is suspended until another one runs it; each phase of computing
-says in which epoch it was. They are children of the frontend's span of the request, which comes
-with the submission, and are made when the request ends: until then it costs a few numbers, and
-others nothing.
+A request whose pipeline is lost is suspended until another pipeline runs it. The spans of the
+phases `prefill` and `decode` have the number of their epoch. The spans of phases are children of
+the frontend's span of the request, which comes with the submission. They are made when the request
+ends; until then a recorded request costs a few numbers, and a request that is not recorded costs
+nothing.
 """
 
 import time
@@ -34,17 +35,17 @@ _SECONDS = {
 
 
 class RequestTrace:
-    """The phases of a request that is recorded. Points in time are nanoseconds since 1970."""
+    """The phases of a recorded request. Points in time are nanoseconds since 1970."""
 
     def __init__(self, submission: scheduler_pb2.Submission, now_ns: int) -> None:
         self.parent: Context = tracing.from_message(submission.trace)
         self.phases: list[_Phase] = [_Phase(semconv.QUEUE, now_ns, {})]
         self.n_generated = 0
-        """Generated tokens when the last phase `decode` began."""
-        self._early_decodes: list[SpanContext] = []  # sent before the first token was back
+        """Number of generated tokens when the last phase `decode` began."""
+        self._early_decodes: list[SpanContext] = []  # decodes sent before the first token came
 
     def enter(self, phase: str, now_ns: int, attributes: Attributes) -> None:
-        """Ends one phase of the request and begins the next."""
+        """Ends the present phase of the request and begins `phase`."""
         self.phases[-1].end_ns = now_ns
         self.phases.append(_Phase(phase, now_ns, attributes))
         if phase == semconv.DECODE:
@@ -52,7 +53,7 @@ class RequestTrace:
         self._early_decodes.clear()
 
     def ride(self, iteration: SpanContext, *, is_prefill: bool) -> None:
-        """Adds a recorded iteration that the request is, or was, in."""
+        """Adds a link to a recorded iteration whose batch has the request."""
         name = semconv.PREFILL if is_prefill else semconv.DECODE
         phase = next((phase for phase in self.phases[:-3:-1] if phase.name == name), None)
         if phase is not None:
@@ -68,18 +69,18 @@ class _Phase:
         self.has_first_token = False
         self.start_ns = start_ns
         self.end_ns = start_ns
-        # Only the last ones are kept: a span holds no more links.
+        # Only the last iterations are kept: a span has at most MAX_LINKS links.
         self.iterations: deque[SpanContext] = deque(maxlen=tracing.MAX_LINKS)
 
 
 class RequestTracer:
-    """A request observer that makes spans."""
+    """A request observer that makes the spans of recorded requests."""
 
     def __init__(self, tracer: Tracer, *, clock_ns: Callable[[], int] = time.time_ns) -> None:
         self.traces: dict[Request, RequestTrace] = {}
         """The recorded requests that have not ended."""
         self.epoch = 0
-        """The epoch that serves, or the last one that did."""
+        """Number of the epoch that serves; between two epochs, of the epoch that served last."""
         self._tracer = tracer
         self._clock_ns = clock_ns
 
@@ -89,7 +90,7 @@ class RequestTracer:
             self.traces[request] = RequestTrace(submission, self._clock_ns())
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """Notes nothing: the frontend's span says so."""
+        """Does nothing: the frontend's span shows the rejection."""
 
     def admitted(self, request: Request) -> None:
         """Begins the phase `prefill`."""
@@ -132,7 +133,7 @@ class RequestTracer:
         self._end(request, reason.name.lower(), error=error)
 
     def failed(self, request: Request) -> None:
-        """Makes the spans of a request that could not be finished."""
+        """Makes the spans of a request that ended as UNAVAILABLE."""
         self._end(request, "unavailable", error=UNAVAILABLE)
 
     def _end(self, request: Request, end: str, *, error: str | None) -> None:

@@ -1,3 +1,3 @@
-"""The pipeline as the scheduler sees it: the stages of an epoch, and the engine master that runs
-iterations on them.
+"""The scheduler's side of a pipeline: the choice of workers as stages of an epoch, and the engine
+master that runs iterations on the stages.
 """

@@ -2,8 +2,8 @@
 
 Plans go to stage 0 only, on one stream; the controllers forward them. Results come straight from
 the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
-is, signs of life; one that fails, goes away or falls silent ends the epoch, and so does an
-iteration that does not return in the time that iterations of its size may take.
+is, signs of life. A stage that fails, disconnects or falls silent ends the epoch. An iteration that
+does not return in the time that iterations of its size may take ends the epoch, too.
 """
 
 import asyncio
@@ -33,13 +33,14 @@ class PipelineLost(Unavailable):
     def __init__(self, message: str, *, culprits: Sequence[RequestId] = ()) -> None:
         super().__init__(message)
         self.culprits = tuple(culprits)
-        """Ids of the requests for which the epoch ended, where they are known: their logits are not
-        finite, and the logits of others in their batch are. They would end the next epoch, too."""
+        """Ids of the requests that ended the epoch, and would end the next epoch, too. A request is
+        known to have ended the epoch if its logits are not finite while logits of other requests in
+        the batch are finite. Empty if no such requests are known."""
 
 
 class EngineMaster:
-    """The engine master of one epoch. `wake` is called whenever `take_results` has something new to
-    say."""
+    """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
+    return or an error to raise."""
 
     def __init__(
         self,
@@ -113,7 +114,7 @@ class EngineMaster:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             self._lose(f"stage 0 takes no more plans: {error}")
         except asyncio.CancelledError:
-            # Either we are cancelled, or `_lose` has cancelled the stream under a write that waits.
+            # Either this task is cancelled, or `_lose` has cancelled the stream during the write.
             if self._loss is None:
                 raise
         self._raise_if_lost()
@@ -123,14 +124,14 @@ class EngineMaster:
 
         Raises:
             PipelineLost: the epoch is over.
-            Exception: a report could not be taken in, which is a bug.
+            Exception: reading a report raised this unexpected error, which is a bug.
         """
         self._raise_if_lost()
         results, self._results = self._results, []
         return results
 
     async def close(self) -> None:
-        """Ends the epoch from this side."""
+        """Stops watching the stages and closes the connections to them."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -190,8 +191,8 @@ class EngineMaster:
             )
 
     def _culprits(self, failure: worker_pb2.StageFailure) -> list[RequestId]:
-        """Returns the ids of the requests that failed, unless all of the batch did: then it is not
-        known whether it was one of them or the stage."""
+        """Returns the ids of the requests that failed. Returns no ids if all sampled requests of
+        the batch failed, since then the fault may be the stage's, or if the batch is not known."""
         batch = self._lateness.batch_of(failure.iteration)
         if batch is None:
             return []
@@ -211,7 +212,7 @@ class EngineMaster:
         self._wake()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
-        # A bug in a watch must not look like a silent stage: `take_results` raises it.
+        # `take_results` raises the error, so that a bug here does not look like a silent stage.
         if not task.cancelled() and (error := task.exception()) is not None and not self._loss:
             self._end(error if isinstance(error, Exception) else RuntimeError(str(error)))
 

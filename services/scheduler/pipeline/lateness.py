@@ -1,7 +1,7 @@
-"""Lateness: a stage that has been silent, or an iteration that has been away, for too long.
+"""Lateness: detects a stage that is silent for too long, and an iteration that does not return.
 
-Time is counted only while this process runs: reports that come while it is stopped or starved lie
-unread, and their stages are not silent.
+Time is counted only while this process runs. While the process is stopped or starved, it reads no
+reports, and the stages that sent them are not silent.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from services.common.iteration_limit import IterationLimit, IterationSize
 from services.scheduler.core.batch import Batch
 
 LOOK_S = 0.5
-"""Seconds between two looks."""
+"""Largest number of seconds between two checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """An iteration on its way."""
+    """An iteration in flight."""
 
     batch: Batch
-    at: float  # by the loop's clock
-    at_s: float  # in seconds for which this process has run
+    at: float  # when it was sent, by the event loop's clock
+    at_s: float  # when it was sent, in seconds for which this process has run
 
     def work(self) -> IterationSize:
         columns = self.batch.columns
@@ -29,7 +29,7 @@ class _Sent:
 
 
 class Lateness:
-    """The reports and results that are due from the stages of one epoch, and since when."""
+    """The times of the last report of each stage, and of the iterations in flight, in one epoch."""
 
     def __init__(
         self, *, silence_limit_s: float, iteration_limit_s: float, hang_limit_s: float
@@ -39,19 +39,19 @@ class Lateness:
         self._now_s = 0.0  # seconds for which this process has run
         self._last_report_s: list[float] = []
         self._sent: dict[int, _Sent] = {}  # the iterations that have not returned
-        self._returned_at = 0.0  # the last one that has, by the loop's clock
-        self._returned_at_s = 0.0
+        self._returned_at = 0.0  # when the last iteration returned, by the event loop's clock
+        self._returned_at_s = 0.0  # the same, in seconds for which this process has run
 
     def begin(self, n_stages: int) -> None:
         """Notes that all stages report from now on."""
         self._last_report_s = [self._now_s] * n_stages
 
     def note_report(self, stage_index: int) -> None:
-        """Notes that a stage has said something."""
+        """Notes that a stage has sent a report."""
         self._last_report_s[stage_index] = self._now_s
 
     def note_sent(self, batch: Batch) -> None:
-        """Notes that an iteration is on its way."""
+        """Notes that an iteration is in flight from now on."""
         now = asyncio.get_running_loop().time()
         self._sent[batch.iteration] = _Sent(batch, now, self._now_s)
 
@@ -64,12 +64,13 @@ class Lateness:
         self._returned_at, self._returned_at_s = now, self._now_s
 
     def batch_of(self, iteration: int) -> Batch | None:
-        """Returns the batch of an iteration on its way; None if there is no such iteration."""
+        """Returns the batch of an iteration in flight; None if no such iteration is in flight."""
         sent = self._sent.get(iteration)
         return None if sent is None else sent.batch
 
     async def watch(self, on_late: Callable[[str], None]) -> None:
-        """Calls `on_late` with the reason, each time that something is late, until cancelled."""
+        """Checks stages and iterations until cancelled, and calls `on_late` with the reason for
+        each that is late."""
         loop = asyncio.get_running_loop()
         ticked_at = loop.time()
         pause_s = min(LOOK_S, self._silence_limit_s / 4, self._limit.ceiling_s / 4)

@@ -1,9 +1,9 @@
-"""Membership: the workers there are, and how they become one pipeline.
+"""Membership: finds the workers, and makes the members of a pipeline from them.
 
-Workers may start in any order, be unreachable for a while and come back at another address. Those
-without a stage are given one (`muster` has the rule). What they say of themselves must agree before
-an epoch is formed; until then they are asked again, since stages of two versions stand side by side
-while one replaces the other.
+Workers may start in any order, be unreachable for a while and come back at another address. Workers
+without a stage get one by the rule in `muster.py`. An epoch is formed only when the descriptions of
+all stages agree. Until then the workers are asked again and again, since workers of two versions
+run side by side while one version replaces the other.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ DESCRIBE_TIMEOUT_S = 3.0
 worker holds is assigned to a free one."""
 
 MAX_KV_GROUPS = 16
-"""K/V groups of a model at most."""
+"""Largest number of K/V groups of a model."""
 
 CLAIM_S = 10.0
-"""Seconds for which a stage is not assigned to another worker while its own worker, which has
-answered before, does not answer: that one may be busy, or start again."""
+"""Seconds for which a stage is not assigned to another worker after the worker that holds the stage
+has stopped answering. The silent worker may be busy, or start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A stage and its description of itself."""
+    """The worker of one stage: its address, and its description of itself."""
 
     address: str
     description: worker_pb2.DescribeResponse
@@ -57,7 +57,7 @@ class Pipeline:
 
     @property
     def first(self) -> worker_pb2.DescribeResponse:
-        """The description of stage 0, which stands for all where all agree."""
+        """The description of stage 0, for fields that are equal in all stages."""
         return self.members[0].description
 
     @property
@@ -66,18 +66,19 @@ class Pipeline:
 
     @property
     def n_kv_blocks(self) -> int:
-        """Number of K/V blocks that every stage has room for."""
+        """Largest number of K/V blocks for which every stage has memory."""
         return min(member.description.n_kv_blocks for member in self.members)
 
     @property
     def kv_windows(self) -> tuple[int | None, ...]:
-        """The windows of the model's K/V groups; None for one that sees everything."""
+        """Attention windows of the model's K/V groups, in tokens; None for a group that attends to
+        all tokens."""
         return tuple(window or None for window in self.first.kv_windows) or (None,)
 
     @property
     def n_state_rows(self) -> int | None:
-        """Largest number of requests at a time, since every stage whose layers keep a state of each
-        request has room for as many; None where no layer does."""
+        """Largest number of requests for which every stage has room to keep states. None if the
+        model has no layers that keep a state of each request."""
         n_rows = [member.description.n_state_rows for member in self.members]
         return min((n for n in n_rows if n), default=None)
 
@@ -90,11 +91,11 @@ async def gather(
     timeout_s: float,
     connect: rpc.Connect = rpc.connect,
 ) -> Pipeline:
-    """Waits until there is a worker for each stage, all have loaded and agree, and makes the next
-    epoch of them; assigns stages that no worker holds.
+    """Waits until each stage has a worker that has loaded its weights and all workers agree, and
+    returns them as the pipeline of the next epoch. Assigns stages that no worker holds.
 
     Raises:
-        Unavailable: it took too long; the error says what was missing last.
+        Unavailable: there was no pipeline within `timeout_s`; the error says what was missing last.
         LeadershipLost: another scheduler leads.
     """
     call = RollCall(stages, term, connect)
@@ -113,13 +114,14 @@ async def gather(
 
 
 class RollCall:
-    """Asks the workers for their descriptions, and assigns stages to workers that have none, until
-    they are a pipeline. Each is asked by itself, so that a worker that does not answer holds up no
-    other: another one may be that stage, or become it."""
+    """Asks the workers for their descriptions, and assigns stages to workers without a stage, until
+    the workers make a pipeline. A task for each worker asks that worker, so that a worker that does
+    not answer delays no other worker: another worker may hold or get the same stage."""
 
     def __init__(self, stages: StageDirectory, term: Term, connect: rpc.Connect) -> None:
         self.trouble = ""
-        """The latest reason why the stages do not form a pipeline; empty before the first."""
+        """The latest reason why the workers do not make a pipeline; empty before the first
+        attempt."""
         self._stages = stages
         self._term = term
         self._connect = connect
@@ -146,11 +148,11 @@ class RollCall:
 
     @property
     def newest_epoch(self) -> int:
-        """The newest epoch that any of the workers has seen."""
+        """The newest epoch that any worker has seen; 0 if no worker has answered."""
         return max((answer.epoch for answer in self._answers.values()), default=0)
 
     async def close(self) -> None:
-        """Ends all questions, and the channels to the workers."""
+        """Stops asking the workers, and closes the channels to them."""
         await self._call(())
 
     @property
@@ -162,10 +164,12 @@ class RollCall:
         }
 
     async def _members(self) -> list[Member]:
-        """Returns the members if there is one for each stage, else assigns the missing stages.
+        """Returns the members if each stage has one. Otherwise assigns the missing stages, once
+        every worker has answered or failed to answer, and raises.
 
         Raises:
-            Unavailable: a stage is missing; the error says which.
+            Unavailable: a stage has no ready worker, or the members do not agree; the error says
+                which.
         """
         answers = self._answers
         claims = (worker.claim for worker in self._workers.values())
@@ -200,7 +204,8 @@ class RollCall:
         return "; ".join(said)
 
     async def _call(self, addresses: Sequence[str]) -> None:
-        """Begins to ask workers that are new, and forgets workers that are gone."""
+        """Begins to ask the workers at new addresses, and closes workers whose addresses are
+        gone."""
         for address in self._workers.keys() - set(addresses):
             await self._workers.pop(address).close()
         self._workers = {
@@ -222,28 +227,30 @@ class _Worker:
     def __init__(self, address: str, connect: rpc.Connect, on_news: Callable[[], None]) -> None:
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
-        """The worker's latest answer; None if it did not answer the latest question."""
+        """The worker's latest answer; None if the worker did not answer the latest question."""
         self.trouble = ""
         self.is_settled = False
-        """Whether the worker has answered, or failed to, since it was told of a stage."""
+        """Whether the worker has answered or failed to answer since a stage was last assigned to
+        it."""
         self._channel = connect(address, rpc.RECONNECT_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._on_news = on_news
         self._order: worker_pb2.AssignStageRequest | None = None
-        self._claim: tuple[int, float] | None = None  # a stage, and until when
+        self._claim: tuple[int, float] | None = None  # a stage, and when the claim ends
         self._asking = asyncio.create_task(self._ask_on())
 
     @property
     def claim(self) -> int | None:
-        """The stage that it held when it fell silent, for CLAIM_S."""
+        """The stage that the worker held when it stopped answering; None once that was `CLAIM_S`
+        ago, or while the worker answers."""
         if self.description is not None or self._claim is None:
             return None
         stage, until = self._claim
         return stage if asyncio.get_running_loop().time() < until else None
 
     def assign(self, order: worker_pb2.AssignStageRequest) -> None:
-        """Tells the worker its stage; the worker is not settled until it has described itself
-        again."""
+        """Assigns a stage to the worker. The worker is not settled until it has answered again with
+        a description."""
         log.info("stage %d is assigned to %s", order.stage_index, self.address)
         self._order = order
         self.description, self.is_settled = None, False
@@ -285,10 +292,11 @@ class _Worker:
 
 
 def check_agreement(members: Sequence[Member]) -> None:
-    """Checks that all stages have one build and one model, and that their shapes fit.
+    """Checks that all stages have the same version of the code, the same model and the same shapes,
+    and that the layers of each stage follow those of the stage before.
 
     Raises:
-        Unavailable: names the first stage that does not fit.
+        Unavailable: a stage does not fit; the error names the first such stage.
     """
     first = members[0].description
     next_layer = 0

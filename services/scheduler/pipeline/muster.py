@@ -1,11 +1,12 @@
 """The rule by which workers become the stages of a pipeline.
 
-A worker is one stage or none yet (`Describe`). Workers that hold a stage keep it, since they have
-its weights in memory; a stage that no worker holds is assigned to a free worker, and the workers
-that are left over are spares. Two workers may hold the same stage, after one of them was silent for
-a while: the other is a spare that takes that stage over at once.
+A worker holds one stage, or none yet; the answer to `Describe` says which. A worker that holds a
+stage keeps it, since the weights of the stage are in its memory. A stage that no worker holds is
+assigned to a free worker. The workers that are left over are spares. Two workers may hold the same
+stage, after one of them did not answer for a while: the other worker is a spare that can take over
+the stage at once.
 
-The rule decides and does nothing: `membership` asks the workers and carries out the assignments.
+This module only decides: `membership.py` asks the workers and carries out the assignments.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,24 +17,26 @@ from orcinus.v1 import worker_pb2
 from services.common.protocol import PROTOCOL
 
 Build = tuple[object, ...]
-"""Everything that all stages of a pipeline must have in common."""
+"""The properties that all stages of a pipeline must have in common: model, fingerprint, tensor
+parallel size and block size."""
 
 NO_BUILD: Build = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Muster:
-    """The workers of a pipeline as far as they are known, and the assignments that complete it."""
+    """The members of a pipeline, or, while the pipeline is incomplete, the assignments that
+    complete it."""
 
     members: tuple[str, ...] = ()
-    """Address of one ready worker for each stage, in order; empty while a stage has none. The
-    workers are of different builds only where no assignment can change that."""
+    """Address of one ready worker for each stage, in the order of stages; empty while a stage has
+    no ready worker. The workers have different builds only if no assignment can change that."""
 
     assignments: Mapping[str, int] = field(default_factory=dict)
-    """Stages to assign, by the workers' addresses."""
+    """The stage to assign to each worker, by the worker's address."""
 
     loading: tuple[int, ...] = ()
-    """Stages whose worker loads the weights."""
+    """Stages whose worker is still loading weights."""
 
     missing: tuple[int, ...] = ()
     """Stages without a worker."""
@@ -48,10 +51,10 @@ def muster(
 ) -> Muster:
     """Returns the members of a pipeline, or the assignments that lead to one.
 
-    `answers` are the workers' descriptions by address, older pods first. Stages that are `claimed`
-    are not assigned, because their worker fell silent only a moment ago. `n_assigned` counts the
-    assignments that workers were given before: among free ones those with fewer come first, since
-    one that cannot load comes back free again and again.
+    `answers` are the workers' descriptions by address, older pods first. Stages in `claimed` are
+    not assigned, because their worker stopped answering only a moment ago. `n_assigned` is the
+    number of earlier assignments to each worker. Free workers with fewer assignments come first,
+    since a worker that cannot load its weights becomes free again and again.
     """
     workers = _Workers(answers, n_stages)
     build = workers.best_build()
@@ -76,19 +79,20 @@ def muster(
 
 
 class _Workers:
-    """The answers of the workers. `best` of several prefers a worker that is ready to one that
-    loads, then one that can be no other stage, then the one of the newest epoch, then the newest
-    pod."""
+    """The answers of the workers, and the choice among workers of one stage. A ready worker is
+    better than a worker that loads; then a worker whose stage is fixed is better; then a worker
+    that has seen a newer epoch; then a newer pod."""
 
     def __init__(self, answers: Mapping[str, worker_pb2.DescribeResponse], n_stages: int) -> None:
         self._answers = answers
         self._n_stages = n_stages
-        self._ours = {  # workers that speak our protocol
+        self._ours = {  # workers with this scheduler's version of the protocol
             address: answer for address, answer in answers.items() if answer.protocol == PROTOCOL
         }
 
     def best_build(self) -> Build:
-        """Returns the build that has most of the stages; of two, that of the newest pod."""
+        """Returns the build that has workers for most stages. A build with a ready worker for every
+        stage comes first. Among equal builds, the build of the newest pod is returned."""
         builds = [_build_of(self._ours[it]) for it in self._holders() if self._is_ready(it)]
 
         def rank(place: int) -> tuple[int, int, int]:
@@ -101,7 +105,8 @@ class _Workers:
         return builds[max(range(len(builds)), key=rank)] if builds else NO_BUILD
 
     def best(self, stage: int, build: Build, *, only_ready: bool = False) -> str | None:
-        """Returns the best holder of a stage with the build, or one that loads and may have it."""
+        """Returns the address of the best worker that holds a stage and has the build, or None.
+        Unless `only_ready`, a worker that still loads counts, too: it may have the build."""
         holders = [
             address
             for address in self._holders()
@@ -115,7 +120,8 @@ class _Workers:
         return max(holders, key=self._rank, default=None)
 
     def best_of_any_build(self, stage: int) -> str | None:
-        """Returns the best worker that calls itself that stage, whatever its build and protocol."""
+        """Returns the address of the best loaded worker that holds a stage, whatever its build and
+        protocol; None if there is none."""
         holders = [
             address
             for address, answer in self._answers.items()
@@ -133,9 +139,10 @@ class _Workers:
         ]
 
     def surplus(self, build: Build, holders: Collection[str | None]) -> list[str]:
-        """Returns workers whose stage is of no use, because another worker holds it or the pipeline
-        has another number of stages. Workers of another build stay as they are: their stage would
-        be of that build again."""
+        """Returns workers that may get another stage. Their stage is not used, because another
+        worker holds it or because the pipeline has another number of stages. A ready worker of
+        another build is returned only in the second case: with another stage it would still have
+        the other build."""
         return [
             address
             for address, answer in self._ours.items()

@@ -1,7 +1,8 @@
-"""A batch as it travels to the ranks: the plan of an iteration (Orca's control message).
+"""The plan of an iteration: the message in which a batch is sent to the ranks (Orca's control
+message).
 
-A plan has packed columns of what the ranks do not know yet. A request is announced once, with its
-admission, and is a row of the ranks' tables from then on; tokens and blocks are sent once.
+A plan has packed columns of data that the ranks do not have yet. The admission of a request is sent
+once; from then on the request is a row in the ranks' tables. Tokens and blocks are sent once.
 """
 
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ from services.scheduler.pipeline.membership import Pipeline
 def plan_of(
     batch: Batch, pipeline: Pipeline, trace: trace_pb2.TraceContext | None = None
 ) -> worker_pb2.RunIterationsRequest:
-    """Returns the batch as it travels: packed columns of what the ranks do not know yet, and the
-    span of an iteration that is recorded."""
+    """Returns the plan of a batch. `trace` is the context of the iteration's span, if the iteration
+    is recorded."""
     columns, n_groups = batch.columns, len(pipeline.kv_windows)
     rows = _rows(columns.requests)
     plan = worker_pb2.RunIterationsRequest(
@@ -58,14 +59,19 @@ def _ask_logprobs(admission: worker_pb2.Admission, request: Request) -> None:
 
 
 def _next_token_ids(span: Span) -> Sequence[int]:
-    """Returns the token after a span that ends within a prompt whose log-probabilities are wanted:
-    the rank, which has not seen that token yet, is to return its log-probability."""
+    """Returns the prompt token after a span, if the request wants log-probabilities of its prompt.
+    The rank needs the token to return its log-probability, and has not got it yet. Returns no token
+    if the span ends at or after the end of the prompt."""
     end, prompt = span.start_position + span.n_tokens, span.request.prompt_token_ids
     return prompt[end : end + 1] if span.request.wants_prompt_logprobs else ()
 
 
 def _rows(requests: Sequence[Request]) -> list[int]:
-    """Returns the rows of requests on the ranks, each of which must have one."""
+    """Returns the row of each request in the ranks' tables.
+
+    Raises:
+        ValueError: a request has no row.
+    """
     rows = [one.reservation.row for one in requests if one.reservation is not None]
     if len(rows) < len(requests):
         raise ValueError("a request runs without a reservation")

@@ -1,4 +1,5 @@
-"""Log-probabilities as ranks report them: pieces, each of a span of an iteration."""
+"""Log-probabilities in the results of ranks: pieces, each of which belongs to one span of a
+batch."""
 
 from collections.abc import Mapping
 
@@ -8,7 +9,7 @@ from services.scheduler.core.batch import SpanLogprobs
 
 
 def logprobs_of(result: worker_pb2.IterationResult) -> Mapping[int, SpanLogprobs]:
-    """Returns the log-probabilities of an iteration by their spans."""
+    """Returns the log-probabilities of an iteration by the indices of spans in the batch."""
     by_span: dict[int, SpanLogprobs] = {}
     for piece in result.logprobs:
         logprobs = by_span.get(piece.span, SpanLogprobs())

@@ -1,14 +1,21 @@
-"""Watching: what the scheduler does, as events for whoever shows, keeps or replays them.
+"""Watching: sends events about the scheduler's work to watchers, which show, record or replay them.
 
-watching          puts the parts together, and begins a watch with what there is
-audience          the watchers there are; while there are none, no event is made
-watcher           one of them: the events that wait for it
+To tell something means to send an event about it to all present watchers (the audience).
+
+watching          creates the parts, and begins each watch with the present state
+audience          the present watchers; without a watcher no event is made
+watcher           one watcher: the events that wait to be sent to it
 told_requests     the numbers by which events name requests
-request_events    tells the turns of requests' lives
-iteration_events  tells iterations, once the timings of all stages are in
-stage_starts      when each stage began, by the durations that stages report
+request_events    tells each change of a request's state (turn)
+iteration_events  tells iterations, once the timings of all stages have come
+stage_starts      computes when each stage began, from the durations that stages report
 pool_events       tells the order of the pool, a few times a second
-core_calls        has a scheduling core tell the calls into it
-decisions         what is told of a call, with numbers in the place of tokens
-watch_service     the gRPC face to watchers
+core_calls        wraps a scheduling core, so that calls of its methods are told
+core_facts        the settings from which a scheduling core can be created again
+decisions         makes the events about calls, with numbers in the place of tokens
+selections        the event of a selected batch
+recording         writes the events to a file
+replaying         repeats the calls of a recording, and compares the batches
+epoch_events      tells the epochs and their iterations
+watch_service     the gRPC service for watchers
 """

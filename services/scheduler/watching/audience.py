@@ -1,6 +1,6 @@
 """The audience: the present watchers.
 
-Without watchers no event is made: every teller asks `is_there` first.
+Without watchers no event is made: the classes that make events check `is_there` first.
 """
 
 import time
@@ -24,7 +24,7 @@ class Audience:
         self._watchers: set[Watcher] = set()
 
     def join(self, watcher: Watcher) -> None:
-        """Adds a watcher, which is told all events from now on."""
+        """Adds a watcher, which gets all events from now on."""
         self._watchers.add(watcher)
         self._count()
 
@@ -41,7 +41,8 @@ class Audience:
         self._count()
 
     def tell(self, event: watch_pb2.WatchEvent, to: Iterable[Watcher] | None = None) -> None:
-        """Tells an event, with the present time, to all watchers, or to some."""
+        """Sends an event, with the present time, to all watchers, or only to the watchers in `to`.
+        A decision goes only to watchers that want decisions."""
         event.time_unix_ns = self.wall_ns()
         n_bytes = event.ByteSize()
         watchers = self._watchers if to is None else to

@@ -1,7 +1,7 @@
-"""Tells the calls into a scheduling core: what the core was told, and what it decided.
+"""Tells the calls of a scheduling core's methods: the arguments, and the core's decision.
 
-The methods of one object are wrapped, so neither `Scheduler` nor its callers know of watchers.
-While no watcher wants decisions, a call takes only as long as a look at that flag.
+The methods of one `Scheduler` object are wrapped, so that neither `Scheduler` nor its callers
+depend on watchers. While no watcher wants decisions, a wrapped call only checks a flag in addition.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,11 +18,12 @@ from services.scheduler.watching.decisions import Decisions
 from services.scheduler.watching.selections import selection_of
 
 Decision = dict[str, Any]
-"""A field of `DecisionEvent` and its value; empty if there is nothing to tell."""
+"""The name of a field of `DecisionEvent` and the field's value; empty if there is no event to
+send."""
 
 
 def tell_calls(core: Scheduler, decisions: Decisions) -> None:
-    """Makes a new core tell all calls into it from now on."""
+    """Wraps the methods of a new core, so that watchers get an event about each further call."""
     number = decisions.n_cores
     decisions.n_cores += 1
     for method, decision_of in _DECISIONS.items():
@@ -43,7 +44,8 @@ def _call(
     *arguments: Any,
     **options: Any,
 ) -> Any:
-    """Calls a method of a core and tells the decision that the result and the arguments make."""
+    """Calls a method of a core, and tells the decision that `decision_of` makes from the result and
+    the arguments."""
     if not decisions.are_wanted:
         return method(*arguments, **options)
     decisions.begin()
@@ -61,7 +63,7 @@ def _suspension(
 
 
 def _cancellation(decisions: Decisions, request: Request) -> Decision:
-    if not decisions.knows(request):  # it had ended before
+    if not decisions.knows(request):  # the request had ended before
         return {}
     return {"cancellation": decisions.number(request)}
 
@@ -99,5 +101,6 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
         {"overhead_tokens": n_tokens} if is_news else {}
     ),
 }
-"""How a call of each method is told, by the decisions, the core, the result and the arguments. The
-arguments have the names that the method gives them, since callers may pass them by name."""
+"""For each method of `Scheduler`, a function that returns the decision of a call. The function
+takes the `Decisions`, the core, the result of the call and the arguments of the call. The arguments
+have the names that the method gives them, since callers may pass arguments by name."""

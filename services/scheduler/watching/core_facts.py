@@ -1,4 +1,4 @@
-"""The facts from which a scheduling core can be made again."""
+"""The facts of a scheduling core: the settings from which an equal core can be created again."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ from services.scheduler.core.scheduler import Scheduler
 
 
 class DraftFacts(BaseModel):
-    """The limits of drafts."""
+    """The limits of drafting in a core."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -26,7 +26,7 @@ class DraftFacts(BaseModel):
 
 
 class CoreFacts(BaseModel):
-    """All facts of a core, but for the requests that the core before it left in the pool."""
+    """All facts of a core, except the requests that an earlier core left in the pool."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -54,7 +54,8 @@ class CoreFacts(BaseModel):
 
 
 def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
-    """Returns the facts of a core; None if its policy or its order is not one of the settings."""
+    """Returns the facts of a core; None if the settings have no name for the core's policy or for
+    its order."""
     kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
     policy, order = named_policy(scheduler.policy), named_order(pool.order)
     if policy is None or order is None:
@@ -89,7 +90,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
 
 
 def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
-    """Returns a core that is made of facts and has the requests of a pool.
+    """Returns a new core with the given facts, for the requests of a pool.
 
     Raises:
         ValueError: no core can have these facts.
@@ -123,5 +124,5 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
 
 
 def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
-    """Returns an empty order for a core's pool; `now` is its clock."""
+    """Returns an empty order for a core's pool; `now` is the clock of the order."""
     return ORDERS[facts.order].of(OrderOptions(facts.ageing_s, facts.fair_batch_tokens), now)

@@ -1,8 +1,9 @@
-"""Tells what the scheduling core is told and what it decides, so that the core can be run again.
+"""Makes the events about the inputs and decisions of scheduling cores, so that a recording can be
+replayed.
 
-A request is told without text, as the core sees it: tokens, scopes and grammars are numbered by
-their first appearance, so that equal ones stay equal and nothing else of them is told. The times
-that the core reads off its clock during a call are told with the call.
+The event of a request has no text and no tokens, only the data that the core uses. Tokens, scopes
+and grammars are replaced by numbers in the order of first appearance, so that only equality is
+kept. The event of a call has the times that the core read from its clock during the call.
 """
 
 import time
@@ -34,11 +35,11 @@ class Clock:
         return reading
 
     def forget_readings(self) -> None:
-        """Forgets the readings."""
+        """Forgets the remembered readings."""
         self._readings.clear()
 
     def take_readings(self) -> list[float]:
-        """Returns the readings since the last call, and forgets them."""
+        """Returns the remembered readings, and forgets them."""
         readings, self._readings = self._readings, []
         return readings
 
@@ -60,13 +61,13 @@ class Numbering(Generic[Thing]):
 
 
 class Decisions:
-    """Tells watchers the decisions of one core after the other."""
+    """Tells watchers the decisions of all cores of this process."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
         self.clock = Clock(audience)
         """The clock of all cores."""
         self.n_cores = 0
-        """Number of cores that were made."""
+        """Number of cores that this process has created."""
         self._audience = audience
         self._told = told
         self._tokens: Numbering[int] = Numbering()
@@ -79,12 +80,13 @@ class Decisions:
         return self._audience.wants_decisions
 
     def begin(self) -> None:
-        """Notes that a call into a core begins; earlier readings of the clock do not belong to
-        it."""
+        """Notes that a call of a core begins, and forgets earlier readings of the clock, which do
+        not belong to the call."""
         self.clock.forget_readings()
 
     def tell(self, core_number: int, **decision: Any) -> None:
-        """Tells the decision of a call that has ended; the keyword is the decision's field."""
+        """Tells the decision of a call that has ended. The keyword argument is the field of
+        `DecisionEvent` and its value."""
         event = watch_pb2.DecisionEvent(
             core_number=core_number, clock_s=self.clock.take_readings(), **decision
         )
@@ -95,7 +97,7 @@ class Decisions:
         return self._told.number(request)
 
     def knows(self, request: Request) -> bool:
-        """Returns whether a request was told and has not ended."""
+        """Returns whether a request has a number and has not ended."""
         return self._told.get(request) is not None
 
     def tokens(self, token_ids: Iterable[int]) -> list[int]:
@@ -103,7 +105,7 @@ class Decisions:
         return self._tokens.of_all(token_ids)
 
     def submission(self, request: Request) -> watch_pb2.SubmissionDecision:
-        """Returns the part of a new request that the core looks at."""
+        """Returns the event of a new request, with the data that the core uses."""
         result = watch_pb2.SubmissionDecision(
             number=self.number(request),
             prompt_token_ids=self.tokens(request.prompt_token_ids),

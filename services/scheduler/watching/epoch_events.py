@@ -1,4 +1,4 @@
-"""Tells one epoch: that its pipeline serves, its iterations, and that the pipeline was lost."""
+"""Tells the events of one epoch: its pipeline serves, iterations run, the pipeline was lost."""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -16,7 +16,7 @@ from services.scheduler.watching.told_requests import ToldRequests
 
 
 class EpochTeller:
-    """An iteration observer that tells the audience."""
+    """An iteration observer that tells the events of one epoch to the audience."""
 
     def __init__(
         self,
@@ -48,7 +48,8 @@ class EpochTeller:
         return list(self._scheduler.pool)
 
     def opened(self) -> None:
-        """Tells that the pipeline serves, and which requests are suspected of ending pipelines."""
+        """Tells that the pipeline serves, and which requests are suspected to have ended an earlier
+        pipeline."""
         self._has_opened = True
         self._on_open(self)
         self._pool.pool = self._scheduler.pool
@@ -70,18 +71,18 @@ class EpochTeller:
         self._pool.note_change()
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """Adds what an iteration has brought."""
+        """Adds the updates of an iteration that has returned."""
         self._iterations.returned(iteration, updates)
         self._pool.note_change()
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Adds how a stage spent an iteration."""
+        """Adds the times that a stage spent on an iteration."""
         self._iterations.timed(stage_index, timing)
 
     def closed(self, loss: str | None) -> None:
         """Tells that the pipeline was lost, if it had served."""
         if loss is not None and self._has_opened and self._audience.is_there:
-            # What follows the first colon is from others, and may name addresses.
+            # The text after the first colon comes from other processes and may contain addresses.
             text = loss.partition(":")[0]
             self.mark(watch_pb2.MARK_KIND_LOST, text, self._scheduler.pool.running)
 
@@ -91,14 +92,14 @@ class EpochTeller:
         text: str,
         requests: Collection[Request] = (),
     ) -> None:
-        """Tells a mark at the present time, and the requests that it concerns."""
+        """Tells a mark, an event at one point in time, with the requests that the mark concerns."""
         numbers = [self._told.number(request) for request in requests]
         epoch = self._pipeline.epoch
         mark = watch_pb2.MarkEvent(kind=kind, epoch=epoch, text=text, numbers=numbers)
         self._audience.tell(watch_pb2.WatchEvent(mark=mark))
 
     def event(self) -> watch_pb2.EpochEvent:
-        """Returns the event that describes the pipeline and its scheduling."""
+        """Returns the event that describes the pipeline and the settings of its scheduling."""
         pipeline, scheduler, settings = self._pipeline, self._scheduler, self._settings
         policy, kv_manager = scheduler.policy, scheduler.kv_manager
         return watch_pb2.EpochEvent(

@@ -1,6 +1,6 @@
 """Tells iterations: their requests, their durations, and how full the memory was.
 
-An iteration is told when its result and the timings of all stages are there.
+An iteration is told when its result and the timings of all stages have come.
 """
 
 import time
@@ -22,7 +22,7 @@ MAX_PENDING = 4096
 
 @dataclass(slots=True)
 class _Entry:
-    """An iteration that lacks its result or timings."""
+    """An iteration whose result or some of whose timings have not come yet."""
 
     event: watch_pb2.IterationEvent
     batch: Batch
@@ -32,7 +32,7 @@ class _Entry:
 
 
 class IterationTeller:
-    """Tells the audience of the iterations of one epoch."""
+    """Tells the iterations of one epoch to the audience."""
 
     def __init__(
         self,

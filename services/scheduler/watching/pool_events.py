@@ -22,7 +22,7 @@ MAX_LISTED = 256
 
 
 class PoolTeller:
-    """Tells the audience of one pool."""
+    """Tells the state of the pool to the audience."""
 
     def __init__(self, audience: Audience, told: ToldRequests) -> None:
         self.pool: RequestPool | None = None
@@ -33,7 +33,7 @@ class PoolTeller:
         self._told_at = float("-inf")
 
     def note_change(self) -> None:
-        """Has the pool told soon."""
+        """Notes that the pool has changed. An event about the pool is sent within `PERIOD_S`."""
         if self._timer is None and self.pool is not None and self._audience.is_there:
             loop = asyncio.get_running_loop()
             at = max(loop.time(), self._told_at + PERIOD_S)

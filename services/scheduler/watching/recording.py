@@ -1,8 +1,8 @@
-"""A recording: the view that viewers are told, and decisions, in a file of JSON lines.
+"""A recording: a file of JSON lines with all events for watchers, and with decisions.
 
-Events are written in a thread, a tenth of a second's at a time, so that a slow disk does not hold
-up the scheduler. A disk that is full ends the recording and nothing else. The file of a scheduler
-that was here before is kept beside it.
+Events are written in a thread, a tenth of a second's at a time, so that a slow disk does not delay
+the scheduler. A full disk ends the recording and nothing else. An existing file, of an earlier
+scheduler, is renamed and kept.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ MAX_BYTES = 256 * 2**20
 """Maximum bytes of a recording."""
 
 MAX_PENDING_BYTES = 64 * 2**20
-"""Maximum bytes of events that wait to be written; beyond it the recording ends."""
+"""Maximum bytes of events that wait to be written; when more wait, the recording ends."""
 
 END_BYTES = 512
 """Bytes that are kept free for the last line."""
@@ -38,7 +38,7 @@ END_LIMIT_S = 5.0
 
 
 class RecordingFull(Exception):
-    """The recording has reached its maximum size."""
+    """Raised when a recording has reached its maximum size."""
 
 
 class Recording:
@@ -60,10 +60,11 @@ class Recording:
         self._write_line(HEADER)
 
     def write(self, message: watch_pb2.WatchResponse) -> None:
-        """Writes events as changes of the view.
+        """Writes the changes of the view (`services/common/watch_view.py`) that events make, one
+        JSON line for each change.
 
         Raises:
-            RecordingFull: there was no room; the last line of the file says so.
+            RecordingFull: the file has reached its maximum size; the last line says so.
             OSError: the changes could not be written.
         """
         changes = chain.from_iterable(map(self._view.take, message.events))
@@ -77,7 +78,7 @@ class Recording:
         self._file.flush()
 
     def end(self, text: str) -> None:
-        """Writes the last line, and closes the file.
+        """Writes `text` as the last line, and closes the file.
 
         Raises:
             OSError: the line could not be written.
@@ -119,7 +120,7 @@ async def recorded(
 
 
 async def _write(recording: Recording, watcher: Watcher) -> None:
-    """Writes until the watch is over, or nothing more can be written."""
+    """Writes events until the watch ends, the file is full or the disk fails."""
     try:
         while True:
             try:

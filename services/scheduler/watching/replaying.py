@@ -1,8 +1,8 @@
-"""Runs scheduling cores on the decisions of a recording, and compares their batches.
+"""Repeats the calls of a recording on new scheduling cores, and compares the selected batches.
 
-Everything that came from outside is given to the cores again: requests, results, losses, the time.
-Their decisions must be equal. Recorded tokens are numbers, whose equality is enough for drafts and
-for the prefix cache.
+The cores get all recorded inputs again: requests, results, losses, readings of the clock. Their
+batches must be equal to the recorded batches. A recording has numbers instead of tokens; equal
+numbers stand for equal tokens, which is enough for drafts and for the prefix cache.
 """
 
 from array import array
@@ -20,28 +20,29 @@ from services.scheduler.watching.core_facts import CoreFacts, core_of, order_of
 from services.scheduler.watching.selections import selection_of
 
 N_DIGITS = 255
-"""Number of values of a byte of a token; one more value marks the last byte of each token."""
+"""Number of values that each byte of a token id may have, except the last byte; the last byte of
+each token id has a further value."""
 
 MAX_OPTION_BYTES = 2**24
-"""Maximum bytes of a request's options, more than a frontend's message may have."""
+"""Maximum bytes of a request's sampling options; a message of a frontend is never that large."""
 
 
 class NotReplayable(Exception):
-    """The recording lacks something that a replay needs; the message says what."""
+    """Raised when a recording lacks data that a replay needs; the message says which data."""
 
 
 class Difference(Exception):
-    """The replay differs from the recording; the message says where."""
+    """Raised when a replay differs from the recording; the message says where."""
 
 
 class ReplayClock:
-    """A clock that shows the recorded readings."""
+    """A clock that returns recorded readings."""
 
     def __init__(self) -> None:
         self._readings: list[float] = []
 
     def set(self, readings: Sequence[float]) -> None:
-        """Shows these readings and then no others."""
+        """Sets the readings that the next calls return; further calls raise."""
         self._readings = list(reversed(readings))
 
     def __call__(self) -> float:
@@ -56,22 +57,22 @@ class ReplayClock:
 
 
 class ReplayPool(RequestPool):
-    """A pool in which requests expire when the recording says so."""
+    """A pool in which requests expire when they expired in the recording, whatever the time."""
 
     expiring: Sequence[Request] = ()
-    """The requests that expire in the next call."""
+    """The requests that the next call of `expired` returns."""
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests that expired in the recording, whatever the time."""
+        """Returns the requests that expired in the recording; `now` is not used."""
         return list(self.expiring)
 
 
 class Replay:
-    """The cores of a recording, one after the other, and their requests."""
+    """A replay: the cores of a recording, one for each epoch, and the requests so far."""
 
     def __init__(self) -> None:
         self.n_batches = 0
-        """Number of batches that were equal."""
+        """Number of batches that were equal to the recorded batches."""
         self._clock = ReplayClock()
         self._cores: list[Scheduler] = []
         self._pool: ReplayPool
@@ -79,11 +80,11 @@ class Replay:
         self._numbers: dict[Request, int] = {}
 
     def take(self, decision: watch_pb2.DecisionEvent) -> None:
-        """Repeats a decision.
+        """Repeats the call that a recorded decision describes.
 
         Raises:
-            Difference: the core decides something else.
-            NotReplayable: there is no core, or a request is not known.
+            Difference: the core refuses the call or selects another batch.
+            NotReplayable: the recording has no core for the call, or lacks a request.
         """
         kind = decision.WhichOneof("decision")
         if kind == "core":
@@ -197,10 +198,10 @@ def _tokens(numbers: Sequence[int]) -> "array[int]":
 
 
 def _token(number: int) -> int:
-    """Returns a token id for the number of a token.
+    """Returns a token id that stands for the number of a token.
 
-    Drafts look for equal tokens byte by byte. The last byte of each token, and no other byte, has a
-    value of its own, so that only whole tokens are found.
+    The drafter searches for equal tokens byte by byte. The last byte of every token id has a value
+    that no other byte has, so that a match always begins and ends between two tokens.
     """
     number, low = divmod(number, N_DIGITS)
     high, middle = divmod(number, N_DIGITS)

@@ -1,4 +1,4 @@
-"""Tells the turns of requests' lives."""
+"""Tells each change of a request's state: waiting, admitted, preempted, suspended, ended."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ REASONS = {
 
 
 class RequestTeller:
-    """A request observer that tells the audience."""
+    """A request observer that tells changes of requests to the audience."""
 
     def __init__(
         self, audience: Audience, told: ToldRequests, *, note_change: Callable[[], None]
@@ -45,14 +45,14 @@ class RequestTeller:
             self._tell(event)
 
     def first_token(self, request: Request) -> None:
-        """Tells nothing, since the iteration tells new tokens."""
+        """Tells nothing, since the event of an iteration has the numbers of new tokens."""
 
     def suspended(self, request: Request) -> None:
         """Tells that a request lost its pipeline."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
 
     def preempted(self, request: Request) -> None:
-        """Tells that a request gave up its memory."""
+        """Tells that a request was preempted."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_PUT_DOWN)
 
     def ended(self, request: Request, reason: FinishReason) -> None:
@@ -64,7 +64,7 @@ class RequestTeller:
         self._end(request, scheduler_pb2.COMPLETION_REASON_UNAVAILABLE)
 
     def whole(self, request: Request, turn: watch_pb2.RequestTurn) -> watch_pb2.RequestEvent:
-        """Returns an event with all fields of a request."""
+        """Returns an event of `turn` with all fields of a request."""
         event = self._change(request, turn)
         event.request_id = request.request_id
         event.n_prompt_tokens = request.n_prompt_tokens
@@ -101,7 +101,7 @@ class RequestTeller:
 
 
 def turn_of(request: Request) -> watch_pb2.RequestTurn:
-    """Returns the present turn of a request in the pool."""
+    """Returns the turn that led to the present state of a request in the pool."""
     if request.state is not RequestState.INITIATION:
         return watch_pb2.REQUEST_TURN_ADMITTED
     if request.n_preemptions:

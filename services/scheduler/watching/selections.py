@@ -1,4 +1,5 @@
-"""The event of a selection, with enough columns to tell one batch from any other."""
+"""The event of a selected batch, with enough columns that two different batches have different
+events."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -12,7 +13,8 @@ from services.scheduler.core.request import Request
 def selection_of(
     batch: Batch | None, number: Callable[[Request], int]
 ) -> watch_pb2.SelectionDecision:
-    """Returns the event of a batch or of no batch; `number` returns the number of a request."""
+    """Returns the event of a selection; `batch` is None if no batch was selected. `number` returns
+    the number by which events name a request."""
     if batch is None:
         return watch_pb2.SelectionDecision()
     spans = batch.spans

@@ -1,10 +1,11 @@
-"""When each stage began an iteration, concluded from the durations that stages report.
+"""Computes when each stage began an iteration, from the durations that stages report.
 
-The clocks of other machines are not read. A stage begins when the stage before it has sent its
-activations and the stage itself is done with the iteration before; the first stage begins when the
-plan is sent. A first pass goes from front to back by this rule. The result came when the last stage
-was done, so a second pass, from back to front, makes no stage begin later than the stages after it
-allow. The time that plans and results took on their way counts as time after the last stage.
+The clocks of other machines are not read. A stage begins when the stage before has sent the
+activations and the stage itself has finished the last iteration; the first stage begins when the
+plan is sent. A first pass computes starts by this rule, from the first stage to the last. The
+result came when the last stage was done. So a second pass, from the last stage to the first, moves
+a start earlier if the stages after it could not have finished in time otherwise. The time that
+plans and results travelled counts as time after the last stage.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ class StageTime:
 
 
 class StageStarts:
-    """The stages of one epoch, and when each ended its last iteration."""
+    """The times at which the stages of one epoch ended their last iterations."""
 
     def __init__(self, n_stages: int) -> None:
         self._done_ns = [0] * n_stages
@@ -28,7 +29,7 @@ class StageStarts:
     def starts(self, sent_ns: int, round_trip_ns: int, times: Sequence[StageTime]) -> list[int]:
         """Returns when each stage began to compute, in nanoseconds since the plan was sent.
 
-        The plan was sent at `sent_ns`. Iterations must come in their order.
+        The plan was sent at `sent_ns`. Calls must be made in the order of iterations.
         """
         starts: list[int] = []
         ready_ns = 0

@@ -1,7 +1,7 @@
-"""The requests that were told: their numbers, and how many of their tokens were computed.
+"""The requests that events have named: their numbers, and how many of their tokens were computed.
 
-A request gets its number when it is told for the first time; no other request ever gets that
-number. What is known of a request is forgotten when the request ends.
+A request gets a number when an event names the request for the first time; no other request ever
+gets that number. The entry of a request is removed when the request ends.
 """
 
 from dataclasses import dataclass
@@ -11,22 +11,22 @@ from services.scheduler.core.request import Request
 
 @dataclass(slots=True)
 class ToldRequest:
-    """What is known of a request that was told."""
+    """The entry of a request that an event has named."""
 
     number: int
     n_computed: int = 0
-    """Number of tokens whose keys and values are in memory, or being computed."""
+    """Number of tokens of the request whose keys and values are in memory, or being computed."""
     n_lost: int = 0
-    """Number of tokens whose keys and values were in memory and had to be given up."""
+    """Number of tokens of the request whose keys and values were in memory and were lost."""
 
     def put_down(self) -> None:
-        """Notes that the keys and values are gone."""
+        """Notes that the request's keys and values were lost: it was preempted or suspended."""
         self.n_lost = max(self.n_lost, self.n_computed)
         self.n_computed = 0
 
 
 class ToldRequests:
-    """The told requests that have not ended."""
+    """The entries of all requests that events have named and that have not ended."""
 
     def __init__(self) -> None:
         self._told: dict[Request, ToldRequest] = {}
@@ -36,7 +36,8 @@ class ToldRequests:
         return len(self._told)
 
     def of(self, request: Request) -> ToldRequest:
-        """Returns what is known of a request, which gets a number if it has none."""
+        """Returns the entry of a request; a request without an entry gets one, with a new
+        number."""
         told = self._told.get(request)
         if told is None:
             self._n_numbers += 1
@@ -52,9 +53,9 @@ class ToldRequests:
         return self.of(request).number
 
     def get(self, request: Request) -> ToldRequest | None:
-        """Returns what is known of a request; None if it was not told."""
+        """Returns the entry of a request; None if no event has named the request."""
         return self._told.get(request)
 
     def forget(self, request: Request) -> None:
-        """Forgets a request that has ended."""
+        """Removes the entry of a request that has ended."""
         self._told.pop(request, None)

@@ -24,14 +24,14 @@ class WatchService:
 
     def __init__(self, watching: Watching, *, max_watchers: int = MAX_WATCHERS) -> None:
         self.is_leading = False
-        """Whether this scheduler leads, so that there are events."""
+        """Whether this scheduler leads; other schedulers have no events."""
         self._watching = watching
         self._places = StreamPlaces(max_watchers, of="watchers")
 
     async def Watch(
         self, request: watch_pb2.WatchRequest, context: Any
     ) -> AsyncIterator[watch_pb2.WatchResponse]:
-        """Streams what happens from now on, across epochs.
+        """Streams the present state and all further events, across epochs.
 
         Raises:
             Unavailable: this scheduler does not lead any more, or the watcher was too slow.
@@ -41,6 +41,7 @@ class WatchService:
             raise Unavailable("this scheduler is not the leader")
         self._places.take()
         with self._watching.watch(has_decisions=request.has_decisions) as watcher:
-            await context.send_initial_metadata(())  # the caller knows that it misses nothing now
+            # The metadata tells the caller that it gets all events from now on.
+            await context.send_initial_metadata(())
             while True:
                 yield await watcher.next_message()

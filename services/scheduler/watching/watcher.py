@@ -1,4 +1,4 @@
-"""A watcher: the events that wait for it, in messages of a tenth of a second."""
+"""A watcher: the events that wait to be sent to it, in messages of a tenth of a second."""
 
 import asyncio
 from collections import deque
@@ -14,10 +14,11 @@ MAX_PENDING_BYTES = 16 * 2**20
 """Maximum bytes of events that wait for a watcher; watchers share the events."""
 
 MAX_MESSAGE_BYTES = 2**19
-"""Bytes of events after which another message begins; gRPC takes eight times as much."""
+"""Bytes of events in a message after which another message begins; gRPC accepts messages eight
+times as large."""
 
 EVENT_BYTES = 200
-"""Bytes that an event counts for besides its content."""
+"""Bytes counted for each event in addition to its content."""
 
 
 class Watcher:
@@ -31,7 +32,7 @@ class Watcher:
         batch_s: float = BATCH_S,
     ) -> None:
         self.has_decisions = has_decisions
-        """Whether the watcher is told decisions, too."""
+        """Whether the watcher gets decisions, too."""
         self.is_gone = False
         """Whether the watch has ended."""
         self._max_pending_bytes = max_pending_bytes
@@ -48,12 +49,13 @@ class Watcher:
         return len(self._pending)
 
     def put(self, event: watch_pb2.WatchEvent, n_bytes: int) -> None:
-        """Adds an event of `n_bytes` bytes; ends the watch if too much waits already."""
+        """Adds an event of `n_bytes` bytes. If too many bytes wait already, ends the watch
+        instead."""
         if self.is_gone:
             return
         n_bytes += EVENT_BYTES
         if self._n_pending_bytes + n_bytes > self._max_pending_bytes and self._pending:
-            self._pending.clear()  # they may never be read
+            self._pending.clear()  # a slow watcher may never read the events
             self._n_pending_bytes = 0
             self.end("the watcher does not keep up")
             return
@@ -69,10 +71,10 @@ class Watcher:
             self._has_news.set()
 
     async def next_message(self) -> watch_pb2.WatchResponse:
-        """Waits for events, and a little longer for more of them; returns the events in order.
+        """Waits for an event, and then `batch_s` for further events; returns the events in order.
 
         Raises:
-            Unavailable: the watch is over; the message says why.
+            Unavailable: the watch has ended; the message says why.
         """
         await self._has_news.wait()
         if self._n_pending_bytes < MAX_MESSAGE_BYTES and not self.is_gone:

@@ -1,7 +1,7 @@
-"""Watching: which events are told, and to which watchers.
+"""Watching: creates the observers that make events, and begins and ends watches.
 
 A watch begins with the present state: the epoch, each request in the pool, the order of the pool.
-It goes on across epochs, until this scheduler no longer leads or the watcher is too slow.
+A watch goes on across epochs, until this scheduler no longer leads or the watcher is too slow.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from services.scheduler.watching.watcher import MAX_PENDING_BYTES, Watcher
 
 
 class Watching:
-    """All events that one scheduler process tells."""
+    """The source of all events of one scheduler process."""
 
     def __init__(
         self, settings: SchedulerSettings, *, wall_ns: Callable[[], int] = time.time_ns
@@ -33,9 +33,9 @@ class Watching:
         self._audience = Audience(wall_ns=wall_ns)
         self._told = ToldRequests()
         self._pool = PoolTeller(self._audience, self._told)
-        self._epoch: EpochTeller | None = None  # the last one that served
+        self._epoch: EpochTeller | None = None  # the epoch that serves, or served last
         self.decisions = Decisions(self._audience, self._told)
-        """Tells the decisions of cores."""
+        """Tells the decisions of scheduling cores."""
         self.requests = RequestTeller(
             self._audience, self._told, note_change=self._pool.note_change
         )
@@ -47,8 +47,8 @@ class Watching:
         return self._audience.is_there
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> EpochTeller:
-        """Returns the observer of an epoch that is about to form; the calls into its core are told,
-        too."""
+        """Returns the observer of an epoch that is about to form. From now on watchers also get
+        events about the calls of the epoch's core."""
         tell_calls(scheduler, self.decisions)
         return EpochTeller(
             self._audience,
@@ -64,7 +64,7 @@ class Watching:
     def watch(
         self, *, has_decisions: bool = False, max_pending_bytes: int = MAX_PENDING_BYTES
     ) -> Iterator[Watcher]:
-        """Yields a watcher, which is told the present state and the events during the block."""
+        """Yields a watcher, which gets the present state, and all events during the block."""
         watcher = Watcher(has_decisions=has_decisions, max_pending_bytes=max_pending_bytes)
         if self._epoch is not None:
             self._tell_all(watcher, self._epoch)
@@ -75,7 +75,7 @@ class Watching:
             self._audience.leave(watcher)
 
     def drain(self) -> None:
-        """Tells that no more requests are taken."""
+        """Tells that the scheduler accepts no more requests."""
         if self._epoch is not None and self._audience.is_there:
             self._epoch.mark(watch_pb2.MARK_KIND_DRAINING, "the scheduler takes no more requests")
 
