@@ -60,7 +60,7 @@ class EpochTeller:
         if suspects:
             self.mark(
                 watch_pb2.MARK_KIND_SUSPECTS,
-                "were on board of a pipeline that was lost, and are admitted one at a time",
+                "were in flight in a pipeline that was lost, and are admitted one at a time",
                 suspects,
             )
         self._pool.note_change()

@@ -139,7 +139,7 @@ def check_probation(driver: LossyDriver, batch: Batch | None) -> None:
 
 
 def check_failures(driver: LossyDriver) -> None:
-    """Whoever failed was on board of as many losses in a row as a request may be, or more."""
+    """A request that failed was in flight for as many losses in a row as allowed, or for more."""
     for update in driver.updates:
         if update.finish_reason is FinishReason.FAILED:
             assert driver.n_on_board.get(update.request, MAX_LOSSES) >= MAX_LOSSES
