@@ -79,7 +79,8 @@ class Figures:
     def second(self, time_s: float) -> Totals:
         """Returns the totals in which an iteration that ended at `time_s` is counted.
 
-        If the figures of that second are made already, the iteration counts in the next second.
+        If the figures of that second are made already, the iteration counts in the first second
+        whose figures are not made.
         """
         second = max(math.floor(time_s), self._end or 0)
         if not self._seconds or self._seconds[-1][0] < second:
