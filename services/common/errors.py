@@ -1,4 +1,4 @@
-"""The errors that reach a client, and nothing else.
+"""The errors that reach a client.
 
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
@@ -14,24 +14,25 @@
     ├── StaleEpoch          a message of an epoch that is over
     └── RequestCancelled    the client no longer wants it
 
-Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC,
-`http/protocol/errors.py` for HTTP. A bug is not in this tree: it ends the process.
+Each protocol translates these errors in exactly one place: `rpc_handlers.py` for gRPC,
+`http/protocol/errors.py` for HTTP. A bug raises an error that is not in this tree, and ends the
+process.
 """
 
 MAX_MESSAGE_LENGTH = 1000
 """Maximum number of characters of an error, including any text of the client that it repeats."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client that was refused for too much at once may try again, unless the
-refusal knows better: the time of a few short answers."""
+"""Seconds after which a client may try again that was refused because of too many requests, unless
+the refusal sets another number. A few short answers take this time."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client that was refused for too much at once may try again, unless the
-refusal knows better: the time of a few short answers."""
+"""Seconds after which a client may try again that was refused because of too many requests, unless
+the refusal sets another number. A few short answers take this time."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client that was refused for too much at once may try again, unless the
-refusal knows better: the time of a few short answers."""
+"""Seconds after which a client may try again that was refused because of too many requests, unless
+the refusal sets another number. A few short answers take this time."""
 
 MAX_QUOTE_LENGTH = 80
 """Maximum number of characters of a client's own text that an error repeats."""

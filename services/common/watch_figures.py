@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MINUTE_S, RECENT_S = 60, 5
-"""Seconds that figures cover: a minute for figures to read, fewer seconds for points of a drawn
-line."""
+"""Seconds that figures cover: a minute for figures that are read as numbers, fewer seconds for
+figures that are drawn as lines."""
 
 LAG_S = 0.5
 """Seconds after the end of an iteration in which its event is expected."""

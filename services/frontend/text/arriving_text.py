@@ -111,8 +111,8 @@ class ArrivingText:
         pass_on_cut: Callable[[str], None] | None = None,
     ) -> Steps[bool]:
         """Passes text on until a marker comes next; returns False if the text ends without a
-        marker. The beginning of a marker at the end of the text is passed to `pass_on_cut`, if that
-        is given."""
+        marker. If the text ends with the beginning of a marker, this beginning is passed to
+        `pass_on_cut`, if that is given."""
         while True:
             found = self._text.find(marker, self._at)
             if found >= 0:

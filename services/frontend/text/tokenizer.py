@@ -33,8 +33,8 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Character that decoders write for bytes that do not form a character, or do not form one yet."""
 
 MAX_HELD = 3
-"""Largest number of replacement characters at the end of a text that are held back. A character
-whose last byte is missing has at most this number of bytes."""
+"""Largest number of replacement characters at the end of a text that are held back. A character has
+at most four bytes, so an incomplete character has at most this number."""
 
 CONTEXT_TOKENS = 6
 """Number of prompt tokens that are decoded together with the first token of an answer, to find out
@@ -292,8 +292,8 @@ class IncrementalText:
 
 
 def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[int], str]:
-    """Returns the last few tokens that have a text, and their text, if it begins and ends with
-    whole characters; nothing if the last character is incomplete."""
+    """Returns the last few tokens that have a text, and their text, which begins and ends with
+    whole characters. Both are empty if the last character is incomplete."""
     last = reversed(token_ids[-4 * CONTEXT_TOKENS :])
     heard = (token_id for token_id in last if not tokenizer.is_silent(token_id))
     tail = [*islice(heard, CONTEXT_TOKENS + 3)][::-1]
