@@ -2,10 +2,10 @@
 
 | name | true while |
 |---|---|
-| `startup` | it has done what it does once: weights loaded, addresses bound |
-| `liveness` | it makes progress itself; never depends on a neighbour |
-| `readiness` | it could take work now |
-| the API's name, and the empty one | calls of that API are taken |
+| `startup` | the start is complete: weights loaded, addresses bound |
+| `liveness` | the process makes progress; never depends on other processes |
+| `readiness` | the process could take work now |
+| the API's name, and the empty name | calls of that API are taken |
 | `serving` | requests that come now get tokens (`serving.py`); schedulers and frontends only |
 
 Probes ask on a separate port, which has no TLS, since Kubernetes cannot present a certificate, and
