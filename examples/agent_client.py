@@ -1,9 +1,10 @@
-"""An agent: a model that calls a function of this program until it answers in words.
+"""An agent: a model that calls a function of this program until the model answers with text.
 
 python examples/agent_client.py [base URL]
 
-The model must know tools, as Qwen3-0.6B does. The server keeps nothing between calls, so each call
-has the whole conversation; its prefix cache recognises what was sent before.
+The model must be able to call tools, as Qwen3-0.6B is. The server keeps no conversations between
+calls, so each call has the whole conversation; the server's prefix cache recognises the part that
+was sent before.
 """
 
 import json

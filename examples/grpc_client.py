@@ -1,4 +1,4 @@
-"""Talks to Orcinus over gRPC: describes the model, gets a whole answer, and streams one.
+"""Talks to Orcinus over gRPC: describes the model, gets a whole answer, and streams an answer.
 
 PYTHONPATH=protos/gen python examples/grpc_client.py [host:port]
 """

@@ -1,8 +1,8 @@
-"""Streams a completion that goes on when the frontend it comes through is lost.
+"""Streams a completion. When its frontend is lost, the stream goes on through another frontend.
 
 python examples/resuming_client.py [--chat] [--prompt=TEXT] [--max-tokens=N] [base URL]...
 
-The package `orcinus_client` (clients/python) keeps what is needed to resume at another frontend.
+The package `orcinus_client` (clients/python) keeps the state that is needed to resume the stream.
 """
 
 import argparse

@@ -1,37 +1,38 @@
-"""The errors that reach a client, and nothing else.
+"""The errors that reach a client.
 
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
-    │   ├── TooLarge        so large that it is not even read
-    │   ├── Unsupported     in a form that is not read here
-    │   └── UnknownModel    there is no model of that name
-    ├── TimedOut            the client did not send, or not read, in time; or its call took too long
-    ├── Unauthenticated     nobody knows who calls
-    ├── PermissionDenied    it is known who calls, and he may not
-    ├── PoolFull            too much at once; says when to try again
-    ├── Unavailable         no pipeline at the moment; may be tried again
-    ├── RequestFailed       it ends whatever serves it; must not be tried again
-    ├── StaleEpoch          a message of an epoch that is over
-    └── RequestCancelled    the client no longer wants it
+    │   ├── TooLarge        too large; the server does not read the rest
+    │   ├── Unsupported     in a form that the server does not read
+    │   └── UnknownModel    the named model is not served
+    ├── TimedOut            a timeout: the client was too slow, or the call took too long
+    ├── Unauthenticated     no API key, or an unknown one
+    ├── PermissionDenied    the caller is known, but not allowed to make the call
+    ├── PoolFull            too many requests; says when to try again
+    ├── Unavailable         no pipeline at the moment; trying again may help
+    ├── RequestFailed       the request ends each pipeline that serves it; must not be retried
+    ├── StaleEpoch          the sender belongs to an epoch that is over
+    └── RequestCancelled    the client has cancelled the request
 
-Each protocol translates them in exactly one place: `rpc_handlers.py` for gRPC,
-`http/protocol/errors.py` for HTTP. A bug is not in this tree: it ends the process.
+Each protocol translates these errors in exactly one place: `rpc_handlers.py` for gRPC,
+`http/protocol/errors.py` for HTTP. A bug raises an error that is not in this tree, and ends the
+process.
 """
 
 MAX_MESSAGE_LENGTH = 1000
 """Maximum number of characters of an error, including any text of the client that it repeats."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client that was refused for too much at once may try again, unless the
-refusal knows better: the time of a few short answers."""
+"""Seconds after which a client may try again that was refused because of too many requests, unless
+the refusal sets another number. A few short answers take this time."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client that was refused for too much at once may try again, unless the
-refusal knows better: the time of a few short answers."""
+"""Seconds after which a client may try again that was refused because of too many requests, unless
+the refusal sets another number. A few short answers take this time."""
 
 RETRY_AFTER_S = 1.0
-"""Seconds after which a client that was refused for too much at once may try again, unless the
-refusal knows better: the time of a few short answers."""
+"""Seconds after which a client may try again that was refused because of too many requests, unless
+the refusal sets another number. A few short answers take this time."""
 
 MAX_QUOTE_LENGTH = 80
 """Maximum number of characters of a client's own text that an error repeats."""

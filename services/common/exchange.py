@@ -49,7 +49,7 @@ class Exchange:
 
 
 class LoopTimer:
-    """A timer that counts turns of its event loop (passes of equal length) instead of reading a
+    """A timer that counts down a few waits of the event loop, named turns, instead of reading a
     clock.
 
     Time in which the event loop did not run, because the process got no processor or was stopped,

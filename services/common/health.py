@@ -2,14 +2,14 @@
 
 | name | true while |
 |---|---|
-| `startup` | it has done what it does once: weights loaded, addresses bound |
-| `liveness` | it makes progress itself; never depends on a neighbour |
-| `readiness` | it could take work now |
-| the API's name, and the empty one | calls of that API are taken |
+| `startup` | the start is complete: weights loaded, addresses bound |
+| `liveness` | the process makes progress; never depends on other processes |
+| `readiness` | the process could take work now |
+| the API's name, and the empty name | calls of that API are taken |
 | `serving` | requests that come now get tokens (`serving.py`); schedulers and frontends only |
 
-Probes ask on a port of its own, which stays without TLS: Kubernetes cannot present a certificate,
-and there is nothing else on it.
+Probes ask on a separate port, which has no TLS, since Kubernetes cannot present a certificate, and
+which serves nothing else.
 """
 
 from functools import partial
@@ -27,12 +27,12 @@ READINESS = "readiness"
 SERVING = "serving"
 
 _TIMED = partial(TimedExchange, receive_limit_s=10.0, send_limit_s=30.0)
-"""Limit of time for messages of a few bytes, which are fast unless the peer stands still."""
+"""Exchange with timeouts for messages of a few bytes, which are fast unless the peer hangs."""
 
 
 class Health:
-    """The standard gRPC health service of one process, which begins alive, not started and not
-    ready."""
+    """The standard gRPC health service of one process. At first the process is alive, not started
+    and not ready."""
 
     def __init__(self, api: str) -> None:
         self._api = api

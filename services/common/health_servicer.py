@@ -18,7 +18,8 @@ from services.common import errors
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"]
 
 MAX_WATCHES = 1024
-"""Watches that a server has at once: one for each connection of clients that watch its health.
+"""Largest number of watches that a server has at a time. A client that watches the health has one
+watch for each connection.
 
 Each watch takes about 12 KB, whether it is read or not.
 """

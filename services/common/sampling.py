@@ -1,12 +1,14 @@
-"""How the next token of a request is chosen: the one definition of its options.
+"""The sampling options, which say how the next token of a request is chosen. They are defined only
+here.
 
-An option is a field of `SamplingParams`: its default, its range, what it does, and its type in a
-rank's table of requests. Everything else follows the fields: the bodies of the HTTP API, the
+An option is a field of `SamplingParams`, with its default, its range, its effect, and its type in a
+rank's table of requests. All other code is derived from the fields: the bodies of the HTTP API, the
 conversion to and from `sampling.proto` (`sampling_proto.py`), the checks of frontend and scheduler,
-and the columns on the ranks, which trust what was checked.
+and the columns on the ranks. Ranks do not check options again.
 
-Pure: the engine core imports it where neither protobuf nor pydantic is installed. What a request
-asks for besides (its length, stop strings, the number of answers) is the frontend's.
+The module needs neither protobuf nor pydantic, since the engine core imports it where they are not
+installed. The other options of a request (its length, stop strings, the number of answers) are
+handled by the frontend.
 """
 
 import dataclasses

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MINUTE_S, RECENT_S = 60, 5
-"""Seconds that figures cover: a minute for figures to read, fewer seconds for points of a drawn
-line."""
+"""Seconds that figures cover: a minute for figures that are read as numbers, fewer seconds for
+figures that are drawn as lines."""
 
 LAG_S = 0.5
 """Seconds after the end of an iteration in which its event is expected."""
@@ -79,7 +79,8 @@ class Figures:
     def second(self, time_s: float) -> Totals:
         """Returns the totals in which an iteration that ended at `time_s` is counted.
 
-        If the figures of that second are made already, the iteration counts in the next second.
+        If the figures of that second are made already, the iteration counts in the first second
+        whose figures are not made.
         """
         second = max(math.floor(time_s), self._end or 0)
         if not self._seconds or self._seconds[-1][0] < second:

@@ -1,8 +1,8 @@
-"""A client of Orcinus with retries, several frontends, and streams that go on when the frontend
-they came through is lost.
+"""A client of Orcinus, with retries and several frontends. When a frontend is lost, its streams go
+on through another frontend.
 
-Decisions are made without a connection (`Attempts`, `StreamedCall`), so that `Client` and
-`AsyncClient` differ only in how they wait.
+`Attempts` and `StreamedCall` decide which request is made next, and make no connections. So
+`Client` and `AsyncClient` differ only in how they wait.
 """
 
 from orcinus_client.async_client import AsyncClient

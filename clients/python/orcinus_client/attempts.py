@@ -21,7 +21,7 @@ class Retry:
     max_pause_s: float = 5.0
 
     max_retry_after_s: float = 60.0
-    """Longest `Retry-After` that is waited for; if it is longer, the error is raised."""
+    """Longest `Retry-After` that the client waits for; after a longer one, the error is raised."""
 
 
 class Attempts:
@@ -36,8 +36,8 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[float, float], float] = random.uniform,
     ) -> None:
-        """`is_computed` says that each attempt computes the whole answer, so that a lost answer is
-        wasted work."""
+        """`is_computed` says whether each attempt computes the whole answer, so that a lost answer
+        is wasted work."""
         self._base_urls = base_urls
         self._retry = retry
         self._is_computed = is_computed
@@ -57,7 +57,7 @@ class Attempts:
         self._n_failures = 0
 
     def fail(self, error: ClientError) -> float:
-        """Turns to the next base URL; returns the seconds to wait before asking it.
+        """Moves on to the next base URL; returns the seconds to wait before the next attempt.
 
         Raises:
             ClientError: `error`, if it must not be retried or there were enough attempts.

@@ -1,7 +1,7 @@
 """The calls of a client, without a connection: which request is made next, where, and when.
 
-A client makes the requests that a call names, passes to the call what comes, and waits as long as
-the call says.
+A client makes the requests that a call names, passes the received bytes to the call, and waits as
+long as the call says.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +39,7 @@ class Query:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the answer takes the time of a model, and is computed again if it is asked for
-        again."""
+        """Whether a model computes the answer, so that it is computed again for each attempt."""
         return self.body is not None
 
     @classmethod
@@ -89,11 +88,13 @@ class StreamedCall:
             yield chunk
 
     def end(self) -> None:
-        """Notes that the connection has ended; raises ConnectionLost if the stream has not."""
+        """Notes that the connection has ended; raises ConnectionLost if the stream is not
+        complete."""
         self._stream.end()
 
     def fail(self, error: ClientError) -> float:
-        """Notes that the connection has failed; returns the seconds to wait before the next.
+        """Notes that the connection has failed; returns the seconds to wait before the next
+        connection.
 
         Raises:
             ClientError: `error`, if another connection cannot bring the rest.

@@ -22,7 +22,8 @@ from orcinus_client.stream import Chunk
 
 
 class Client:
-    """Talks to one frontend, and to the next one if it fails. Threads may share it."""
+    """Sends calls to one frontend, and to the next frontend if the first fails. Several threads may
+    share a client."""
 
     def __init__(
         self,
@@ -33,8 +34,8 @@ class Client:
         read_timeout_s: float = 60.0,
         answer_timeout_s: float | None = 3600.0,
     ) -> None:
-        """`base_urls` end in `/v1`. `read_timeout_s` limits the time without a byte of a stream,
-        and `answer_timeout_s` the time until an answer that comes whole."""
+        """`base_urls` end in `/v1`. `read_timeout_s` limits the time in which no byte of a stream
+        comes, and `answer_timeout_s` the time until an answer that is not streamed."""
         self._frontends = Frontends(stripped(base_urls), retry or Retry())
         self._answer_timeout = answer_timeout(connect_timeout_s, answer_timeout_s)
         self._http = httpx.Client(
@@ -62,11 +63,12 @@ class Client:
         return self._call(Query.completion(prompt, options))
 
     def chat(self, messages: Messages, **options: Any) -> dict[str, Any]:
-        """Returns the next turn of a conversation; options and errors are as of `completion`."""
+        """Returns the next turn of a conversation; options and errors are the same as for
+        `completion`."""
         return self._call(Query.chat(messages, options))
 
     def models(self) -> dict[str, Any]:
-        """Returns the list of models; errors are as of `completion`."""
+        """Returns the list of models; errors are the same as for `completion`."""
         return self._call(Query.models())
 
     def stream_completion(

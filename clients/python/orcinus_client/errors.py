@@ -29,12 +29,12 @@ class ConnectionLost(ClientError):
 
 
 class TimedOut(ClientError):
-    """A whole answer took longer than `answer_timeout_s`. It is not asked for again, since it would
-    be computed again."""
+    """An answer that is not streamed took longer than `answer_timeout_s`. The call is not retried,
+    since the answer would be computed again."""
 
 
 class UnexpectedAnswer(ClientError):
-    """The answer is not one of Orcinus; it may be a page of a proxy."""
+    """The answer does not come from Orcinus; it may be a page of a proxy."""
 
 
 class ApiError(ClientError):
@@ -71,7 +71,7 @@ class PermissionDenied(ApiError):
 
 
 class Overloaded(ApiError):
-    """There is too much at once."""
+    """The server has too many requests at present."""
 
 
 class Unavailable(ApiError):
@@ -79,8 +79,8 @@ class Unavailable(ApiError):
 
 
 class GatewayTimedOut(Unavailable):
-    """A proxy did not wait any longer. The answer may still be computed behind it, so it is not
-    asked for again where that would compute it twice."""
+    """A proxy did not wait any longer. The server may still compute the answer, so a call whose
+    answer would then be computed twice is not retried."""
 
 
 class RequestFailed(ApiError):
@@ -104,8 +104,8 @@ _BY_CODE: dict[str | None, type[ApiError]] = {
 
 
 def error_of(status: int, headers: httpx.Headers, content: bytes) -> ApiError:
-    """Returns the error that a response stands for. It may come from a proxy, and then is not
-    JSON."""
+    """Returns the error that a response stands for. A response of a proxy, which may not be JSON,
+    is accepted too."""
     try:
         value = json.loads(content)["error"]
         fields = value if isinstance(value, dict) else {}

@@ -1,7 +1,7 @@
 """Text that is still arriving, read from its front in one pass.
 
-A reader is a generator of steps: it yields when it needs more text, and continues where it was when
-more has come. So what it reads depends on the text alone, never on how the text was cut. Each
+A reader is a generator: it yields when it needs more text, and is continued when more text has
+come. So the result depends only on the text, never on how the text was cut into pieces. Each
 character is looked at a fixed number of times.
 """
 
@@ -84,15 +84,16 @@ class ArrivingText:
             yield
 
     def skip(self, marker: str) -> Steps[None]:
-        """Takes a marker if it is next, or the part of it with which the text ends."""
+        """Moves past a marker if the marker comes next, or past the beginning of the marker if the
+        text ends with that beginning."""
         if (yield from self.begins_with(marker)):
             self.take(len(marker))
         elif marker.startswith(self._text[self._at :]):
             self.take_rest()
 
     def run(self, characters: re.Pattern[str]) -> Steps[str]:
-        """Takes as many characters as match a pattern, which must match each character on its
-        own."""
+        """Returns the next characters that match a pattern, and moves past them. The pattern must
+        match each character separately."""
         pieces = []
         while (yield from self.peek()):
             match = characters.match(self._text, self._at)
@@ -109,9 +110,9 @@ class ArrivingText:
         pass_on: Callable[[str], None],
         pass_on_cut: Callable[[str], None] | None = None,
     ) -> Steps[bool]:
-        """Passes text on until a marker is next; returns False if the text ends without one. The
-        beginning of a marker at the end of the text is passed to `pass_on_cut`, if that is
-        given."""
+        """Passes text on until a marker comes next; returns False if the text ends without a
+        marker. If the text ends with the beginning of a marker, this beginning is passed to
+        `pass_on_cut`, if that is given."""
         while True:
             found = self._text.find(marker, self._at)
             if found >= 0:

@@ -1,8 +1,8 @@
 """Turns a conversation into one text by the template of the checkpoint.
 
-Templates are Jinja programs made for the `transformers` library, and find here the functions that
-they may call there. They run in a sandbox that limits their time and their output, and see the
-conversation as plain dictionaries.
+Templates are Jinja programs made for the `transformers` library. This module offers the functions
+that templates may call in that library. They run in a sandbox that limits their time and their
+output, and see the conversation as plain dictionaries.
 """
 
 import datetime
@@ -33,18 +33,20 @@ TEMPLATE_ERRORS = (
     TypeError,
     ValueError,
 )
-"""Errors that a template can raise when it is compiled or rendered. Expressions of a template raise
-such errors too, for example `1 + ''`: then the template suits other messages."""
+"""Errors that a template can raise when it is compiled or rendered. Expressions of a template, for
+example `1 + ''`, raise such errors too: this means that the template does not support the
+messages."""
 
 MAX_CONFIG_BYTES = 16 << 20
-"""Largest size of a `tokenizer_config.json` in bytes: some list a hundred thousand added tokens."""
+"""Largest size of a `tokenizer_config.json` in bytes: some such files list a hundred thousand added
+tokens."""
 
 GGUF_TEMPLATE = "tokenizer.chat_template"
-"""Key of a GGUF file that has its template. With a dot and a name after it, the key has another
+"""Key of a GGUF file's template. The same key followed by a dot and a name is the key of a further
 template."""
 
 MAX_TEMPLATE_BYTES = 1 << 20
-"""Largest size of a `chat_template.jinja` in bytes; long ones take a fiftieth."""
+"""Largest size of a `chat_template.jinja` in bytes; long templates have a fiftieth of this size."""
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
 
@@ -79,7 +81,7 @@ class ChatTemplate:
         """Returns the template in a checkpoint's directory; None if there is none.
 
         Raises:
-            ValueError: the template is broken, or the configuration that may contain it.
+            ValueError: the template, or the configuration that may contain it, is broken.
         """
         try:
             config = _read_config(directory / "tokenizer_config.json")
@@ -111,7 +113,7 @@ class ChatTemplate:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the template is broken, or the file that may contain it.
+            ValueError: the template, or the file that may contain it, is broken.
         """
         if not is_gguf(model):
             return cls.from_directory(model)
@@ -129,12 +131,12 @@ class ChatTemplate:
             raise ValueError(f"{model}: {GGUF_TEMPLATE} is broken: {explanation}") from error
 
     def render(self, conversation: Conversation, *, limit_s: float, max_characters: int) -> str:
-        """Returns the text of a conversation, up to where the assistant's turn begins or, with
-        `continues_last`, goes on.
+        """Returns the text of a conversation, up to the place where the answer begins: a new turn
+        of the assistant or, with `continues_last`, the end of the last turn.
 
         Raises:
-            TooMuch: the text would have more than `max_characters`; or, as TooSlow, it took more
-            than `limit_s` seconds of processor time.
+            TooMuch: the text would have more than `max_characters` characters. The subclass
+            TooSlow: rendering took more than `limit_s` seconds of processor time.
             InvalidRequest: the template refuses the conversation, or leaves out the content that
             should go on.
         """
@@ -187,8 +189,8 @@ class ChatTemplate:
 
 
 def _call(call: EarlierCall) -> dict[str, Any]:
-    """Returns a call in the form that templates expect, with its arguments as an object if they are
-    one."""
+    """Returns a call in the form that templates expect. The arguments become an object if their
+    text is a JSON object."""
     function = {"name": call.name, "arguments": _read(call.arguments, call.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -217,8 +219,8 @@ def _new_tag() -> str:
 
 
 def _cut(text: str, tag: str) -> str:
-    """Returns the text before the tag; without white space at its end, if the template has stripped
-    that of the tag.
+    """Returns the text before the tag. If the template has stripped the white space of the tag, the
+    white space at the end of the result is stripped too.
 
     Raises:
         InvalidRequest: the text does not contain the tag.
@@ -259,7 +261,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _named_templates(template: object) -> dict[str, str]:
-    """Returns templates by their names; a single one is named "default"."""
+    """Returns templates by their names; a single template has the name "default"."""
     if isinstance(template, list):
         return {named["name"]: str(named["template"]) for named in template}
     return {"default": template} if isinstance(template, str) else {}

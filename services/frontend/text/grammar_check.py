@@ -1,7 +1,7 @@
-"""Checks whether a grammar can be followed, by compiling it as the workers will.
+"""Checks whether a grammar can be followed, by compiling it in the same way as the workers.
 
-Another process compiles (`grammar_process`), one grammar at a time; the number of grammars that
-wait is limited. The verdict is kept, the compiled grammar is not.
+Another process compiles grammars (`grammar_process`), one at a time; the number of grammars that
+wait is limited. The result of a check (the verdict) is kept, but the compiled grammar is not.
 """
 
 import hashlib
@@ -53,12 +53,12 @@ class GrammarCheck:
         )  # the reason against a grammar; empty for none
 
     async def check(self, field: str, grammar: str, pipeline: ServedPipeline, share: Share) -> None:
-        """Returns if a grammar, which came in `field`, can be followed. The memory for the check is
-        added to the share of the call meanwhile.
+        """Returns if a grammar can be followed. `field` is the request's field that contained the
+        grammar. During the check, its memory is added to the share of the call.
 
         Raises:
             InvalidRequest: the grammar cannot be followed; the message says where.
-            PoolFull: too many grammars wait, or this one could not be checked.
+            PoolFull: too many grammars wait, or this grammar could not be checked.
         """
         if not pipeline.can_follow_grammars or self._tokenizer_file is None:
             raise errors.InvalidRequest(field, _NONE_CAN)
@@ -85,8 +85,8 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     def _verdict(self, grammar: str, pipeline: ServedPipeline, tokenizer_file: Path) -> str:
-        """Returns the reason why a grammar cannot be followed; empty if it can. It runs in the
-        thread of the lane."""
+        """Returns the reason why a grammar cannot be followed; empty if it can be followed. Runs in
+        the thread for grammars."""
         process = self._of(pipeline, tokenizer_file)
         try:
             reason = process.reason_against(grammar)
@@ -99,7 +99,8 @@ class GrammarCheck:
         return "" if reason is None else f"cannot be followed: {reason}"[:MAX_MESSAGE_LENGTH]
 
     def _of(self, pipeline: ServedPipeline, tokenizer_file: Path) -> GrammarProcess:
-        """Returns the process for a model; the process for another model is ended."""
+        """Returns the process that checks grammars for a model; ends the process for another model,
+        if there is one."""
         model = CheckedModel(
             tokenizer_file=str(tokenizer_file.absolute()),
             vocab_size=pipeline.vocab_size,

@@ -1,7 +1,8 @@
 """The process beside a frontend that compiles the grammars of clients to check them.
 
-It runs `services.grammar.checker`. It is started with the first grammar, and again when it has died
-or does not answer. It has the vocabulary of the model in memory, so that the frontend need not.
+The process runs `services.grammar.checker`. It is started when the first grammar comes, and again
+when it has died or does not answer. It holds the vocabulary of the model in memory, so that the
+frontend need not hold it.
 """
 
 import json
@@ -14,11 +15,12 @@ import weakref
 from services.grammar.checker import CheckedModel
 
 START_LIMIT_S = 30.0
-"""Seconds that the process has to read the tokenizer; it takes 0.3 s on an idle machine."""
+"""Seconds in which the process must have read the tokenizer, which takes 0.3 s on an idle
+machine."""
 
 CHECK_LIMIT_S = 10.0
-"""Seconds that the process has to answer about a grammar. Its processor time for that has a limit
-of its own, far below."""
+"""Seconds in which the process must answer about a grammar. A separate limit, far below, holds for
+the processor time of the check."""
 
 
 class NoAnswer(Exception):
@@ -76,8 +78,8 @@ class _StartedProcess:
             raise CannotFollow(reason)
 
     def ask(self, line: str, *, limit_s: float) -> str | None:
-        """Sends a line and returns the answer to it. If it raises NoAnswer, the process has been
-        ended."""
+        """Sends a line and returns the answer. Raises NoAnswer, and ends the process, if there is
+        no answer in time."""
         ends_at = time.monotonic() + limit_s
         answer = b""
         try:

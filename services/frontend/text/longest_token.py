@@ -1,10 +1,10 @@
 """The largest number of characters that one token can stand for, read from the description of the
 tokenizer.
 
-It gives a lower bound of the number of tokens of a text, before the text is tokenized. A tokenizer
-can make a text shorter on the way: by normalizers that strip, by pre-tokenizers that drop spaces,
-by a token that stands for anything unknown. So only parts that are known not to do so are trusted.
-For all other tokenizers there is no bound.
+This number gives a lower bound of the number of tokens of a text before the text is tokenized. A
+tokenizer can make a text shorter: by normalizers that strip, by pre-tokenizers that drop spaces, by
+a token for any unknown text. So a bound is given only if all parts of the tokenizer are known not
+to shorten texts in these ways.
 """
 
 import json
@@ -36,8 +36,8 @@ def longest_token(tokenizer: tokenizers.Tokenizer) -> int | None:
 
 
 def _shrinking(normalizer: Part | None) -> int | None:
-    """Returns the largest number of characters that a normalizer makes into one; None if that is
-    not known."""
+    """Returns the largest number of characters that a normalizer makes into one; None if the number
+    is not known."""
     factor = 1
     for part in _flat(normalizer, "normalizers"):
         match part:
@@ -67,7 +67,8 @@ def _keeps_all(pre_tokenizer: Part | None) -> bool:
 
 
 def _spells_all(parts: Part, vocabulary: Mapping[str, int]) -> bool:
-    """Returns whether the model drops no unknown character, and joins none with another."""
+    """Returns whether the model neither drops an unknown character nor joins unknown characters to
+    one token."""
     model = parts["model"]
     if model["type"] != "BPE":
         return False

@@ -1,10 +1,10 @@
-"""The format in which the served model writes messages, and what follows from it: how an answer is
-read, and the grammar that makes the model call tools, or follow a client's grammar after its
+"""The format in which the served model writes messages. From the format follow the reader of an
+answer, and the grammar that makes the model call tools, or follow a client's grammar after its
 reasoning.
 
-Operators name the format, or it is found from the chat template and the special tokens of the
-checkpoint. If the format is unknown, the tags of Hermes are assumed: a reader that meets none of
-them reads plain content, and where a tool must be called, the grammar makes the model write them.
+Operators set the format, or it is derived from the chat template and the special tokens of the
+checkpoint. If the format is unknown, the tags of Hermes are assumed: without such tags, the reader
+reads plain content, and if a tool must be called, the grammar makes the model write the tags.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ ToolParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
 ReasoningParser = Literal["auto", "none", "think"]
 
 TAIL_TOKENS = 8
-"""Number of tokens at the end of a prompt in which the tag that opens the reasoning is looked
-for."""
+"""Number of tokens at the end of a prompt that are searched for the tag that opens the
+reasoning."""
 
 TAGS = reasoning.BEGIN, reasoning.END
 
@@ -48,7 +48,7 @@ class ToolCallFormat(Protocol):
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that mark calls, and are special tokens in some checkpoints."""
+        """Texts that mark calls. In some checkpoints these texts are special tokens."""
 
     @property
     def id_prefix(self) -> str:
@@ -60,7 +60,7 @@ class ToolCallFormat(Protocol):
 
     @property
     def has_bare_calls(self) -> bool:
-        """Whether calls are JSON without any mark."""
+        """Whether calls are JSON without a mark that introduces them."""
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a new reader for an answer."""
@@ -81,7 +81,8 @@ FAMILIES: Mapping[str, ToolCallFormat] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """How the answers to one prompt are written and read."""
+    """The format of the answers to one prompt: makes their readers, and has the grammar that
+    answers follow."""
 
     family: ToolCallFormat | None = None
     tool_names: frozenset[str] = frozenset()
@@ -91,16 +92,16 @@ class AnswerFormat:
     """Whether an answer consists either of calls or of a text of the client's grammar."""
     thinks: bool = False
     is_thinking: bool = False
-    """Whether the prompt ends inside the reasoning."""
+    """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that readers must see, with their texts."""
     grammar: str = ""
-    """Grammar that answers follow in place of the client's; empty for none."""
+    """Grammar that answers follow in place of the client's grammar; empty if there is none."""
     grammar_field: str = ""
     """Field of the request that is the reason for the grammar."""
 
     def reader(self, request_id: str, index: int) -> MessageReader:
-        """Returns a new reader of the answer with that index to a request."""
+        """Returns a new reader for the answer with index `index` to a request."""
         reader: MessageReader = PlainReader()
         if self.family is not None:
             new_id = partial(_call_id, self.family, f"{request_id}-{index}")
@@ -154,8 +155,8 @@ class MessageFormat:
         asked_field: str = "format",
     ) -> AnswerFormat:
         """Returns the format of the answers to a conversation whose text has these tokens. `asked`
-        is the grammar that the client asks for in `asked_field`: answers then call tools or follow
-        it, after the reasoning.
+        is the grammar that the client requests in the field `asked_field`. If it is given, answers
+        call tools or follow this grammar, after the reasoning.
 
         Raises:
             InvalidRequest: a tool must be called that cannot be called, or calls could not be
@@ -220,9 +221,10 @@ class MessageFormat:
     def _call_rules(
         self, family: ToolCallFormat, conversation: Conversation, *, has_other: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls; or text with calls in it, if the model is
-        free to call and the client asks for no other grammar (`has_other`). Where the model is free
-        to call, only strict tools keep their schemas."""
+        """Returns the rule `answer` of a grammar. The rule allows only calls; or text with calls in
+        it, if the model may choose whether to call and the client requests no other grammar
+        (`has_other`). If the model may choose, only the arguments of strict tools must match their
+        schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         tools = _callable_tools(conversation)
@@ -238,8 +240,8 @@ class MessageFormat:
 
 
 def schema_grammars(conversation: Conversation) -> Iterator[tuple[str, str]]:
-    """Yields, for the first few tools whose arguments must keep their schemas, the field of the
-    schema and its grammar."""
+    """Yields the field and the grammar of a tool's schema, for the first `MAX_BLAMED` tools whose
+    arguments must match their schemas."""
     is_free = conversation.tool_choice.mode == "auto"
     kept = [one for one in _callable_tools(conversation) if one[1].is_strict or not is_free]
     for number, tool in kept[:MAX_BLAMED]:
@@ -272,8 +274,8 @@ def _call_id(family: ToolCallFormat, answer: str, index: int) -> str:
 
 
 def _after_thought(markers: Markers, *, is_thinking: bool) -> str:
-    """Returns the rule of a reply after its reasoning. The reasoning may be left out unless the
-    prompt has begun it."""
+    """Returns the rule of a reply after its reasoning. The reasoning may be left out, unless the
+    prompt has begun the reasoning."""
     thought = r"thought /\n*/ reply"
     if not is_thinking:
         thought = f"{markers[reasoning.BEGIN]} {thought} | reply"
@@ -281,9 +283,9 @@ def _after_thought(markers: Markers, *, is_thinking: bool) -> str:
 
 
 def _check_json(grammar: str, field: str) -> None:
-    """Raises InvalidRequest unless a grammar is that of JSON that keeps a schema. Calls without a
-    mark are JSON too, and are recognised by the name of a tool; in a text of another grammar they
-    could not be."""
+    """Raises InvalidRequest unless a grammar is made from a JSON schema. Calls without a mark are
+    JSON that is recognised by the name of a tool, and could not be recognised in a text of another
+    grammar."""
     if not output_format.parts(grammar)[0].get("json_schema"):
         raise errors.InvalidRequest(
             field, "goes together with tools only as JSON, since the model's calls have no mark"
@@ -294,7 +296,7 @@ def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
     """Returns the schema of a tool's arguments.
 
     Raises:
-        InvalidRequest: the schema is not that of an object, or too long.
+        InvalidRequest: the schema does not describe an object, or is too long.
     """
     output_format.check_length(_field(number), len(tool.parameters))
     try:

@@ -45,7 +45,7 @@ class MessageDelta:
 
     @property
     def content(self) -> str:
-        """New characters of the content, including those between two calls."""
+        """New characters of the content, including characters between two calls."""
         return self._words(is_reasoning=False)
 
     @property
@@ -57,7 +57,7 @@ class MessageDelta:
         return bool(self.parts)
 
     def __add__(self, later: "MessageDelta") -> "MessageDelta":
-        """Returns the additions of this delta and of a later one."""
+        """Returns the additions of this delta and of a later delta."""
         return MessageDelta(self.parts + later.parts)
 
     def _words(self, *, is_reasoning: bool) -> str:
@@ -79,7 +79,7 @@ class MessageReader(Protocol):
         """Takes new text and returns what it adds to the message."""
 
     def flush(self) -> MessageDelta:
-        """Returns what was held back, when the text has ended."""
+        """Ends the text, and returns the part of the message that was held back."""
 
 
 class PlainReader:
@@ -92,7 +92,7 @@ class PlainReader:
         return MessageDelta((Words(text),) if text else ())
 
     def flush(self) -> MessageDelta:
-        """Returns nothing: nothing is held back."""
+        """Returns an empty delta, since no text is held back."""
         return MessageDelta()
 
 

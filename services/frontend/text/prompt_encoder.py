@@ -1,8 +1,8 @@
 """Turns prompts into tokens.
 
-A prompt that is too long is refused as early as that can be known: by its characters, by the number
-of tokens that a text of so many characters has at least, and finally by its tokens, before they
-become Python numbers.
+A prompt that is too long is refused as early as possible: by the number of its characters, by the
+smallest number of tokens that a text of this length can have, and finally by the number of its
+tokens, before the tokens become Python numbers.
 """
 
 from array import array
@@ -27,7 +27,7 @@ from services.frontend.text.text_threads import (
 from services.frontend.text.tokenizer import Tokenizer, TooManyTokens
 
 INLINE_TURNS = 32
-"""Number of turns of the longest conversation that is rendered in the event loop."""
+"""Largest number of turns of a conversation that is rendered in the event loop."""
 
 INLINE_RENDER_S = 0.02
 """Seconds that rendering in the event loop may take. A template that needs more is never run there
@@ -41,8 +41,8 @@ TEXT_BYTES = 160
 """Bytes of memory for each token while tokens are turned into text."""
 
 TURN_BYTES = 512
-"""Bytes of memory that a turn takes while a conversation is rendered. The rendered text, a few
-times `max_characters` at most, is there for one conversation in each lane."""
+"""Bytes of memory that a turn takes while a conversation is rendered. The memory of the rendered
+text, a few times `max_characters` at most, is needed for one conversation in each thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class PromptEncoder:
         self._is_template_slow = False
 
     def check_length(self, prompts: Sequence[Prompt], limits: ModelLimits | None) -> None:
-        """Checks the lengths of a call's prompts as far as that takes no work; against the limits
-        of the model too, if they are known.
+        """Checks the lengths of a call's prompts as far as possible without tokenizing. The limits
+        of the model are checked too, if they are known.
 
         Raises:
             InvalidRequest: the prompts are too long.
@@ -101,8 +101,8 @@ class PromptEncoder:
         *,
         add_special_tokens: bool | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens of a prompt, which leave room for an answer. The memory for the work
-        is added to the share of the call meanwhile. By default texts get special tokens, and
+        """Returns the tokens of a prompt, and checks that they leave room for an answer. During the
+        work, its memory is added to the share of the call. By default texts get special tokens, and
         conversations do not.
 
         Raises:

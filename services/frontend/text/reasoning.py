@@ -1,7 +1,7 @@
 """Reads reasoning between `<think>` and `</think>`, before the message itself.
 
 Some templates open the tag themselves, so that the answer begins inside it. If the reasoning is
-never closed, the message has nothing else.
+never closed, the message has no content and no calls.
 """
 
 from services.frontend.text.arriving_text import NEWLINES, SPACES, ArrivingText, Steps
@@ -14,8 +14,9 @@ class ThinkReader:
     """Reads the reasoning of an answer, and leaves the rest to another reader."""
 
     def __init__(self, rest: MessageReader, *, has_begun: bool, must_call: bool = False) -> None:
-        """`has_begun` says that the answer begins inside the tag. With `must_call`, only calls may
-        follow: the beginning of a tag with which the text ends is no content then."""
+        """`has_begun` says whether the answer begins inside the tag. With `must_call`, only calls
+        may follow the reasoning: if the text ends with the beginning of a tag, this beginning does
+        not become content."""
         self._rest = rest
         self._must_call = must_call
         self._text = ArrivingText()
@@ -41,7 +42,7 @@ class ThinkReader:
         return reasoning + self._rest.feed(self._text.kept() + self._text.take_rest())
 
     def flush(self) -> MessageDelta:
-        """Returns what was held back, when the text has ended."""
+        """Ends the text, and returns the part of the message that was held back."""
         self._text.end()
         return self.feed("") + self._rest.flush()
 

@@ -1,7 +1,8 @@
 """Stop strings: texts that end the output, found while it is still coming.
 
-Each stop string has a Knuth-Morris-Pratt automaton of its own. So a character costs the same
-wherever tokens are cut, and exactly the longest match under way is held back.
+Each stop string has its own Knuth-Morris-Pratt automaton. So the cost of a character does not
+depend on how the text is cut into tokens, and only the longest text that may become a stop string
+is held back.
 """
 
 import functools
@@ -23,8 +24,8 @@ class StopStrings:
         """Stop string that was met; empty if none was."""
 
     def feed(self, text: str, *, may_end: bool = True) -> str:
-        """Takes more text and returns the text that can be delivered. Nothing may be fed once a
-        stop string is met.
+        """Takes more text and returns the text that can be delivered. Must not be called after a
+        stop string was met.
 
         A stop string that is complete while `may_end` is false counts as ordinary text.
         """
@@ -42,7 +43,7 @@ class StopStrings:
         return self._deliver(len(self._held) - max(m.n_characters for m in self._matches))
 
     def flush(self) -> str:
-        """Returns the text that was held back, when no more is coming; empty if a stop string was
+        """Ends the text, and returns the part that was held back; empty if a stop string was
         met."""
         return "" if self.is_met else self._held
 
@@ -52,7 +53,7 @@ class StopStrings:
 
 
 class _Match:
-    """The match of one stop string: how many of its characters the text ends with."""
+    """The match of one stop string: the number of its first characters with which the text ends."""
 
     def __init__(self, stop: str) -> None:
         self._stop = stop

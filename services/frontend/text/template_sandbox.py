@@ -1,12 +1,12 @@
 """Jinja with limits on the processor time and the characters of one rendering.
 
-The sandbox of Jinja keeps a template from reaching into Python. It does not keep it from looping
-for ever, or from writing a billion spaces. The template comes with the checkpoint, but its input
-comes from any client.
+The sandbox of Jinja keeps a template from reaching into Python. The sandbox does not stop a
+template that loops for ever or writes a billion spaces. The template comes with the checkpoint, but
+its input comes from any client.
 
-The time is checked wherever a template can repeat something: in loops, calls and filters. The
-length is checked beforehand wherever it can make a long text out of short ones. One step between
-two checks handles texts of a bounded length, but its time is not bounded by a clock: a template may
+The time is checked wherever a template can repeat work: in loops, calls and filters. The length is
+checked before each operation that can make a long text out of short texts. A step between two
+checks handles texts of a bounded length, but the time of the step is not checked: a template may
 spend some hundredths of a second in one search or sort.
 """
 
@@ -26,12 +26,12 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 COPIES = 4
-"""Number of characters that a template may handle for each character that it may write: it builds
-its text from parts, which are counted each time."""
+"""Number of characters that a template may handle for each character that it may write. The number
+is above 1 since a text is built from parts, and a part is counted each time that it is handled."""
 
 MAX_PRODUCT = 2**26
-"""Largest number of characters that a function may write, if it writes one argument once for each
-part of the others."""
+"""Largest number of characters that a function may write, if it repeats one argument for each part
+of the other arguments."""
 
 MAX_NUMBER_BITS = 1024
 """Largest number of bits of a number."""
@@ -49,7 +49,7 @@ _WIDE = re.compile(r"\d{5}|%[^a-zA-Z%]*\*|\{[^{}]*\{")
 
 
 class TooMuch(jinja2.TemplateRuntimeError):
-    """A template would write too much."""
+    """A template would write too many characters."""
 
 
 class TooSlow(TooMuch):
@@ -77,8 +77,8 @@ class Meter:
             raise self.too_much()
 
     def size(self, value: object) -> int:
-        """Returns the approximate number of characters of a value as text. It stops counting once
-        there are too many."""
+        """Returns the approximate number of characters of a value as text. Stops counting when the
+        number exceeds the limit."""
         size, rest = 0, [value]
         while rest and size <= self.max_characters:
             size += 1
@@ -95,8 +95,9 @@ class Meter:
         return size
 
     def check(self, *arguments: object) -> None:
-        """Raises TooMuch if a function with these arguments may write too much: some functions
-        write an argument as often as another says, or once for each part of another."""
+        """Raises TooMuch if a function with these arguments may write too many characters. Some
+        functions repeat an argument as often as another argument says, or once for each part of
+        another argument."""
         most = 1
         for argument in arguments:
             size = abs(argument) if isinstance(argument, int) else self.size(argument)
@@ -123,7 +124,8 @@ def metered(meter: Meter) -> Iterator[None]:
 
 
 class MeteredEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's environment for untrusted templates, whose renderings are counted."""
+    """Jinja's environment for untrusted templates, which counts the time and the characters of each
+    rendering."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -204,8 +206,8 @@ def _count_output(value: Any) -> Any:
 
 
 def _counted(function: Callable[..., Any], *, is_lazy: bool) -> Callable[..., Any]:
-    """Returns a filter that checks the meter before it runs. It fails without a meter, so that
-    Jinja does not evaluate it for constants while a template is compiled."""
+    """Returns a filter that checks the meter before it runs. The filter fails without a meter, so
+    that Jinja does not evaluate the filter for constants while a template is compiled."""
 
     @wraps(function)  # the attributes say how Jinja must call the filter
     def counted(*args: Any, **kwargs: Any) -> Any:
@@ -251,7 +253,7 @@ def _length(value: object) -> int:
 
 
 def _check_format(meter: Meter, text: object, *values: object) -> None:
-    """Raises TooMuch for a format that may write much for a short value."""
+    """Raises TooMuch for a format that may write a long text for a short value."""
     if isinstance(text, str) and _WIDE.search(text):
         raise meter.too_much()
     meter.write(meter.size([text, *values]))

@@ -1,11 +1,12 @@
-"""Threads in which texts are made into tokens, and conversations into texts.
+"""Threads in which texts are tokenized and conversations are rendered.
 
-Work on a short text takes less time than a switch to a thread, and is done at once. Other work
-waits for one of two lanes, each a thread, so that short work does not wait behind long work. A lane
-does one piece of work at a time, in order of arrival, and refuses more when too much waits.
+Work on a short text takes less time than a switch to a thread, and is done at once in the event
+loop. Other work waits for one of two lanes. A lane is a thread with a queue; one is for short
+texts, so that these do not wait behind long texts. A lane does one piece of work at a time, in
+order of arrival, and refuses work when too many characters wait.
 
-A thread cannot be stopped. So the memory that its work takes is counted until the work ends, even
-if the client has gone meanwhile. Work whose client has gone before it began is not begun.
+A thread cannot be stopped. So the memory of the work is counted until the work ends, even if the
+client has disconnected before. Work that has not begun when its client disconnects is not done.
 """
 
 import asyncio
@@ -18,15 +19,15 @@ from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
 
 INLINE_CHARACTERS = 8192
-"""Number of characters of the longest text that is worked on in the event loop, which takes a few
+"""Largest number of characters of a text that is worked on in the event loop, which takes a few
 milliseconds."""
 
 SHORT_CHARACTERS = 32 * 1024
-"""Number of characters of the longest text for the short lane, which takes about 20 ms."""
+"""Largest number of characters of a text for the lane for short texts, which takes about 20 ms."""
 
 MAX_WAITING_CHARACTERS = 2 * 2**20
-"""Largest number of characters of the texts that wait for a lane: a few seconds of work. One text
-may wait in any case."""
+"""Largest number of characters of the texts that wait for a lane: a few seconds of work. A single
+text may wait even if it is longer."""
 
 ENCODE_BYTES = 160
 """Bytes of memory that the tokenizers library takes while it works, for each character of a text
@@ -34,9 +35,9 @@ and once more for each of its bytes in UTF-8. Measured: 130 for each letter of E
 single letters between signs, 450 for each character of Chinese, 600 to 700 for emoji."""
 
 LANE_PART = 4
-"""The work of a lane counts as one part in `LANE_PART` of the memory budget at most, so that one
-long text does not keep other requests out. The memory beyond that is bounded by
-`max_prompt_characters`, once for each lane."""
+"""The work of a lane counts as at most 1 / `LANE_PART` of the memory budget, so that one long text
+does not keep other requests out. The memory beyond that is bounded by `max_prompt_characters`, once
+for each lane."""
 
 Result = TypeVar("Result")
 
@@ -63,12 +64,12 @@ class TextThreads:
         n_bytes: int,
         is_short: bool,
     ) -> Result:
-        """Does work on `n_characters` characters in a thread, and returns its result or raises its
-        error. Its `n_bytes` bytes of memory are added to the share of the call, and are counted
-        until the work ends.
+        """Does work on `n_characters` characters in a thread, and returns the result or raises the
+        error of the work. The work takes `n_bytes` bytes of memory, which are added to the share of
+        the call and counted until the work ends.
 
         Raises:
-            PoolFull: too much work waits, or the budget has less memory left.
+            PoolFull: too many characters wait, or the budget has less memory left.
         """
         lane = self._short if is_short else self._long
         return await lane.run(work, share, n_characters=n_characters, n_bytes=n_bytes)

@@ -1,8 +1,9 @@
 """The text and the bytes of single tokens, for clients that want to see each token.
 
-A token has the text that it adds in the middle of a text: that of `▁Paris` is " Paris", although a
-text that begins with the token begins without the space. Special tokens have their names as texts.
-A token with a part of a character has U+FFFD in its text; its bytes say which part.
+The text of a token is the text that the token adds in the middle of a text. For example, the text
+of `▁Paris` is " Paris", although a text that begins with this token begins without the space. The
+text of a special token is its name. If a token has only a part of a character, its text has U+FFFD
+there, and its bytes are the bytes of that part.
 """
 
 import functools
@@ -20,14 +21,14 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class TokenTexts:
-    """Texts of the tokens of a tokenizer. Any thread may ask."""
+    """Texts of the tokens of a tokenizer. Any thread may call the methods."""
 
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         decoders = _decoders(tokenizer)
         self._byte_of = _bytes_of_characters() if "ByteLevel" in decoders else {}
         self.joins_bytes = set(decoders) == {"ByteLevel"}
-        """Whether the text of tokens is the concatenation of their bytes."""
+        """Whether the text of several tokens is the concatenation of the bytes of the tokens."""
         self._special_ids = frozenset(
             token_id
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
@@ -38,7 +39,7 @@ class TokenTexts:
         """Returns the text of a token."""
         self.whole_text = functools.lru_cache(MAX_CACHED)(self._whole_text)
         """Returns the text that a token adds to any text that ends with a whole character; None if
-        that depends on the text, or if the token may be left out."""
+        the added text depends on the text before, or if the token may be left out."""
 
     def to_bytes(self, token_id: int) -> bytes:
         """Returns the bytes of a token: a part of a character, or its text in UTF-8."""
@@ -71,8 +72,8 @@ class TokenTexts:
 
 
 def _anchor(tokenizer: tokenizers.Tokenizer) -> tuple[list[int], str]:
-    """Returns tokens with a plain text, and that text, after which another token is decoded; none
-    if there are no such tokens."""
+    """Returns tokens with a plain text, and their text. A single token is decoded after these
+    tokens. Both are empty if the tokenizer has no such tokens."""
     for text in ("a", "0", "."):
         token_ids = tokenizer.encode(text, add_special_tokens=False).ids
         decoded = tokenizer.decode(token_ids, skip_special_tokens=False)
@@ -89,9 +90,9 @@ def _decoders(tokenizer: tokenizers.Tokenizer) -> list[str]:
 
 
 def _bytes_of_characters() -> dict[str, int]:
-    """Returns the byte that each character of byte-level tokens stands for, as GPT-2 has chosen
-    them: printable bytes stand for themselves, the others for the characters from U+0100 on, in
-    order."""
+    """Returns the byte that each character of byte-level tokens stands for, with the mapping of
+    GPT-2: a printable byte has its own character, and the other bytes have the characters from
+    U+0100 on, in order."""
     printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(0x100) if byte not in set(printing)]
     found = {chr(byte): byte for byte in printing}

@@ -26,26 +26,27 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # threads as the machine has processors, each of which keeps memory of its own.
 
 MAX_FILE_BYTES = 256 << 20
-"""Largest size of a `tokenizer.json` in bytes; the largest vocabularies take a fifth."""
+"""Largest size of a `tokenizer.json` in bytes; the files of the largest vocabularies have a fifth
+of this size."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""Character that decoders write for bytes that are not (yet) a character."""
+"""Character that decoders write for bytes that do not form a character, or do not form one yet."""
 
 MAX_HELD = 3
-"""Largest number of replacement characters at the end of a text that are held back: so many may
-still become a character whose last byte is missing."""
+"""Largest number of replacement characters at the end of a text that are held back. A character has
+at most four bytes, so an incomplete character has at most this number."""
 
 CONTEXT_TOKENS = 6
-"""Number of prompt tokens that are decoded together with the first token of an answer, to know its
-spacing. One would be enough if there were no incomplete characters."""
+"""Number of prompt tokens that are decoded together with the first token of an answer, to find out
+whether a space comes before it. One prompt token would suffice without incomplete characters."""
 
 MAX_WINDOW_TOKENS = 32
-"""Largest number of tokens that are decoded again for each new one. Only output that is not valid
-text reaches it."""
+"""Largest number of tokens that are decoded again for each new token. Only output that is not valid
+text reaches this number."""
 
 
 class TooManyTokens(ValueError):
-    """A text has more tokens than are wanted; `n_tokens` is their number."""
+    """A text has more tokens than the caller allows; `n_tokens` is the number of its tokens."""
 
     def __init__(self, n_tokens: int) -> None:
         super().__init__(f"{n_tokens} tokens")
@@ -121,12 +122,12 @@ class Tokenizer:
     def to_tokens(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> tuple[int, ...]:
-        """Returns the tokens of a text; with `add_special_tokens`, including those that the
-        checkpoint puts around texts.
+        """Returns the tokens of a text. With `add_special_tokens`, the special tokens that the
+        checkpoint puts around texts are included.
 
-        Other threads run meanwhile: of the library's methods to encode, only those for batches
-        release Python's lock. It is held while Python numbers are made of the tokens, so that is
-        done for `max_tokens` at most.
+        The library's methods that encode batches are used, since only these release Python's global
+        lock, so that other threads run meanwhile. The lock is held while the tokens become Python
+        numbers, so at most `max_tokens` tokens do.
 
         Raises:
             TooManyTokens: the text has more tokens than `max_tokens`.
@@ -161,8 +162,8 @@ class Tokenizer:
         return {text: token for text, token in ids.items() if token in self._special_ids}
 
     def is_silent(self, token_id: int) -> bool:
-        """Returns whether a token has no text: it is a special token, and these are skipped, or the
-        tokenizer does not know it."""
+        """Returns whether a token has no text, because it is a special token that is skipped, or a
+        token that the tokenizer does not know."""
         is_skipped = self._skips_special and token_id in self._special_ids
         return is_skipped or self._tokenizer.id_to_token(token_id) is None
 
@@ -173,8 +174,8 @@ class Tokenizer:
 
 
 def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
-    """Returns, for each token, where in the text of all tokens it begins, in characters. A
-    character of several tokens belongs to the last of them."""
+    """Returns for each token the position, in characters, at which it begins in the text of all
+    tokens. A character that several tokens make belongs to the last of these tokens."""
     text = IncrementalText(tokenizer)
     offsets, n_characters = [], 0
     for token_id in token_ids:
@@ -184,10 +185,11 @@ def text_offsets(tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
 
 
 class IncrementalText:
-    """The text of a growing list of tokens. A token costs the same, however many came before.
+    """The text of a growing list of tokens. The cost of a token does not grow with the number of
+    earlier tokens.
 
-    `context` are the tokens before the first one, if the text continues another: they decide
-    whether it starts with a space. All pieces together are `to_text` of all tokens, with one
+    `context` has the tokens before the first token, if the text continues another text. They decide
+    whether the text starts with a space. All pieces together are `to_text` of all tokens, with one
     exception. Tokenizers that spell unknown characters byte by byte replace a whole run of bytes if
     any of it is invalid, including characters that were complete and have been delivered; here
     these characters stay.
@@ -217,7 +219,7 @@ class IncrementalText:
         self._marks = marks or {}
         self._window: list[int] = []
         self._delivered = ""
-        """Beginning of the text of the window that has been delivered."""
+        """Text at the beginning of the window's text that has been delivered."""
         if not tokenizer.token_texts.joins_bytes:  # otherwise the context changes nothing
             self._window, self._delivered = _clean_tail(tokenizer, context)
         self._n_settled = len(
@@ -253,7 +255,7 @@ class IncrementalText:
         return piece
 
     def flush(self) -> str:
-        """Returns the text that was held back. Nothing may be fed afterwards."""
+        """Returns the text that was held back. `feed` must not be called afterwards."""
         if self._is_whole:
             return ""
         return self._tokenizer.to_text(self._window)[len(self._delivered) :]
@@ -275,8 +277,8 @@ class IncrementalText:
         return self._tokenizer.to_text(self._window)
 
     def _settle(self) -> None:
-        """Notes that all text is delivered: the tokens since the last call become the context of
-        the next ones."""
+        """Notes that all text is delivered. The tokens since the last call become the context of
+        the next tokens."""
         del self._window[: self._n_settled]
         self._n_settled = len(self._window)
         self._delivered = self._tokenizer.to_text(self._window)
@@ -290,8 +292,8 @@ class IncrementalText:
 
 
 def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[int], str]:
-    """Returns the last few tokens that have a text, and their text, if it begins and ends with
-    whole characters; nothing if the last character is incomplete."""
+    """Returns the last few tokens that have a text, and their text, which begins and ends with
+    whole characters. Both are empty if the last character is incomplete."""
     last = reversed(token_ids[-4 * CONTEXT_TOKENS :])
     heard = (token_id for token_id in last if not tokenizer.is_silent(token_id))
     tail = [*islice(heard, CONTEXT_TOKENS + 3)][::-1]

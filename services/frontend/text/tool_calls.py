@@ -1,9 +1,10 @@
-"""Tool calls in the text of a model: what the formats of all families share.
+"""Reads tool calls in the text of a model: the code that the formats of all families of models
+share.
 
-A call is a JSON object with a name and arguments. Its arguments are passed on as they come, once
-the name is known. Text that turns out to be no call becomes content, so that nothing is lost. White
-space around calls is not content. Neither is the beginning of a call that the end of the answer
-cuts off before its arguments, if another call came before or a call is required.
+A call is a JSON object with a name and arguments. When the name is known, the arguments are passed
+on as they come. Text that proves not to be a call becomes content, so that no text is lost. White
+space around calls is not content. If the answer ends inside a call before its arguments, the
+beginning of the call is dropped too if another call came before or a call is required.
 """
 
 import re
@@ -27,7 +28,7 @@ class CallRules:
     """The rules for the calls in one answer."""
 
     new_id: Callable[[int], str]
-    """Returns the id of the call with that index; each time the same."""
+    """Returns the id of the call with an index; always the same id for an index."""
     names: frozenset[str] = frozenset()
     """Names of the existing tools."""
     is_single: bool = False
@@ -40,7 +41,7 @@ class CallRules:
 
 @dataclass(slots=True)
 class _CallSoFar:
-    """What has been read of a call."""
+    """The parts of a call that have been read so far."""
 
     name: str = ""
     arguments: str = "{}"
@@ -48,8 +49,8 @@ class _CallSoFar:
 
 
 class ToolCallReader(ABC):
-    """Reads the content and the calls of an answer. The reader of each family says in which order
-    they come."""
+    """Reads the content and the calls of an answer. The reader of each family of models defines in
+    which order content and calls come."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -69,7 +70,7 @@ class ToolCallReader(ABC):
         return self._take_delta()
 
     def flush(self) -> MessageDelta:
-        """Returns what was held back, when the text has ended."""
+        """Ends the text, and returns the part of the message that was held back."""
         self._text.end()
         next(self._steps, None)
         if not self.n_tool_calls:
@@ -113,15 +114,15 @@ class ToolCallReader(ABC):
         return False
 
     def _say_cut_marker(self, text: str) -> None:
-        """Adds the beginning of a marker, with which the text ends, as content; unless it comes
-        after a call, or a call is required."""
+        """Adds `text`, the beginning of a marker at the end of the answer, as content. Drops the
+        text instead if a call came before or a call is required."""
         follows_call = self.n_tool_calls > 0 and not self._is_speaking
         if not (self._rules.must_call or follows_call):
             self._say(text)
 
     def _say_no_call(self, text: str) -> None:
-        """Adds text that looked like a call as content; unless it may be a call that the end of the
-        text cuts off."""
+        """Adds text that looked like a call as content, unless it may be a call that is cut off by
+        the end of the answer."""
         may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
         if not may_be_cut:
             self._say(text)
@@ -145,10 +146,10 @@ class ToolCallReader(ABC):
             self._new_arguments.append(text)
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
-        """Reads one or several calls, with or without the brackets of a list. `is_call` says
-        whether a name is that of a call.
+        """Reads one or several calls, with or without the brackets of a list. `is_call` returns
+        whether a name is the name of a call.
 
-        Returns False if the text is something else; then the text since the last call is kept.
+        Returns False if the text is not a call; in this case the text since the last call is kept.
         """
         text = self._text
         has_brackets = yield from text.begins_with("[")

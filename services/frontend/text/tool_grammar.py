@@ -1,7 +1,7 @@
 """Parts of the grammars that make an output call tools, in llguidance's dialect of Lark.
 
-The grammar of a family has a rule `answer`. The arguments of each tool have a rule of their own,
-made of the tool's schema. Marks that are special tokens of the checkpoint are written as numbers of
+The grammar of a family has a rule `answer`. The arguments of each tool have a separate rule, made
+from the tool's schema. Marks that are special tokens of the checkpoint are written as numbers of
 tokens, since texts in a grammar never match special tokens.
 """
 
@@ -26,10 +26,10 @@ class ToolRule:
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The texts that mark calls, as a grammar refers to them."""
+    """The texts that mark calls, in the form in which a grammar refers to them."""
 
     special: Mapping[str, int]
-    """Marks that are special tokens, with their tokens."""
+    """Token of each mark that is a special token."""
 
     def __getitem__(self, marker: str) -> str:
         return f"<[{self.special[marker]}]>" if marker in self.special else quoted(marker)
