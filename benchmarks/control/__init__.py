@@ -1,1 +1,1 @@
-"""The cost of everything but the model: decisions, plans, processes and messages."""
+"""Benchmarks of everything but the model: decisions, plans, processes and messages."""

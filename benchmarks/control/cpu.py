@@ -3,17 +3,18 @@
     python -m benchmarks.control.cpu
     python -m benchmarks.control.cpu --streams 256 1024 --json FILE
 
-A whole local system on real sockets whose rank computes nothing: it sleeps as long as a model
-would take, so that iterations have the batches that they would have, and samples the same token
-again and again. Clients stream the paper's mixed trace from it. On a machine where the model takes
-all cores there are, every 100 us of control for each token are taken from the model.
+Runs a whole local system on real sockets whose rank computes nothing. The rank sleeps for the time
+of a model, so that iterations have realistic batches, and samples fixed tokens. Clients stream the
+paper's mixed trace. On a machine whose cores are all used by the model, every 100 us of control for
+a token are taken from the model.
 
-With `--streams`, so many streams go on side by side, all in one batch, and make `--tokens-per-s`
-together: a stream that ends is followed by the next, with an answer of 64 to 192 tokens. With
-`--endless` none ends, so that what requests cost does not count.
+With `--streams`, the given number of streams run side by side, all in one batch, and generate
+`--tokens-per-s` together. A stream is a series of requests, each with an answer of 64 to 192
+tokens. With `--endless` each stream is a single long request, so that the cost of beginning and
+ending requests does not count.
 
-Processor time hardly depends on what else the machine does, so two versions may be compared by it
-where throughput could not.
+Processor time hardly depends on other work on the machine. So two versions can be compared by
+processor time where throughput would be too noisy.
 """
 
 import argparse
@@ -58,19 +59,20 @@ class Plane:
     http: str
     grpc: str
     metrics: str
-    """Address of the scheduler's gRPC service."""
+    """URL of the scheduler's metrics."""
     processes: dict[str, psutil.Process]
 
     def used(self) -> dict[str, "Used"]:
-        """Returns the processor time so far of each process of the plane, and of this one."""
+        """Returns the processor time used so far by each process of the plane, and by this
+        process."""
         processes = {**self.processes, "client": psutil.Process()}
         return {name: Used.by(process) for name, process in processes.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """Processor time in seconds, the kernel's part of it, and the number of voluntary context
-    switches."""
+    """Processor time in seconds, the kernel's part of that time, and the number of voluntary
+    context switches of a process."""
 
     cpu_s: float
     kernel_s: float
@@ -83,7 +85,7 @@ class Used:
         return cls(times.user + times.system, times.system, process.num_ctx_switches().voluntary)
 
     def since(self, before: "Used") -> "Used":
-        """Returns the use after `before`."""
+        """Returns the difference from an earlier use of the process."""
         return Used(
             self.cpu_s - before.cpu_s,
             self.kernel_s - before.kernel_s,
@@ -95,7 +97,7 @@ class Used:
 async def null_plane(
     options: argparse.Namespace, *, compute_ms: float, max_batch_size: int, max_batch_tokens: int
 ) -> AsyncIterator[Plane]:
-    """Runs a stage whose rank sleeps, a scheduler and a frontend."""
+    """Runs a control plane: a stage whose rank sleeps, a scheduler and a frontend."""
     os.environ[COMPUTE_MS] = str(compute_ms)  # the rank inherits it
     common = ("--log-level=ERROR",)
     children: list[Child] = []
@@ -156,7 +158,7 @@ def _processes() -> dict[str, psutil.Process]:
 
 @contextlib.asynccontextmanager
 async def client_of(plane: Plane, options: argparse.Namespace) -> AsyncIterator[load.Client]:
-    """Connects to a plane by the protocol that is asked for."""
+    """Connects to a plane by the protocol that the options name."""
     if options.over_grpc:
         async with grpc.aio.insecure_channel(plane.grpc) as channel:
             yield GrpcClient(channel)
@@ -166,7 +168,8 @@ async def client_of(plane: Plane, options: argparse.Namespace) -> AsyncIterator[
 
 
 async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures the mixed trace, with the cost of requests included; returns the best round."""
+    """Measures the mixed trace, including the cost of beginning and ending requests; returns the
+    table of the best rounds."""
     requests = workload.from_options(options, rate=options.rate, vocab_size=VOCAB_SIZE)
     n_tokens = sum(request.n_output for request in requests)
     rounds: list[dict[str, Used]] = []
@@ -191,7 +194,8 @@ async def measure_trace(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def measure_streams(options: argparse.Namespace, n_streams: int) -> dict[str, Any]:
-    """Measures `n_streams` streams side by side while all of them go on; returns the best round."""
+    """Measures `n_streams` streams while all of them are running; returns the table of the best
+    rounds."""
     compute_s = max(MIN_ITERATION_S, n_streams / options.tokens_per_s)
     n_tokens = round(n_streams * options.window_s / compute_s)
     streams = [requests_of(options, index, n_tokens // n_streams) for index in range(n_streams)]
@@ -235,7 +239,7 @@ def requests_of(
 
 
 async def send_in_turn(client: load.Client, requests: list[workload.PlannedRequest]) -> None:
-    """Sends each request when the request before is answered."""
+    """Sends the requests one after the other, each when the previous answer is complete."""
     calls = [client.prepare(request) for request in requests]
     for call in calls:
         await call.send()
@@ -275,8 +279,8 @@ class Samples:
                 await taking
 
     def between(self, n_first: int, n_last: int) -> tuple[Sample, Sample]:
-        """Returns the first sample with more than `n_first` tokens since the first one, and the
-        last with less than `n_last`."""
+        """Returns two samples, for which tokens are counted from the first sample on: the first
+        sample after more than `n_first` tokens, and the last sample before `n_last` tokens."""
         n_before = self._taken[0].n_tokens
         inside = [each for each in self._taken if n_first < each.n_tokens - n_before < n_last]
         if len(inside) < 2:
@@ -301,7 +305,7 @@ def _check(done: list[RequestRecord]) -> None:
 def report(
     title: str, rounds: list[dict[str, Used]], n_tokens: list[int], elapsed_s: list[float]
 ) -> dict[str, Any]:
-    """Prints a table of the best round of each process, and returns it."""
+    """Prints and returns a table with the best round of each process."""
     rate = max(n / seconds for n, seconds in zip(n_tokens, elapsed_s, strict=True))
     print(f"{title}, {n_tokens[0]} tokens, {rate:.0f} tokens/s")
     print(
@@ -321,7 +325,7 @@ def report(
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Measures what the options ask for, and writes a record if `--json` asks for one."""
+    """Runs the measurements of the options, and writes a record if `--json` is given."""
     if options.streams:
         tables = [await measure_streams(options, n_streams) for n_streams in options.streams]
     else:

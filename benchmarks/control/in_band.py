@@ -1,10 +1,10 @@
 """Control in band: plans travel over the data plane, from rank to rank, before their activations.
 
-This is how FasterTransformer and Megatron-LM do it (Orca, section 4.1), and what the engine is
-compared with. The first rank of stage 0 is given the plan by its controller. It passes it to the
-other ranks of its stage and to the next stage as two tensors, a length and the bytes; a rank
-cannot know that an iteration comes before it has received them, nor receive activations before it
-has read them.
+FasterTransformer and Megatron-LM send control messages like this (Orca, section 4.1), and the
+engine is compared with it. The controller gives each plan to the first rank of stage 0. That rank
+sends the plan to the other ranks of its stage and to the next stage as two tensors, a length and
+the bytes. A rank learns of an iteration only when the plan arrives, and can receive activations
+only after reading the plan.
 """
 
 from collections import deque
@@ -30,10 +30,10 @@ class InBandRelay(PlanRelay):
 
 
 class InBandMember(EpochMember):
-    """Receives plans from the rank before it and passes them to the rank behind it.
+    """Receives plans from the previous rank and sends them to the next rank.
 
-    Ranks form a chain: those of a stage one after the other, and the last of them forwards to the
-    first of the next stage. The chain's head is fed by its controller.
+    Ranks form a chain: the ranks of a stage one after the other, followed by the first rank of the
+    next stage. The controller gives the plans to the first rank of the chain.
     """
 
     def __init__(self, request: worker_pb2.JoinPipelineRequest, runner: Any, peers: Any) -> None:
@@ -44,8 +44,8 @@ class InBandMember(EpochMember):
 
     @property
     def n_announced(self) -> int:
-        """Number of plans that may be started; 1 for every rank but the head, which waits in
-        `start_next` for the next plan."""
+        """Number of plans that may be started. This is 1 for every rank but the first, since these
+        ranks wait in `start_next` for the next plan."""
         return len(self._announced) if self._place.world_rank == 0 else 1
 
     def start_next(self) -> None:

@@ -1,15 +1,16 @@
-"""The cost of a slow network between nodes for a deployed pipeline: `python -m
-benchmarks.control.link_delay`.
+"""The cost of a slow network between nodes for a deployed pipeline.
+
+    python -m benchmarks.control.link_delay
 
 Needs a cluster (KUBECONFIG) that serves `tests/cluster/overlays/demo`: two stages on two nodes.
-Clients keep as many requests running as fill all batches, and the scheduler keeps one batch in
-flight (lock step), as many as there are stages (a full pipeline), and one more, in turn. What is
-printed is the time from iteration to iteration, from the scheduler's own records: the median over
-all iterations in which a full batch decodes. Run it on a cluster with plain links and on one whose
-links are delayed, and compare. In lock step every iteration pays for the way of its messages; with
-more batches in flight the others are computed meanwhile.
+Clients keep enough requests running to fill all batches. In turn, the scheduler keeps one batch in
+flight (lock step), one batch for each stage (a full pipeline), and one more. Prints the time from
+iteration to iteration, from the scheduler's own records: the median over all iterations in which a
+full batch decodes. To compare, run the benchmark on a cluster with plain links and on a cluster
+with delayed links. In lock step every iteration waits for its messages; with more batches in
+flight, other batches are computed in that time.
 
-Ranks get one thread each, so that nodes which are one machine do not share their cores by chance.
+Each rank has one thread, so that nodes on one machine do not share cores by chance.
 """
 
 import argparse
@@ -35,7 +36,8 @@ PROMPT = "If the file does not exist,"
 SCHEDULER_PORT = 50052
 PORT_TIMEOUT_S = 30
 LONGEST_PAUSE_S = 1.0
-"""Longest pause between two iterations, in seconds, that does not count as a time without work."""
+"""Longest pause between two iterations, in seconds; a longer pause counts as a time without work
+and is ignored."""
 
 
 def set_scheduler(cluster: Cluster, depth: int) -> None:
@@ -60,7 +62,7 @@ def set_threads(cluster: Cluster) -> None:
 
 @contextlib.contextmanager
 def forwarded(cluster: Cluster) -> Iterator[str]:
-    """Yields a local address that leads to the leading scheduler."""
+    """Yields a local address that is forwarded to the leading scheduler."""
     command = ["kubectl", "-n", NAMESPACE, "port-forward", f"pod/{cluster.leader()}"]
     with subprocess.Popen(
         [*command, f":{SCHEDULER_PORT}"], stdout=subprocess.PIPE, text=True
@@ -74,7 +76,7 @@ def forwarded(cluster: Cluster) -> Iterator[str]:
 
 
 def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.IterationEvent]:
-    """Returns the iterations of `seconds` under load."""
+    """Returns the records of the iterations during `seconds` of load."""
     records: list[watch_pb2.IterationEvent] = []
     load = cluster.load(
         host=FRONTEND,
@@ -106,8 +108,8 @@ def record(cluster: Cluster, depth: int, seconds: float) -> list[watch_pb2.Itera
 
 
 def periods_ms(records: Sequence[watch_pb2.IterationEvent], depth: int) -> list[float]:
-    """Returns milliseconds per iteration, averaged over `depth` iterations: the way around of a
-    batch."""
+    """Returns the milliseconds per iteration, each averaged over `depth` iterations, which is one
+    round trip of a batch."""
     records = sorted(records, key=lambda each: each.iteration)
     found = []
     for begin in range(len(records) - depth):

@@ -2,10 +2,10 @@
 
     python -m benchmarks.control.null_rank    starts a stage's controller with such ranks
 
-So what is left of an iteration is control and the transfer of one hidden state per token between
-the stages. Three variables change that: `NULL_ACTIVATIONS=0` leaves the transfer out,
-`NULL_COMPUTE_MS=5` puts a model in that sleeps so long, and `NULL_IN_BAND=1` sends plans the other
-way: over the data plane, from rank to rank, before the activations (`benchmarks.control.in_band`).
+The time of an iteration is then control and the transfer of one hidden state per token between the
+stages. Three variables change this: `NULL_ACTIVATIONS=0` removes the transfer, `NULL_COMPUTE_MS=5`
+makes the rank sleep for 5 ms in each iteration, and `NULL_IN_BAND=1` sends plans over the data
+plane, from rank to rank, before the activations (`benchmarks.control.in_band`).
 """
 
 import os
@@ -36,12 +36,12 @@ from services.worker.settings import RankSettings
 
 HIDDEN_SIZE = 1024
 FIRST_TOKEN_ID, N_TOKENS = 256, 512
-"""The tokens that are sampled in turn; for models/demo they are pieces of words."""
+"""The range of tokens that are sampled in turn; in models/demo these tokens are pieces of words."""
 ACTIVATIONS, COMPUTE_MS, IN_BAND = "NULL_ACTIVATIONS", "NULL_COMPUTE_MS", "NULL_IN_BAND"
 
 
 class NullRunner:
-    """A runner that accepts any plan, sleeps, and samples tokens in turn, whose texts differ."""
+    """A runner that accepts any plan, sleeps, and samples different tokens in turn."""
 
     def __init__(self, compute_s: float) -> None:
         self._compute_s = compute_s
@@ -124,10 +124,10 @@ def rank_without_model(
     description: worker_pb2.DescribeResponse,
     membership: Membership,
 ) -> Rank:
-    """Returns a rank that joins pipelines as others do, with one layer that is never computed.
+    """Returns a rank that joins pipelines like other ranks, with one layer that is never computed.
 
-    `description` describes the model that the rank pretends to have; its place in the pipeline is
-    that of the settings.
+    `description` describes the model that the rank pretends to have. The settings give the rank's
+    place in the pipeline.
     """
     torch.set_num_threads(1)
     rendezvous = None

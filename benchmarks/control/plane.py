@@ -1,21 +1,23 @@
-"""The cost of control, and the worth of sending it ahead of the data.
+"""The cost of control, and the gain of sending control messages ahead of the data.
 
     python -m benchmarks.control.plane
 
-Real processes and sockets on loopback, ranks that compute nothing. The first table is the control
-round trip of one iteration, engine master → controllers → ranks → engine master, with one batch in
-flight, so that nothing overlaps. Budget: p50 of at most 1.0 ms with one stage and 0.25 ms for each
-further one.
+Uses real processes and sockets on loopback, and ranks that compute nothing. The first table is the
+control round trip of one iteration, engine master → controllers → ranks → engine master, with one
+batch in flight, so that nothing overlaps. Budget: a p50 of at most 1.0 ms with one stage, and 0.25
+ms for each further stage.
 
-The second table says what is left of it where stages compute, for `--compute-ms` each: the time
-from one iteration to the next, and what of that the slowest stage did not compute. With one batch
-in flight more than there are stages, the next one is there when a stage has finished the last. With
-one stage, all batches hold the same requests, whose tokens the rank hands over.
+The second table shows how much of the round trip remains when each stage computes for
+`--compute-ms`: the time from one iteration to the next, and the part of it in which the slowest
+stage did not compute. With more batches in flight than stages, a stage finds its next batch ready
+when it finishes one. With one stage, all batches hold the same requests, and the rank keeps their
+tokens for the next batch.
 
-The third table sets control ahead of the data (over gRPC, from controller to controller, as Orca
-does it) beside control in band (over the data plane, from rank to rank, before the activations, as
-FasterTransformer did), in turn within one run: the time per iteration when it goes round alone,
-and with as many batches in flight as there are stages, each stage computing for `--compute-ms`.
+The third table compares control ahead of the data (over gRPC, from controller to controller, as in
+Orca) with control in band (over the data plane, from rank to rank, before the activations, as in
+FasterTransformer), in turn within one run. It shows the time per iteration with one batch in
+flight, and with one batch in flight for each stage, where each stage computes for
+`--compute-ms`.
 """
 
 import argparse
@@ -63,7 +65,7 @@ class Case:
 
     @property
     def n_batches(self) -> int:
-        """Batches of different requests."""
+        """Number of batches with different requests."""
         return 1 if self.n_stages == 1 else self.depth
 
     @property
@@ -77,7 +79,7 @@ class Case:
 
 @contextlib.asynccontextmanager
 async def null_stages(case: Case) -> AsyncIterator[Pipeline]:
-    """Yields controllers and null ranks in processes of their own."""
+    """Starts controllers and null ranks in processes of their own, and yields the pipeline."""
     children: list[Child] = []
     os.environ.update(case.environment)  # the children inherit it
     try:
@@ -95,7 +97,7 @@ async def null_stages(case: Case) -> AsyncIterator[Pipeline]:
 
 
 def scheduler_for(case: Case, batch_size: int) -> Scheduler:
-    """A scheduler whose batches decode for ever."""
+    """Returns a scheduler whose batches decode until the benchmark ends."""
     scheduler = Scheduler(
         RequestPool(max_requests=batch_size * case.n_batches),
         KVManager(n_blocks=10_000, block_size=16),
@@ -113,9 +115,9 @@ class Times:
     """Times of iterations in the steady state, in milliseconds."""
 
     periods: list[float]
-    """Times from each iteration that returned to the next."""
+    """Times from each returned iteration to the next."""
     computes: dict[int, list[float]]
-    """Times that each stage computed, by the stage's index."""
+    """Compute times of each stage, by the index of the stage."""
 
     @property
     def period(self) -> float:
@@ -127,7 +129,7 @@ class Times:
 
 
 async def returns(case: Case, n_iterations: int, batch_size: int) -> Times:
-    """Runs a number of iterations and returns their times."""
+    """Runs `n_iterations` iterations and returns their times."""
     computes: dict[int, list[float]] = {index: [] for index in range(case.n_stages)}
     async with null_stages(case) as pipeline:
         news = asyncio.Event()
@@ -208,7 +210,7 @@ async def comparison_table(arguments: argparse.Namespace) -> None:
 async def compare(
     arguments: argparse.Namespace, *, n_stages: int, tp_size: int, depth: int
 ) -> None:
-    """Prints one row: both ways in turn, for a number of rounds."""
+    """Prints one row of the comparison: both kinds of control in turn, for a number of rounds."""
     means: dict[bool, list[float]] = {False: [], True: []}
     rounds = [is_in_band for _ in range(arguments.rounds) for is_in_band in (False, True)]
     for is_in_band in tqdm(rounds, desc=f"{n_stages} stages, tp {tp_size}", leave=False):

@@ -4,11 +4,12 @@ size.
     python -m benchmarks.control.scheduler
     python -m benchmarks.control.scheduler --prefix-cache
 
-The batch decodes; every request that ends is replaced by a waiting one, so admission, block
-allocation and release are part of the figure. Two batches are in flight, and the rank hands tokens
-over, as with one stage. In the fair order requests are one client's, or come from many in turn.
-Budget: 0.3 ms together at batch 64, flat in the size of the pool. With `--prefix-cache`, no prompt
-is like another, so that every block is entered and none is found.
+The batch decodes. Every request that ends is replaced by a waiting request, so admission, block
+allocation and release are included. Two batches are in flight, and the rank keeps tokens for the
+next batch, as with one stage. In the fair order the requests belong to one client, or to many
+clients in turn. Budget: 0.3 ms for both calls together at batch 64, independent of the size of the
+pool. With `--prefix-cache` no two prompts are alike, so that every block is entered into the cache
+and none is found.
 """
 
 import argparse
@@ -100,7 +101,7 @@ class Bench:
 
 
 def order_of(name: str) -> tuple[Order, int]:
-    """Returns an order by its name, and the number of clients in it."""
+    """Returns the order with a name, and the number of clients that send requests in that order."""
     if name == "fcfs":
         return FirstComeFirstServed(), 1
     return Fair(ageing_s=30.0, now=time.monotonic), N_CLIENTS if name == "fair, many" else 1
@@ -109,7 +110,7 @@ def order_of(name: str) -> tuple[Order, int]:
 def measure(
     policy: Policy, order: str, n_waiting: int, n_iterations: int, *, has_prefix_cache: bool
 ) -> tuple[float, float, float]:
-    """Median milliseconds of select, apply, and both together."""
+    """Returns the median milliseconds of `select`, of `apply`, and of both together."""
     of_requests, n_clients = order_of(order)
     bench = Bench(
         policy,

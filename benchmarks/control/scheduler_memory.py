@@ -1,10 +1,11 @@
-"""The memory of a scheduler for requests that frontends send, and for updates that they do not
-read.
+"""The memory that a scheduler needs for requests of frontends, and for updates that frontends do
+not read.
 
     python -m benchmarks.control.scheduler_memory
 
-For each line, a process of its own takes submissions in the wire's form as a scheduler does, and no
-iteration runs. The factors in `services/scheduler/settings.py` come from here.
+For each line, a separate process receives submissions in the wire format like a scheduler, without
+running an iteration. The factors in `services/scheduler/settings.py` are from these
+measurements.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def resident_bytes() -> int:
 
 
 class NoEngine:
-    """An engine for a loop that does not run."""
+    """A substitute for the engine, for a serving loop that does not run."""
 
     async def run(self, batch: object) -> None:
         raise AssertionError("a loop that does not run sends no batch")
@@ -80,7 +81,7 @@ def service_for(n_requests: int) -> SchedulerService:
 
 
 def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
-    """Takes requests in; returns the memory before and after."""
+    """Submits requests; returns the memory before and after, in bytes."""
     service, connection = service_for(n_requests), FrontendStream()
     submission = scheduler_pb2.Submission(
         prompt_token_ids=[70_000 + index % 60_000 for index in range(n_tokens)],
@@ -100,8 +101,8 @@ def submit(n_requests: int, n_tokens: int, n_stops: int) -> tuple[int, int]:
 
 
 def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
-    """Lets updates with `n_bytes` of log-probabilities wait; returns the memory before and
-    after."""
+    """Queues updates with `n_bytes` of log-probabilities each; returns the memory before and after,
+    in bytes."""
     connection = FrontendStream()
     requests = [Request(RequestId(f"{REQUEST_ID}{index}"), [1], 10**6) for index in range(64)]
     before = resident_bytes()
@@ -113,7 +114,8 @@ def fill_outbox(n_updates: int, n_bytes: int) -> tuple[int, int]:
 
 
 def start() -> tuple[int, int]:
-    """Imports all modules that a scheduler in Kubernetes imports."""
+    """Imports all modules of a scheduler in Kubernetes; returns 0 and the memory afterwards, in
+    bytes."""
     import_module("services.scheduler.__main__")
     import_module("services.scheduler.cluster.kubernetes_client")
     return 0, resident_bytes()

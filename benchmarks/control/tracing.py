@@ -1,14 +1,14 @@
-"""The cost of traces: tokens per second with them and without.
+"""The cost of traces: tokens per second with and without OpenTelemetry traces.
 
     python -m benchmarks.control.tracing
 
-Whole systems side by side on loopback, one for each way: switched off (`OTEL_SDK_DISABLED`), with
-no endpoint, with one request in twenty recorded, with all of them. They are put under the same load
-in turn, in another order every round, and each round's throughput is divided by that of the same
-round with traces switched off; the median of these ratios is the answer, so that a machine which is
-busy with other things for a while does not decide it. Spans go to a process that only counts bytes.
-The processor time that the system's processes took for a token is compared in the same way; it
-hardly depends on what else the machine does.
+Runs four whole systems side by side on loopback: traces switched off (`OTEL_SDK_DISABLED`), no
+endpoint, one request in twenty recorded, and all requests recorded. The systems are put under equal
+load in turn, in random order. In each round the throughput of a system is divided by the throughput
+with traces switched off. The result is the median of these ratios, so that other work on the
+machine for a while does not decide it. Spans are sent to a process that only counts bytes. The
+processor time of each system for a token is compared in the same way; it hardly depends on other
+work on the machine.
 
 Budgets: no endpoint costs 1 % at most, one request in twenty 3 %.
 """
@@ -43,7 +43,7 @@ BUDGETS = {"no endpoint": 0.99, "5 %": 0.97}
 
 
 def variants(collector: str) -> dict[str, dict[str, str]]:
-    """The environment variables of each way."""
+    """Returns the environment variables of each variant, by the name of the variant."""
     endpoint = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{collector}",
         "OTEL_TRACES_SAMPLER": "parentbased_traceidratio",
@@ -57,7 +57,8 @@ def variants(collector: str) -> dict[str, dict[str, str]]:
 
 
 def collect() -> None:
-    """A process that collects spans and throws them away until its input ends."""
+    """Collects spans and counts their bytes until standard input ends. Runs in a process of its
+    own."""
     n_bytes = 0
 
     def export(data: bytes, _: grpc.ServicerContext) -> bytes:
@@ -86,7 +87,7 @@ class System:
     cpu_s: list[float] = field(default_factory=list)
 
     def cpu_time_s(self) -> float:
-        """Processor time of the system's processes so far."""
+        """Returns the processor time that the system's processes have used so far."""
         times = [process.cpu_times() for process in self.processes]
         return float(sum(each.user + each.system for each in times))
 
@@ -95,7 +96,7 @@ class System:
 async def running(
     arguments: argparse.Namespace, environment: Mapping[str, str]
 ) -> AsyncIterator[System]:
-    """Yields a system whose processes have these OpenTelemetry variables and no others."""
+    """Starts a system whose processes have the given OpenTelemetry variables and no others."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         del os.environ[name]
     os.environ.update(environment)
@@ -115,7 +116,7 @@ async def running(
 
 
 async def tokens_per_second(system: System, arguments: argparse.Namespace) -> float:
-    """Returns the output tokens a second that a closed loop of clients gets."""
+    """Returns the output tokens a second of clients that send one request after the other."""
     prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=range(5, 5 + 32)))
     options = inference_pb2.GenerationOptions(max_tokens=arguments.tokens, ignore_eos=True)
     request = inference_pb2.GenerateRequest(prompt=prompt, options=options)
@@ -136,7 +137,7 @@ async def tokens_per_second(system: System, arguments: argparse.Namespace) -> fl
 
 
 async def measure(arguments: argparse.Namespace) -> None:
-    """Measures all ways in turn, and prints the table."""
+    """Measures all variants in turn, and prints the table."""
     collector = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.control.tracing", "--collect"),
         stdin=asyncio.subprocess.PIPE,

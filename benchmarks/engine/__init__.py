@@ -1,1 +1,1 @@
-"""How fast one stage computes, how exact its numbers are, and what its weights cost to load."""
+"""Benchmarks of one pipeline stage: speed, accuracy of the numbers, and cost of loading weights."""

@@ -1,19 +1,21 @@
-"""Runs one batch again and again on one model runner, without a scheduler: Fig. 9 of the paper in
-form.
+"""Runs one batch again and again on one model runner, without a scheduler, as in Fig. 9 of the
+paper.
 
     python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
 
-Prints for each batch the milliseconds of an iteration, and the floor beside it: the larger of what
-it takes to read the weights at the measured bandwidth, and of what the linear layers take by
-themselves, one after the other over the same weights. Of experts, these are as many as tokens can
-choose, each with an even part of them. The two run in turns, and medians are compared. Then where
-the iteration's time goes, by medians too: linear layers, attention, the other operations (norms,
-rotary embedding with K/V, gates that are not in a linear layer), sampling, and everything outside
-kernels: laying out the batch, the Python between calls, and what PyTorch does. The time to make a
-plan is not in it. With several stages it is the first one that is measured, whose layers are the
-most.
+Prints for each batch the milliseconds of an iteration, and a floor beside them. The floor is the
+larger of two times: reading the weights at the measured bandwidth, and running the linear layers
+alone, one after the other, over the same weights. In a model with experts, the floor counts the
+largest number of experts that the tokens can choose, each with an even part of the tokens.
+Iterations and linear layers run in turns, and medians are compared.
 
-`--model` is what `python -m benchmarks.make_model DIR` makes, or any checkpoint.
+The other columns say where the iteration's time goes, by medians too: linear layers, attention,
+other operations (norms, rotary embedding with K/V, gates that are not in a linear layer), sampling,
+and everything outside kernels (laying out the batch, the Python between calls, and PyTorch's own
+work). The time to make a plan is not included. With several stages the first one is measured, which
+has the most layers.
+
+`--model` is a directory made by `python -m benchmarks.make_model DIR`, or any checkpoint.
 """
 
 import argparse
@@ -43,7 +45,8 @@ GREEDY = SamplingParams(temperature=0)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A batch: requests that decode at a context, and prompt tokens of one more request."""
+    """A batch: `n_decodes` requests that decode at a given context, and the prompt of one more
+    request, of `n_prompt_tokens` tokens."""
 
     name: str
     n_decodes: int
@@ -58,7 +61,8 @@ CASES = [
 
 
 class Batch:
-    """A case on a fresh runner whose context is filled, to be run any number of times."""
+    """A case on a fresh runner whose context is filled. The batch can be run any number of
+    times."""
 
     def __init__(self, model: StageModel, case: Case, context: int, n_iterations: int) -> None:
         self.case = case
@@ -126,8 +130,8 @@ class Batch:
 
 
 def bandwidth() -> float:
-    """Returns the bytes per second of reading memory: the better of a sum and of a product with one
-    token."""
+    """Returns the bandwidth of reading memory, in bytes per second: the better of two measurements,
+    a sum and a matrix product with one token."""
     numbers = torch.ones(BANDWIDTH_BYTES // 4)
     size = 1 << 12
     matrices = [PlainWeight(torch.ones(size, size)) for _ in range(4)]
@@ -154,7 +158,8 @@ def seconds_of(work: Callable[..., object], *arguments: object) -> float:
 
 
 def calls_of(model: StageModel, uses: Sequence[Use], case: Case) -> list[tuple[Any, int]]:
-    """Returns each weight of a case, and the number of tokens by which it is multiplied."""
+    """Returns each weight that a case uses, and the number of tokens that are multiplied by the
+    weight."""
     n_tokens = case.n_decodes + case.n_prompt_tokens
     n_sampled = case.n_decodes + (case.n_prompt_tokens > 0)
     *layers, last = uses

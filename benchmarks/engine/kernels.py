@@ -1,15 +1,17 @@
-"""The operations of a stage, native against PyTorch's, on the shapes of a small Llama.
+"""Compares native operations of a stage with PyTorch's, on the shapes of a small Llama.
 
     python -m benchmarks.engine.kernels [--dtype bfloat16] [--only attention] [--whole]
 
-12 query and 4 K/V heads of 64, 768 wide, 2,048 inside, 32,000 tokens, 12 layers. Each layer has
-storage of its own, and they are gone through in turn, so that keys and values come from where they
-would come from in a model; other tensors are the same for all, as memory is in a model. The two
-versions of an operation take turns; a time is the median over all. Bytes are those that must be
-read and written once, operations those of attention over what queries see.
+The model has 12 query heads and 4 K/V heads of 64, a hidden size of 768, an inner size of 2,048,
+32,000 tokens and 12 layers. Each layer has its own K/V storage. The layers are called in turn, so
+that keys and values come from memory rather than from a cache, as in a model. Other tensors are
+shared by all layers, as activations are in a model. The two versions of an operation take turns; a
+time is the median over all rounds. Bytes are counted for what must be read and written once;
+operations are counted for attention, over the keys that each query sees.
 
-`--whole` computes the attention of a whole workload instead, that of `benchmarks.serving.serve` (64
-requests, all at once), in the batches that a scheduler with 512 tokens an iteration makes of it.
+`--whole` computes the attention of a whole workload instead: the 64 requests of
+`benchmarks.serving.serve`, all at once, in the batches that a scheduler with 512 tokens an
+iteration makes of the workload.
 """
 
 import argparse
@@ -40,7 +42,7 @@ MAX_BATCH_TOKENS = 512
 
 Span = tuple[int, int]  # tokens stored before, tokens in the batch
 
-# The mixed batch is one of the workload's.
+# The mixed batch occurs in the workload.
 BATCHES: dict[str, Sequence[Span]] = {
     "prompts of 32": [(0, 32)] * 16,
     "prompts of 277 and 235": [(0, 277), (0, 235)],
@@ -58,8 +60,8 @@ BATCHES: dict[str, Sequence[Span]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """An operation on one shape: a function per layer, and the bytes and operations of its
-    minimum."""
+    """An operation on one shape: a function that is called for a layer, and the minimum of bytes
+    and operations of one call."""
 
     name: str
     call: Callable[[Ops, int], object]  # for a layer
@@ -68,7 +70,7 @@ class Case:
 
 
 class Storage:
-    """Keys and values of every layer, and the blocks of a batch, in random order."""
+    """Keys and values of every layer, and the numbers of all blocks in random order."""
 
     def __init__(self, n_blocks: int, dtype: torch.dtype) -> None:
         shape = (n_blocks, BLOCK_SIZE, N_KV_HEADS, HEAD_DIM)
@@ -78,7 +80,8 @@ class Storage:
         self.free = np.random.default_rng(0).permutation(n_blocks)
 
     def table(self, n_tokens: Sequence[int]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        """Returns blocks for sequences of given lengths, [n_sequences, most blocks]."""
+        """Returns a block table for sequences of the given lengths, [n_sequences, blocks of the
+        longest]."""
         n_blocks = [-(-n // BLOCK_SIZE) for n in n_tokens]
         table = np.zeros((len(n_blocks), max(n_blocks)), np.int64)
         used = 0
@@ -89,14 +92,14 @@ class Storage:
 
 
 def attention_operations(spans: Sequence[Span]) -> int:
-    """Returns the operations of two products: a multiplication and an addition per element of each
-    pair."""
+    """Returns the operations of attention's two products: one multiplication and one addition for
+    each pair of a query and a key, and each element of a head."""
     n_pairs = sum(n * start + n * (n + 1) // 2 for start, n in spans)
     return 4 * N_HEADS * HEAD_DIM * n_pairs
 
 
 def attention_bytes(spans: Sequence[Span], dtype: torch.dtype) -> int:
-    """Returns the bytes of keys and values, queries and results, each once."""
+    """Returns the bytes of keys, values, queries and results, each counted once."""
     n_elements = sum(
         2 * (start + n) * N_KV_HEADS * HEAD_DIM + 2 * n * N_HEADS * HEAD_DIM for start, n in spans
     )
@@ -104,7 +107,8 @@ def attention_bytes(spans: Sequence[Span], dtype: torch.dtype) -> int:
 
 
 def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: torch.dtype) -> Case:
-    """Returns a case of one batch; making the plan, once for all layers, is not timed."""
+    """Returns the case of attention over one batch. The plan, made once for all layers, is not
+    timed."""
     table = storage.table([start + n for start, n in spans])
     starts, counts = np.array(spans, np.int64).T.copy()
     q = torch.randn(int(counts.sum()), N_HEADS, HEAD_DIM).to(dtype)
@@ -134,7 +138,7 @@ def attention_case(name: str, spans: Sequence[Span], storage: Storage, dtype: to
 
 
 def token_cases(n: int, storage: Storage, dtype: torch.dtype) -> Iterator[Case]:
-    """Yields the operations on each of `n` tokens alone."""
+    """Yields the operations that treat each of `n` tokens by itself."""
     size = dtype.itemsize
     heads = N_HEADS + 2 * N_KV_HEADS
 
@@ -198,7 +202,7 @@ def measure(case: Case, versions: Sequence[Ops], budget_s: float) -> list[float]
 
 
 def report(case: Case, native_s: float, torch_s: float) -> None:
-    """Prints one line."""
+    """Prints the times of one case and their ratio on one line."""
     rates = f"{case.n_bytes / native_s / 1e9:8.1f} GB/s"
     if case.n_operations:
         rates += f" {case.n_operations / native_s / 1e9:7.1f} GFLOP/s"
@@ -210,7 +214,7 @@ def report(case: Case, native_s: float, torch_s: float) -> None:
 
 
 def workload_batches() -> Iterator[Sequence[Span]]:
-    """Returns the batches of 64 requests that start together; a prompt is cut where a batch is
+    """Yields the batches of 64 requests that start together; a prompt is split where a batch is
     full."""
     lengths = mixed_lengths(64, seed=0)
     stored = [0] * len(lengths)
@@ -234,7 +238,7 @@ def workload_batches() -> Iterator[Sequence[Span]]:
 
 
 def whole_workload(storage: Storage, dtype: torch.dtype, versions: Sequence[Ops]) -> None:
-    """Returns the seconds and the rate of the attention of the whole workload, plans included."""
+    """Prints the seconds and the rate of attention over the whole workload, plans included."""
     batches = list(workload_batches())
     n_operations = N_LAYERS * sum(map(attention_operations, batches))
     totals = [0.0] * len(versions)

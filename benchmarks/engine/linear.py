@@ -1,10 +1,10 @@
-"""Linear layers by the forms that their weights can have: GFLOP/s for each shape and batch.
+"""Measures linear layers in each form that weights can have: GFLOP/s for each shape and batch.
 
     python -m benchmarks.engine.linear [--dtype bfloat16] [--threads 2]
 
-Each form multiplies with several copies of a matrix in turn, more than 100 MB of them, so that the
-weights come from memory as they do in a model. The forms take turns and the fastest round of each
-counts. Shapes are those of `benchmarks.make_model`'s llama-125m.
+Each form multiplies with several copies of a matrix in turn, more than 100 MB together, so that the
+weights come from memory as in a model. The forms take turns and the fastest round of each counts.
+The shapes are of `benchmarks.make_model`'s llama-125m.
 """
 
 import argparse
@@ -34,7 +34,7 @@ FORMS: dict[str, Callable[[Tensor], LinearWeight]] = {
 
 
 def seconds_of(weights: list[LinearWeight], x: Tensor) -> float:
-    """Seconds of one product, the mean of a round."""
+    """Returns the mean seconds of one product, over one round with all copies of a weight."""
     start = time.perf_counter()
     for weight in weights:
         weight(x)

@@ -1,12 +1,12 @@
-"""The cost of loading a checkpoint: resident memory of a rank, and time against the disk.
+"""Measures the cost of loading a checkpoint: resident memory of a rank, and time against the disk.
 
     python -m benchmarks.engine.loading
 
-Writes a Llama checkpoint of random bfloat16 weights (1.2 GB unless told otherwise) into a
-temporary folder, then loads it in fresh processes: whole, as half the layers, as half of each
-layer. Budget: peak resident memory of at most 1.3 times the rank's share of the weights, plus the
-interpreter with torch. The rate is set beside that of reading the same files from beginning to
-end, both with the files in the page cache.
+Writes a Llama checkpoint of random bfloat16 weights (1.2 GB unless `--layers` is given) into a
+temporary folder. Then fresh processes load the whole checkpoint, half of its layers, and half of
+each layer. Budget: the peak of resident memory is at most 1.3 times the rank's share of the
+weights, plus the interpreter with torch. The rate of loading is printed beside the rate of reading
+the same files from beginning to end, both with the files in the page cache.
 """
 
 import argparse
@@ -57,7 +57,7 @@ print(empty, peak, loaded, seconds)
 
 
 def write_checkpoint(directory: Path, n_layers: int) -> int:
-    """Writes the checkpoint in a file per layer; returns its bytes."""
+    """Writes the checkpoint, with one file per layer, and returns its size in bytes."""
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -88,7 +88,7 @@ def write_checkpoint(directory: Path, n_layers: int) -> int:
 
 
 def outer_shapes() -> dict[str, tuple[int, ...]]:
-    """Tensors outside the layers."""
+    """Returns the shapes of the tensors outside the layers, by name."""
     return {
         "model.embed_tokens.weight": (VOCAB_SIZE, HIDDEN_SIZE),
         "model.norm.weight": (HIDDEN_SIZE,),
@@ -97,7 +97,7 @@ def outer_shapes() -> dict[str, tuple[int, ...]]:
 
 
 def layer_shapes(index: int) -> dict[str, tuple[int, ...]]:
-    """Tensors of one layer."""
+    """Returns the shapes of one layer's tensors, by name."""
     kv_size = HIDDEN_SIZE // N_HEADS * N_KV_HEADS
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm": (HIDDEN_SIZE,),
@@ -125,7 +125,8 @@ def read_rate(directory: Path) -> float:
 
 
 def load(directory: Path, case: tuple[int, int, int, int]) -> tuple[float, float, float, float]:
-    """The bytes of the empty interpreter, at the peak, and of the weights; and the seconds."""
+    """Loads a checkpoint in a process of its own. Returns the bytes of the empty interpreter, the
+    bytes at the peak, the bytes of the weights, and the seconds of loading."""
     command = [sys.executable, "-c", CHILD, str(directory), *(str(number) for number in case)]
     output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     empty, peak, loaded, seconds = (float(number) for number in output.split())

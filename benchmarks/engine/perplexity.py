@@ -4,10 +4,11 @@
     python -m benchmarks.engine.perplexity FILE.gguf --peer
     python -m benchmarks.engine.perplexity DIR
 
-The text is this project's documentation, which no checkpoint has been trained on. Its paragraphs
-become tokens one by one, by our tokenizer for both, and these are cut into windows. Ours is the
-whole service over HTTP: each window is a prompt whose log-probabilities are asked for
-(`prompt_logprobs`). The first token of a window has none.
+The text is this project's documentation, which no checkpoint has been trained on. Our tokenizer
+turns its paragraphs into tokens one by one; both engines score the same windows of these tokens.
+Our perplexity is measured through the whole service over HTTP: each window is a prompt whose
+log-probabilities are requested (`prompt_logprobs`). The first token of a window has no
+log-probability.
 """
 
 import argparse
@@ -35,7 +36,7 @@ AT_ONCE = 4
 
 
 def call(system: System, path: str, body: dict[str, Any]) -> Any:
-    """Posts a body of JSON and returns the answer."""
+    """Sends a POST request with a JSON body and returns the parsed response."""
     request = Request(
         system.http + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
@@ -44,7 +45,8 @@ def call(system: System, path: str, body: dict[str, Any]) -> Any:
 
 
 def tokens_of(system: System, text: str) -> list[int]:
-    """Returns the tokens of each paragraph of a text; a whole text is longer than any context."""
+    """Returns the tokens of a text. Each paragraph is tokenized by itself, since a whole text is
+    longer than any context."""
     found: list[int] = []
     for paragraph in re.split(r"(?<=\n\n)", text):
         body = {"model": system.model, "prompt": paragraph, "add_special_tokens": False}
@@ -64,7 +66,8 @@ def windows_of(tokens: Sequence[int], size: int) -> list[Sequence[int]]:
 
 
 def our_logprob(system: System, window: Sequence[int]) -> float:
-    """Returns the service's log-probability of a window without its first token."""
+    """Returns the sum of the service's log-probabilities of a window's tokens, without the first
+    token."""
     body = {"prompt": window, "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0}
     (choice,) = call(system, "/v1/completions", {"model": system.model, **body})["choices"]
     found = choice["prompt_logprobs"][1:]
@@ -76,7 +79,8 @@ def our_logprob(system: System, window: Sequence[int]) -> float:
 async def ours(
     model: Path, text: str, size: int, *, options: Sequence[str]
 ) -> tuple[list[Sequence[int]], float]:
-    """Returns the text's windows and their log-probability, from a service started for it."""
+    """Starts a service, and returns the text's windows of tokens and their summed
+    log-probability."""
     async with running([f"--model={model}", *options]) as system:
 
         def scored() -> tuple[list[Sequence[int]], float]:
@@ -89,7 +93,7 @@ async def ours(
 
 
 def theirs(model: Path, windows: Sequence[Sequence[int]], *, venvs: Path, threads: int) -> float:
-    """Returns llama.cpp's log-probability of the windows."""
+    """Returns the sum of llama.cpp's log-probabilities over all windows."""
     command = [
         str(PEERS["llama_cpp"].python(venvs)),
         *("-m", "benchmarks.peers.llama_cpp_score", f"--model={model}"),

@@ -1,11 +1,12 @@
-"""The cost of int8 and int4 weights in accuracy, and their gain in speed.
+"""The loss of accuracy by int8 and int4 weights, and the gain in speed.
 
     python -m benchmarks.engine.quantization [--threads 2]
 
-First the bits per byte that the engine needs for documents which the demo model never saw, as
-`models.train_demo` counts them, for each element type with and without them, and the share of
-tokens whose most likely successor is the one of float32. Then the milliseconds of one layer's
-matrices, those of `benchmarks.make_model`'s llama-125m, whose weights come from memory.
+First prints, for each element type with and without quantized weights, the bits per byte that the
+engine needs for documents which the demo model was not trained on, counted as in
+`models.train_demo`. The share of tokens whose argmax for the next token equals float32's is beside
+them. Then prints the milliseconds of one layer's matrices, with the shapes of
+`benchmarks.make_model`'s llama-125m, whose weights come from memory.
 """
 
 import argparse
@@ -54,15 +55,15 @@ N_ROUNDS = 7
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """The loss over all windows, and the argmax after each token."""
+    """The loss over all windows, in bits, and the argmax after each token."""
 
     n_bits: float
     argmax: Tensor  # [n_tokens]
 
 
 def windows_of(documents: Sequence[Document]) -> list[list[int]]:
-    """Returns the documents' tokens in windows; the first token of a window is the last of the one
-    before."""
+    """Returns the documents' tokens in windows. The last token of a window is also the first token
+    of the next window."""
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     windows = []
     for document in documents:
@@ -73,7 +74,7 @@ def windows_of(documents: Sequence[Document]) -> list[list[int]]:
 
 
 def load(dtype: str, quantization: Quantization) -> StageModel:
-    """Loads the whole demo model."""
+    """Loads the whole demo model with an element type and a quantization."""
     return load_stage(
         DEMO,
         stage_index=0,
@@ -88,7 +89,7 @@ def load(dtype: str, quantization: Quantization) -> StageModel:
 
 
 def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> Loss:
-    """Returns the loss of a model that runs each window as the prompt of a request."""
+    """Returns the loss of a model over all windows. Each window runs as the prompt of a request."""
     n_groups = len(model.kv_groups.windows)
     runner = ModelRunner(model, n_kv_blocks=N_BLOCKS * n_groups, block_size=BLOCK_SIZE)
     nats = 0.0
@@ -118,7 +119,7 @@ def loss_of(model: StageModel, windows: Sequence[Sequence[int]], name: str) -> L
 
 
 def compare_accuracy() -> None:
-    """Prints a line for each form of the demo model."""
+    """Prints the accuracy of the demo model, one line for each form of its weights."""
     documents = [
         document
         for document in collect(Path(sysconfig.get_paths()["stdlib"]))
@@ -138,7 +139,7 @@ def compare_accuracy() -> None:
 
 
 def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor]) -> float:
-    """Returns the seconds of one layer's matrices, the mean over all layers."""
+    """Returns the seconds of one layer's matrix products, the mean over all layers."""
     start = time.perf_counter()
     for layer in layers:
         for weight, x in zip(layer, inputs, strict=True):
@@ -147,7 +148,8 @@ def seconds_of(layers: Sequence[Sequence[LinearWeight]], inputs: Sequence[Tensor
 
 
 def compare_speed() -> None:
-    """Prints a line for each number of tokens; forms take turns, the fastest round counts."""
+    """Prints the speed for each number of tokens. The forms take turns; the fastest round
+    counts."""
     n_bytes = 2 * sum(n_in * n_out for n_in, n_out in SHAPES)  # of a layer in bfloat16
     plain = [
         [torch.randn(n_out, n_in).mul_(0.02).bfloat16() for n_in, n_out in SHAPES]

@@ -1,4 +1,4 @@
-"""A stopwatch in a model: the time of the steps of its program, by their kinds."""
+"""A stopwatch in a model: measures the time of each kind of step of the model's program."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ SHARED = ("linear", "attention", "other", "sampling")  # among which an iteratio
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Adds up the time in calls of each kind; a call inside another counts as part of the outer
-    one."""
+    """Adds up the time in calls of each kind. A call inside another call counts as part of the
+    outer call."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     is_inside: bool = False
 
     def of(self, kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns `function`, timed as a call of this kind."""
+        """Returns a function that calls `function` and counts the time as `kind`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self.is_inside:
@@ -49,7 +49,7 @@ class Stopwatch:
 
 
 def timed_ops(ops: Ops, watch: Stopwatch) -> Ops:
-    """Returns the operations, each timed by its kind."""
+    """Returns the operations, each of which adds its time to its kind."""
     names = {f.name for f in dataclasses.fields(ops)} - UNTIMED
     timed: dict[str, Any] = {
         name: watch.of(KINDS.get(name, "other"), getattr(ops, name)) for name in names
@@ -73,29 +73,31 @@ class TimedWeight:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Fraction of all tokens that go through a weight: the tokens that choose its expert."""
+    """Share of a batch's tokens that a weight multiplies: the tokens that choose the weight's
+    expert."""
 
     n_experts: int = 1
     n_chosen: int = 1
     expert: int = 0
 
     def n_tokens(self, n: int) -> int:
-        """Returns the tokens of `n` that choose the expert, if all experts are chosen equally
-        often."""
+        """Returns the number of tokens, of `n`, that choose the expert if all experts are chosen
+        equally often."""
         n_of_each, n_left = divmod(n * self.n_chosen, self.n_experts)
         return n_of_each + (self.expert < n_left)
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A weight, and the tokens by which it is multiplied."""
+    """A weight, and the share of tokens that the weight multiplies."""
 
     weight: Any
     choice: Choice
 
 
 def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
-    """Times everything that the model computes with; returns the uses of its weights in order."""
+    """Adds timers to the operations and weights of a model; returns the uses of its weights in
+    order."""
     program = model.runner.program
     model.ops = timed_ops(model.ops, watch)
     uses = [use for step in program.steps for use in _uses(step)]
@@ -106,8 +108,8 @@ def instrument(model: StageModel, watch: Stopwatch) -> list[Use]:
 
 
 def seconds_at_once(model: StageModel) -> dict[str, float]:
-    """Returns the seconds that the native library's part of a program has taken until now, by
-    kind."""
+    """Returns the seconds by kind that native code has spent so far in this model's program; empty
+    if the program does not run in native code."""
     if not isinstance(model.runner, NativeProgram):
         return {}
     seconds = model.runner.seconds
@@ -115,7 +117,7 @@ def seconds_at_once(model: StageModel) -> dict[str, float]:
 
 
 def _uses(step: object) -> list[Use]:
-    """Returns the weights that a step multiplies with."""
+    """Returns the weights that a step multiplies with, and the share of tokens of each."""
     if isinstance(step, Multiply):
         weights, choices = [step.weight], [Choice()]
     elif isinstance(step, RunExperts):
@@ -130,7 +132,8 @@ def _uses(step: object) -> list[Use]:
 
 
 def _timed(step: object, watch: Stopwatch) -> object:
-    """Returns a step whose products are timed."""
+    """Returns a copy of a step in which matrix products are timed; other steps are returned
+    unchanged."""
 
     def timed(weight: Any) -> Any:
         return TimedWeight(weight, watch.of("linear", weight))

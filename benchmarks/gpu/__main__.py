@@ -1,6 +1,7 @@
 """Runs the sections, writes `gpu.json` and `gpu.png`, and prints a table.
 
-The exit status is 1 if a section failed or ran out of time; what it had by then is kept.
+The exit status is 1 if a section failed or ran out of time; the rows measured until then are
+kept.
 """
 
 import argparse

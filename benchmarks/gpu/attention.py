@@ -1,9 +1,10 @@
 """Attention over paged keys and values: decodes, prompts, chunks and mixed batches.
 
-Bytes are keys and values of all that is seen, queries and results, each once; operations those of
-queries and keys that see each other. `sdpa` is PyTorch's own attention over keys and values that
-lie in a row for each request, as no engine that shares memory among requests has them; `torch` is
-PyTorch's version of our operation, over the same blocks.
+Bytes are counted for queries, results, and all keys and values that a query sees, each once.
+Operations are counted for each pair of a query and a key that the query sees. The version `sdpa` is
+PyTorch's own attention, over keys and values that are contiguous for each request; no engine that
+shares memory among requests stores keys and values like that. The version `torch` is PyTorch's
+implementation of our operation, over the same blocks.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +33,7 @@ def measure(bench: Bench) -> None:
 
 
 def cases(bench: Bench) -> Iterator[Case]:
-    """Yields the cases one after the other, so that only one has its memory."""
+    """Yields the cases one after the other, so that only one case at a time uses memory."""
     scale = bench.scale
     for context in scale.attention_contexts:
         for batch in scale.attention_batches:
@@ -55,20 +56,20 @@ def n_bytes_of(spans: Sequence[Span], shape: ModelShape, itemsize: int) -> int:
 
 
 def n_pairs_of(spans: Sequence[Span]) -> int:
-    """Returns the number of pairs of a query and a key that it sees."""
+    """Returns the number of pairs of a query and a key that the query sees."""
     return sum(n * start + n * (n + 1) // 2 for start, n in spans)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Queries, and where the keys and values of their sequences lie."""
+    """Queries, and the block tables of their sequences' keys and values."""
 
     q: Tensor  # [n_tokens, n_heads, head_dim]
     block_tables: np.ndarray[tuple[int, int], np.dtype[np.int64]]  # [n_spans, most blocks]
 
 
 class Batch:
-    """A batch over one layer's storage, with several sets of inputs that share no block."""
+    """A batch over one layer's storage, with several sets of inputs. No two sets share a block."""
 
     def __init__(self, bench: Bench, spans: Sequence[Span]) -> None:
         shape = bench.scale.model
@@ -96,7 +97,8 @@ class Batch:
         return Inputs(q, table)
 
     def paged(self, ops: Ops, *, has_fixed_shape: bool = False) -> Version:
-        """Returns our operation. Its plan, made once for all layers, is not counted."""
+        """Returns our operation over paged keys and values. The plan, made once for all layers, is
+        not timed."""
         starts, counts = np.array(self._spans, np.int64).T.copy()
         uploads = uploads_for(self._bench.device)
 
@@ -121,8 +123,8 @@ class Batch:
         )
 
     def in_rows(self) -> Version:
-        """Returns PyTorch's attention of spans that are alike, over keys and values in a row for
-        each."""
+        """Returns PyTorch's own attention over contiguous keys and values for each request; all
+        spans must be equal."""
         start, n = self._spans[0]
         n_spans, shape = len(self._spans), self._shape
         device = self._bench.device
@@ -141,8 +143,8 @@ class Batch:
 
 
 def _sdpa(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Returns PyTorch's attention over [n_spans, heads, n_tokens, head_dim]; a single token sees
-    all keys."""
+    """Returns PyTorch's attention over [n_spans, heads, n_tokens, head_dim]. The mask is causal,
+    except that a single token sees all keys."""
     is_causal = q.shape[2] > 1
     attended = F.scaled_dot_product_attention(q, keys, values, is_causal=is_causal, enable_gqa=True)
     return attended.transpose(1, 2)  # [n_spans, n_tokens, n_heads, head_dim]

@@ -1,4 +1,5 @@
-"""The surroundings of a section: a device, operations, sizes, a clock, and where its rows go."""
+"""The environment in which a section measures: device, operations, sizes, timer, and output of
+rows."""
 
 import gc
 import math
@@ -18,13 +19,13 @@ from benchmarks.gpu.timing import Timer
 from kernels import TORCH, Ops, native_ops, ops_for, triton_ops
 
 Row = dict[str, Any]
-"""A thing that was measured: its names, its seconds, and the bytes and operations that it must at
-least take. The keys are those of the written rows."""
+"""One measurement: its names, its seconds, and the least bytes and operations that the work needs.
+The keys are also the keys of the written rows."""
 
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 OURS = "ours"
-"""Versions whose names begin like this are those that a rank runs."""
+"""Prefix of the names of versions that a rank runs."""
 GRAPHS, EAGER = f"{OURS}, with CUDA graphs", f"{OURS}, without CUDA graphs"
 INT8 = f"{OURS}, int8 weights"
 
@@ -35,15 +36,15 @@ def progress(text: str) -> None:
 
 
 def ours(device: torch.device) -> Ops:
-    """Returns the operations that a rank runs there; on a CPU, Triton's operations if the
-    environment has them interpreted: slow, but the same calls."""
+    """Returns the operations that a rank runs on a device. On a CPU, returns Triton's operations if
+    the environment sets TRITON_INTERPRET=1: these are slow, but make the same calls."""
     if device.type == "cpu" and IS_INTERPRETED:
         return triton_ops() or ops_for(device)
     return ops_for(device)
 
 
 def name_of(ops: Ops) -> str:
-    """Returns the name of the operations, for people."""
+    """Returns a name of the operations for the report."""
     if ops is TORCH:
         return "torch"
     if ops is native_ops():
@@ -53,30 +54,31 @@ def name_of(ops: Ops) -> str:
 
 @dataclass(slots=True)
 class Version:
-    """One implementation of a case, called for each set of inputs."""
+    """One implementation of a case: `calls` has one function for each set of inputs."""
 
     calls: Sequence[Callable[[], Tensor]]
     is_capturable: bool = True
     check: Callable[[], Tensor] | None = None
-    """Returns the result to compare, if calls change what they are given; without it the first
-    call's result is compared."""
+    """Returns the result to compare, for calls that change their inputs. If None, the result of the
+    first call is compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A computation that several implementations do, and the least work of each."""
+    """A computation that several implementations do, and the least bytes and operations that the
+    computation needs."""
 
     name: str
     n_bytes: int
     n_flops: int
     versions: Mapping[str, Callable[[], Version]]  # made when its turn comes
     max_different_share: float = 0.0
-    """Share of rows that may have another token: a sample between two of them may be rounded to
-    either."""
+    """Share of rows in which a version may sample another token than the first version: a random
+    number between two tokens may be rounded to either."""
 
 
 class Bench:
-    """The surroundings of one section."""
+    """The device, operations, sizes and timer of one section."""
 
     OUT_OF_TIME = "out of time"
 
@@ -91,7 +93,7 @@ class Bench:
         self.device = device
         self.scale = scale
         self.ops = ours(device)
-        # The interpreter takes the bits of bfloat16 for whole numbers.
+        # Triton's interpreter reads the bits of bfloat16 as integers.
         is_interpreted = device.type == "cpu" and IS_INTERPRETED
         self.dtype = torch.float32 if is_interpreted else torch.bfloat16
         self.timer = Timer(device, budget_s=0.1 if device.type == "cuda" else 0.01)
@@ -100,19 +102,20 @@ class Bench:
 
     @property
     def is_over(self) -> bool:
-        """Whether the section's time is up; the rest is then not measured."""
+        """Whether the section's time is up. If so, the remaining cases are not measured."""
         return time.monotonic() > self._ends_at
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the device's last cache; 0 on a CPU, where cold caches are not tried for."""
+        """Bytes of the device's last-level cache; 0 on a CPU, where the benchmark does not avoid
+        warm caches."""
         if self.device.type != "cuda":
             return 0
         return int(torch.cuda.get_device_properties(self.device).L2_cache_size)
 
     def n_sets(self, n_bytes: int, limit: int = 24) -> int:
-        """Returns how many sets of inputs of `n_bytes` each outgrow the cache together, at most
-        `limit`."""
+        """Returns how many sets of inputs, of `n_bytes` each, are together larger than the cache,
+        at most `limit`."""
         return max(1, min(limit, -(-2 * self.cache_bytes // max(n_bytes, 1))))
 
     def free_bytes(self) -> int:
@@ -123,21 +126,22 @@ class Bench:
         return int(torch.cuda.mem_get_info(self.device)[0])
 
     def release(self) -> None:
-        """Frees the memory that nobody uses any more."""
+        """Frees unused memory of the process and the device."""
         gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def emit(self, row: Row) -> None:
-        """Keeps a row, and reports it."""
+        """Writes a row and reports progress."""
         self._emit(row)
 
     def skip(self, case: str, why: str) -> None:
-        """Keeps a row that says that something was not measured."""
+        """Writes a row that says why a case was not measured."""
         self.emit({"case": case, "skipped": why})
 
     def attempt(self, case: str, version: str, work: Callable[[], Row]) -> None:
-        """Makes a row of what `work` finds, or of its failure: other rows may still come."""
+        """Writes a row with the result of `work`, or with its error, so that other rows can still
+        follow."""
         if self.is_over:
             self.skip(case, self.OUT_OF_TIME)
             return
@@ -149,7 +153,8 @@ class Bench:
         self.emit(row)
 
     def measure(self, case: Case) -> None:
-        """Makes a row for each version, which says how far its result is from the first one's."""
+        """Writes a row for each version, with the difference of its result from the first version's
+        result."""
         expected: list[Tensor] = []
         for name, make in case.versions.items():
             self.attempt(case.name, name, partial(self._time, case, make, expected))
@@ -177,8 +182,8 @@ class Bench:
 
 
 def difference(result: Tensor, expected: Tensor) -> float:
-    """Returns the norm of the difference divided by the norm of `expected`, or undivided where that
-    is 0; infinity if it is not a number."""
+    """Returns the norm of the difference divided by the norm of `expected`. If that norm is 0, the
+    difference is not divided. Returns infinity if the result is not a number."""
     expected = expected.reshape(-1).float()
     size = float(expected.norm()) or 1.0
     distance = float((result.reshape(-1).float() - expected).norm()) / size

@@ -1,16 +1,17 @@
 """Iterations of a whole model on the runner of a rank: decodes at a context, and whole prompts.
 
-The floor of an iteration is the larger of reading all matrices, keys and values at the measured
-bandwidth, and of its products at the measured rate. `seconds` is from the plan to the tokens on the
-host, `prepare_s` what the host does of it before it launches anything. `queued_s` is the time of an
-iteration when the next one is launched before it has ended, as on a rank that has been told of it.
-`busy_s`, where kernels were counted one by one, is for how long one or more of them ran.
+The floor of an iteration is the larger of two times: reading all matrices, keys and values at the
+measured bandwidth, and computing all products at the measured rate. `seconds` is the time from the
+plan to the tokens on the host. `prepare_s` is the part of it that the host needs before the first
+launch. `queued_s` is the time of an iteration if the next iteration is launched before this one
+ends, as a rank does when the next plan has arrived. `busy_s`, where kernels were profiled, is the
+time during which at least one kernel ran.
 
-The first tokens that are sampled with and without CUDA graphs must be the same. The batches that
-are compared are of sizes that graphs are recorded for, and begin with the same keys and values, so
-that both ways compute the same in the same order.
+The first tokens that are sampled with and without CUDA graphs must be equal. The compared batches
+have sizes for which graphs are recorded, and begin with equal keys and values, so that both ways
+compute the same numbers in the same order.
 
-The last rows are decodes with int8 weights, whose matrices of layers are one byte an element.
+The last rows are decodes with int8 weights: the matrices of the layers have one byte an element.
 """
 
 import statistics
@@ -38,20 +39,20 @@ from benchmarks.gpu.shapes import BLOCK_SIZE
 from kernels.packing.linear import can_compute
 
 N_COMPARED = 4
-"""Number of iterations whose tokens are compared."""
+"""Number of iterations whose tokens are compared with and without CUDA graphs."""
 N_WARM_UPS = 3
 MAX_STEPS = 24
 STEP_BUDGET_S = 0.4
 N_QUEUED = 10
 N_PROFILED = 4
 N_MORE = N_WARM_UPS + MAX_STEPS + N_QUEUED + N_PROFILED
-"""Tokens that each request has room for after its context."""
+"""Number of tokens for which each request has memory after its context."""
 N_KERNELS = 12
-"""Kernels that a profile names: those that take the most time."""
+"""Number of kernels that a profile lists, beginning with the kernel that takes the most time."""
 NO_MEMORY: Row = {"skipped": "not enough memory for keys and values"}
 
 Tokens = dict[tuple[int, int], list[list[int]]]
-"""The tokens of the first iterations, by batch and context."""
+"""The sampled tokens of the first iterations, by batch size and context."""
 
 
 @torch.inference_mode()  # as a rank does
@@ -114,7 +115,8 @@ def _grid(bench: Bench) -> Iterator[tuple[int, int]]:
 
 
 def compare(tokens: Tokens, steps: Steps, batch: int, context: int) -> Row:
-    """Keeps the first tokens, or says whether they are those of the version before.
+    """Stores the first sampled tokens of a batch, or compares them with the tokens of the version
+    before.
 
     Raises:
         ArithmeticError: there are logits that are not finite.
@@ -165,7 +167,7 @@ def _prefill(bench: Bench, steps: Steps, n_tokens: int) -> Row:
 
 
 def _repeat(launch: Callable[[], Launched]) -> list[StepTimes]:
-    """Returns the times of iterations that are run one after the other, each waited for."""
+    """Returns the times of iterations that run one after the other, without overlap."""
     for _ in range(N_WARM_UPS):
         launch().wait()
     times: list[StepTimes] = []
@@ -176,7 +178,8 @@ def _repeat(launch: Callable[[], Launched]) -> list[StepTimes]:
 
 
 def _queued(launch: Callable[[], Launched]) -> float:
-    """Returns the seconds of an iteration when the next one is launched before it is waited for."""
+    """Returns the seconds of an iteration if each iteration is launched before the previous one has
+    ended."""
     start = time.perf_counter()
     ahead = launch()
     for _ in range(N_QUEUED - 1):
@@ -197,8 +200,8 @@ def _row(times: list[StepTimes]) -> Row:
 
 
 def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Row:
-    """Returns where the time of some more iterations goes, by kernel. `step_s` is an iteration's
-    time without the profiler, which slows down the host and not the kernels."""
+    """Profiles some more iterations and returns their time by kernel. `step_s` is an iteration's
+    time without the profiler, which slows down the host but not the kernels."""
     if bench.device.type != "cuda":
         return {}
     try:
@@ -213,7 +216,8 @@ def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Ro
 
 
 def profile_of(events: Sequence[Any], step_s: float) -> Row:
-    """Returns the kernels' times in sum; none where the driver lets nobody count them."""
+    """Returns the summed times of the kernels; a row that says so if the driver allows no
+    profiling."""
     if not events:
         return {"not_profiled": "no kernel was seen"}
     spans: list[tuple[float, float]] = []
@@ -240,7 +244,7 @@ def profile_of(events: Sequence[Any], step_s: float) -> Row:
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Returns the length that intervals cover together."""
+    """Returns the total length of the union of intervals."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(spans):
         covered += max(0.0, end - max(begin, reached))

@@ -1,4 +1,4 @@
-"""Figures of the measurements."""
+"""Draws the figures of the GPU benchmark."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,11 +14,12 @@ from benchmarks.gpu.section import Outcome
 
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple")
 MAX_CASES = 40
-"""Cases in one figure of bars; the first of them are shown."""
+"""Largest number of cases in a figure of bars; the first cases are drawn."""
 
 
 def draw(path: Path, outcomes: Mapping[str, Outcome], meta: Mapping[str, Any]) -> None:
-    """Draws one picture: kernels against their floors, decodes against theirs, the workload."""
+    """Draws one picture: kernels and decodes against their floors, and the throughput of the
+    workload."""
     figure = Figure(figsize=(14, 15), layout="constrained")
     axes = figure.subplots(2, 2, height_ratios=(2, 1))
     figure.suptitle(f"{meta['device']['name']}, operations: {meta['operations']}")
@@ -34,7 +35,7 @@ def _rows(outcomes: Mapping[str, Outcome], name: str) -> Sequence[Row]:
 
 
 def _shares(axes: Axes, rows: Sequence[Row], title: str) -> None:
-    """Bars of how near to its floor each version is."""
+    """Draws bars: each version's floor divided by its time, for each case."""
     cases = list(dict.fromkeys(row["case"] for row in rows))[:MAX_CASES]
     versions = list(dict.fromkeys(row["version"] for row in rows))
     height = 0.8 / max(len(versions), 1)
@@ -68,7 +69,7 @@ def _shares(axes: Axes, rows: Sequence[Row], title: str) -> None:
 
 
 def _steps(axes: Axes, rows: Sequence[Row]) -> None:
-    """Milliseconds of a decode over the batch, a line for each context."""
+    """Draws the milliseconds of a decode over the batch size, a line for each context."""
     decodes = [row for row in rows if "batch" in row]
     contexts = sorted({row["context"] for row in decodes})
     styles = {
@@ -117,7 +118,7 @@ def _steps(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _throughput(axes: Axes, rows: Sequence[Row]) -> None:
-    """Output tokens a second of the workload."""
+    """Draws the output tokens a second of the workload, a bar for each version."""
     own = [row for row in rows if "output_tokens_per_s" in row]
     names = [
         row["version"] if row["version"].startswith(OURS) else f"transformers\n{row['version']}"

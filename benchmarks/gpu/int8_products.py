@@ -1,7 +1,8 @@
-"""Products with int8 weights, beside the same with weights of the tokens' element type.
+"""Matrix products with int8 weights, beside products with unquantized weights.
 
-Bytes are those of the int8 weights, and of tokens and results. So the second version, which reads
-twice as many for its weights, is far from a floor that is not its own.
+The bytes of a case are counted for the int8 weights, tokens and results. The version with
+unquantized weights reads twice the bytes for its weights, so it stays far from this floor, which is
+not its own.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ Pack = Callable[[Tensor], Product]
 
 
 def int8_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """The products of a layer that read most, over `n` tokens; none where there is no int8."""
+    """Yields a layer's products that read the most bytes, over `n` tokens; none if the device does
+    not support int8."""
     forms = _int8_forms(bench)
     if forms is None:
         return
@@ -49,7 +51,8 @@ def int8_cases(bench: Bench, n: int) -> Iterator[Case]:
 
 
 def _version(bench: Bench, x: Tensor, n_rows: int, form: Pack) -> Version:
-    """Weights of its own, the same for every version but for their form."""
+    """Returns a version with its own random weights. All versions have equal weights in different
+    forms."""
     generator = torch.Generator(bench.device).manual_seed(0)
     weight = torch.empty((n_rows, x.shape[1]), dtype=bench.dtype, device=bench.device)
     weight.normal_(std=x.shape[1] ** -0.5, generator=generator)
@@ -58,8 +61,8 @@ def _version(bench: Bench, x: Tensor, n_rows: int, form: Pack) -> Version:
 
 
 def _int8_forms(bench: Bench) -> tuple[Pack, Pack] | None:
-    """Returns two functions that make int8 weights for this device: of one matrix, and of two that
-    are gated; None where it computes none."""
+    """Returns two functions that make int8 weights for this device, of one matrix and of two gated
+    matrices; None if the device does not support int8."""
     if IS_INTERPRETED and bench.device.type == "cpu" and bench.ops is triton_ops():
         # A CPU does not pack like a GPU by itself; and without Triton there is nothing to import.
         from kernels.triton.linear_int8 import TritonInt8GatedWeight, TritonInt8Weight
@@ -71,7 +74,7 @@ def _int8_forms(bench: Bench) -> tuple[Pack, Pack] | None:
 
 
 def _gated(ops: Ops, quantization: Quantization, weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """Returns a function that multiplies with `weight` and gates."""
+    """Returns a function that multiplies with `weight` and applies the SiLU gate."""
     packed = pack_gated(weight, "silu", quantization)
     if not isinstance(packed, GatedInTwo):
         return packed

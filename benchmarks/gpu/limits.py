@@ -1,7 +1,7 @@
-"""The limits of the device: memory bandwidth, matrix rate, and how long an empty kernel takes.
+"""The limits of the device: memory bandwidth, matrix rate, and the time of an empty kernel.
 
-A copy reads and writes, a sum only reads, as attention over many keys does: memory may be faster at
-one of them than at the other.
+A copy reads and writes memory. A sum only reads memory, as attention over many keys does. The
+bandwidths of the two may differ.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.bench import Bench
 
 COPY, READ, MATRIX, LAUNCH = "copy", "sum", "matrix product", "smallest kernel"
-"""Cases, by which the report finds them."""
+"""Names of the cases, by which the report finds the limits."""
 
 
 def measure(bench: Bench) -> None:

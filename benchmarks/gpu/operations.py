@@ -1,8 +1,8 @@
-"""The operations on each token by itself: embedding, norms, rotary embedding with K/V, gates,
-sampling, experts.
+"""Operations on each token by itself: embedding, norms, rotary embedding with K/V, gates, sampling,
+experts.
 
-Bytes are what must be read and written once: of a sampled row its logits, of experts the matrices
-of those that some token chose.
+Bytes are counted for what must be read and written once: for sampling the logits of the row, for
+experts the matrices of all experts that some token chose.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ from services.worker.engine.sampler import SAMPLING_COLUMNS, SamplingBatch, colu
 EPS = 1e-5
 
 N_RANKS = 4
-"""Number of ranks that share the table of tokens; one of them looks its rows up."""
+"""Number of ranks that share the embedding table; the benchmark measures one of these ranks."""
 
 
 def measure(bench: Bench) -> None:
@@ -47,7 +47,7 @@ def measure(bench: Bench) -> None:
 
 
 def token_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """Yields the operations between a layer's matrix products, over `n` tokens."""
+    """Yields the operations between the matrix products of a layer, over `n` tokens."""
     shape, size = bench.scale.model, bench.dtype.itemsize
     table = torch.empty(
         (shape.vocab_size // N_RANKS, shape.hidden), dtype=bench.dtype, device=bench.device
@@ -83,7 +83,7 @@ def token_cases(bench: Bench, n: int) -> Iterator[Case]:
 
 
 def _tensors(bench: Bench, *sizes: int) -> list[Tensor]:
-    """Returns a tensor of random numbers for each set of inputs."""
+    """Returns a list of random tensors, one for each set of inputs."""
     n_sets = bench.n_sets(int(np.prod(sizes)) * bench.dtype.itemsize)
     stacked = torch.empty((n_sets, *sizes), dtype=bench.dtype, device=bench.device).normal_()
     return list(stacked)
@@ -111,7 +111,8 @@ def _rotary_cases(bench: Bench, n: int) -> Iterator[Case]:
             bench,
             f"rotary_write_kv, {n} tokens{suffix}",
             partial(_rotary_calls, qkv, others),
-            # Of cosines and sines one half, which says the same as the other.
+            # Cosines and sines count by one half of their elements, since the other half repeats
+            # the angles.
             n_bytes=(2 * n_qkv_heads + 1) * n * shape.head_dim * size,
             check=partial(_turned_and_stored, kept, others),
         )
@@ -124,8 +125,8 @@ def _rotary_calls(
 
 
 def _turned_and_stored(inputs: Sequence[Tensor], others: tuple[Any, ...], ops: Ops) -> Tensor:
-    """Returns everything that is made of copies of qkv, keys and values: queries are rotated in
-    place."""
+    """Runs the operation on copies of qkv, keys and values, and returns all its results. Copies are
+    needed because queries are rotated in place."""
     qkv, keys, values = [each.clone() for each in inputs]
     cos, sin, _, _, slots, n_heads, norms = others
     q = ops.rotary_write_kv(qkv, cos, sin, keys, values, slots, n_heads, norms)
@@ -133,7 +134,8 @@ def _turned_and_stored(inputs: Sequence[Tensor], others: tuple[Any, ...], ops: O
 
 
 def expert_case(bench: Bench, n: int) -> Case:
-    """Returns the experts of one layer over `n` tokens, each of which chooses at random."""
+    """Returns a case of one layer's experts over `n` tokens. Each token chooses its experts at
+    random."""
     mixture, size, device = bench.scale.mixture, bench.dtype.itemsize, bench.device
     hidden, inner, n_chosen = mixture.hidden, mixture.inner, mixture.n_chosen
     generator = torch.Generator().manual_seed(n)
@@ -159,7 +161,7 @@ def expert_case(bench: Bench, n: int) -> Case:
 
 
 def sampling_cases(bench: Bench, n: int) -> Iterator[Case]:
-    """Yields the choices of tokens for `n` rows of logits."""
+    """Yields the operations that choose tokens from `n` rows of logits."""
     vocab_size, size = bench.scale.model.vocab_size, bench.dtype.itemsize
     n_bytes = n * vocab_size * size
     n_sets = bench.n_sets(n_bytes)
@@ -199,7 +201,7 @@ def _sample_calls(
 
 
 def columns_of(bench: Bench, params: Sequence[SamplingParams]) -> SamplingColumns:
-    """Returns the columns of rows with these options, each with a seed of its own."""
+    """Returns the sampling columns of rows with these options. Each row has its own seed."""
     rows = [column_values(replace(item, seed=row)) for row, item in enumerate(params)]
     batch = SamplingBatch(
         options=np.array(rows, SAMPLING_COLUMNS),
@@ -223,7 +225,7 @@ def _case(
     check: Callable[[Ops], Tensor] | None = None,
     max_different_share: float = 0.0,
 ) -> Case:
-    """Returns a case of our operations and PyTorch's over the same inputs."""
+    """Returns a case with two versions over the same inputs: our operation and PyTorch's."""
 
     def version(ops: Ops) -> Version:
         return Version(

@@ -19,7 +19,7 @@ PACKAGES = ("torch", "triton", "numpy", "safetensors", "transformers", "matplotl
 
 
 WITH_HOST = "with launches from the host"
-"""Marks times of what was not replayed as a graph, beside others that were."""
+"""Marks a time that includes launches from the host, beside times of CUDA graph replays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Limits:
 
     @property
     def bytes_per_s(self) -> float:
-        """Bandwidth that floors assume, the larger of both."""
+        """Bandwidth that floors assume: the larger of the copy's and the sum's."""
         return max(self.copy_bytes_per_s, self.read_bytes_per_s)
 
     def floor_s(self, row: Row) -> float:
@@ -59,7 +59,7 @@ class Limits:
 
 
 def finish(outcome: Outcome, found: Limits | None) -> None:
-    """Adds to each row its floor, and the share of its time that this is."""
+    """Adds to each row its floor and the ratio of the floor to the row's time."""
     for row in outcome.rows:
         if found is not None and "seconds" in row and "n_bytes" in row:
             row["floor_s"] = found.floor_s(row)
@@ -67,7 +67,8 @@ def finish(outcome: Outcome, found: Limits | None) -> None:
 
 
 def about(device: torch.device, *, is_tiny: bool) -> dict[str, Any]:
-    """Returns where, with what and how it was measured."""
+    """Returns the description of a measurement: machine, sources, device, versions and
+    operations."""
     return {
         **machine.describe(),
         "sources": sources_digest(),
@@ -79,7 +80,7 @@ def about(device: torch.device, *, is_tiny: bool) -> dict[str, Any]:
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Returns the device's description of itself."""
+    """Returns the device's name and properties."""
     if device.type != "cuda":
         return {"name": machine.cpu_name(), "n_threads": torch.get_num_threads()}
     facts = torch.cuda.get_device_properties(device)
@@ -94,8 +95,8 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def sources_digest() -> str:
-    """Returns a digest of the measured and the measuring sources, for where there is no repository
-    to ask."""
+    """Returns a digest of the sources that are measured and that measure. It identifies the version
+    on machines without the repository."""
     digest = hashlib.sha256()
     for directory in ("kernels", "services", "benchmarks"):
         for path in sorted((machine.ROOT / directory).rglob("*.py")):
@@ -116,7 +117,7 @@ def write(
 
 
 def table(found: Limits | None, outcomes: Mapping[str, Outcome]) -> Iterator[str]:
-    """Yields lines for people."""
+    """Yields the lines of the table for the report."""
     if found is not None:
         yield (
             f"memory {found.copy_bytes_per_s / 1e9:.0f} GB/s copied, "

@@ -1,8 +1,9 @@
-"""A model of random weights on a runner, and plans for it: what a rank does, without its processes.
+"""A model of random weights on a runner, and plans for the runner: the work of a rank, without its
+processes.
 
-`Steps` takes the place of a scheduler where one batch is to be run again and again: it knows which
-rows it has admitted, and what of them is stored. To be at a context, a request's tokens are planned
-and not computed: what its blocks hold is random anyway.
+`Steps` takes the place of a scheduler where one batch runs again and again: it knows which rows are
+admitted and how many of their tokens are stored. To bring requests to a context, their tokens are
+planned but not computed, since the K/V blocks hold random numbers anyway.
 """
 
 import time
@@ -36,16 +37,17 @@ class StepTimes:
     launch_s: float
     """Seconds from the batch until all kernels of the iteration are queued."""
     wait_s: float
-    """Seconds from then on, or from when the tokens were asked for, until they have come."""
+    """Seconds that the host waits for the tokens, from the end of the launch or from the call of
+    `wait`."""
 
     @property
     def total_s(self) -> float:
-        """Seconds of the whole iteration, where nothing overlaps."""
+        """Seconds of the whole iteration, if nothing overlaps."""
         return self.prepare_s + self.launch_s + self.wait_s
 
 
 class Launched:
-    """An iteration under way, whose tokens are on their way to the host."""
+    """An iteration that was launched, whose tokens are being copied to the host."""
 
     def __init__(self, runner: ModelRunner, plan: IterationPlan) -> None:
         start = time.perf_counter()
@@ -64,7 +66,7 @@ class Launched:
         self._launch_s = time.perf_counter() - prepared
 
     def wait(self) -> tuple[list[int], StepTimes]:
-        """Waits for the tokens that were sampled; returns them and the iteration's times."""
+        """Waits for the sampled tokens; returns the tokens and the times of the iteration."""
         start = time.perf_counter()
         if self._arrived is not None:
             self._arrived.synchronize()
@@ -80,7 +82,7 @@ def random_model(bench: Bench, quantization: Quantization = "none") -> StageMode
 
 
 def n_kv_blocks(bench: Bench, limit: int) -> int:
-    """Returns how many blocks there is room for beside what is stored already, at most `limit`."""
+    """Returns the number of K/V blocks that fit into the free memory, at most `limit`."""
     shape = bench.scale.model
     block_bytes = shape.n_kv_elements * bench.dtype.itemsize * BLOCK_SIZE
     room = bench.scale.kv_bytes or bench.free_bytes() - SPARE_BYTES
@@ -88,7 +90,8 @@ def n_kv_blocks(bench: Bench, limit: int) -> int:
 
 
 def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRunner:
-    """Returns a runner whose storage holds random numbers, always the same; graphs are for GPUs."""
+    """Returns a runner whose K/V storage holds random numbers, equal in every call. Graphs need a
+    GPU."""
     runner = ModelRunner(
         model,
         n_kv_blocks=n_blocks,
@@ -104,12 +107,13 @@ def runner_of(model: StageModel, n_blocks: int, *, has_graphs: bool) -> ModelRun
 
 
 def versions_of(bench: Bench) -> tuple[str, ...]:
-    """Returns the ways in which a runner can run there."""
+    """Returns the names of the versions that a runner has on this device: with and without CUDA
+    graphs."""
     return (GRAPHS, EAGER) if bench.device.type == "cuda" else (EAGER,)
 
 
 class Steps:
-    """Iterations of requests that are all alike, on one runner."""
+    """Iterations of equal requests on one runner."""
 
     def __init__(self, runner: ModelRunner, *, n_blocks: int) -> None:
         self._runner = runner
@@ -120,8 +124,9 @@ class Steps:
         self._released: list[int] = []
 
     def admit(self, n_requests: int, *, context: int, n_more: int) -> bool:
-        """Ends the requests there are, and begins others, of which `context` tokens are stored and
-        `n_more` will be. False if there is not enough memory for them, and then there are none."""
+        """Ends all present requests and begins `n_requests` others, each with `context` stored
+        tokens and memory for `n_more` further tokens. If there is not enough memory, no request
+        begins and False is returned."""
         self._released += self._rows
         self._rows = []
         n_own = -(-(context + n_more) // BLOCK_SIZE)
@@ -140,13 +145,14 @@ class Steps:
         return True
 
     def decode(self) -> Launched:
-        """Launches the next token of each request; the last one is on the rank."""
+        """Launches the next token of each request. The token before is the input, and stays on the
+        rank."""
         plan = self._plan(self._rows, start=self._n_stored, n_tokens=1)
         self._n_stored += 1
         return Launched(self._runner, plan)
 
     def prefill(self, n_tokens: int) -> Launched:
-        """Launches the prompt of a new request, in place of all others."""
+        """Ends all present requests, and launches the prompt of a new one."""
         n_own = -(-n_tokens // BLOCK_SIZE)
         self._released += self._rows
         self._rows = [0]

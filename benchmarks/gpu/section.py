@@ -1,8 +1,9 @@
-"""Runs one section at a time, where its failure and its delays harm no other.
+"""Runs the sections one at a time, so that the failure or delay of one section does not harm
+others.
 
-On a GPU a section has a process of its own: after an illegal access nothing works any more in the
-process that made it, and a kernel that hangs can only be ended with its process. A section writes
-its rows as it goes, a line each, so that what it had when it ended is there.
+On a GPU a section has a process of its own: after an illegal access, a process cannot use the GPU
+any more, and a kernel that hangs ends only with its process. A section writes each row as a line at
+once, so that its rows are kept when its process is ended.
 
     python -m benchmarks.gpu.section NAME --rows FILE --limit-s SECONDS [--tiny] [--device cpu]
 """
@@ -25,23 +26,24 @@ from benchmarks.gpu.bench import OURS, Bench, Row, progress
 from benchmarks.gpu.shapes import FULL, TINY
 
 MARGIN_S = 8.0
-"""Seconds before its limit from which a section begins nothing new."""
+"""Seconds before the limit of a section, in which the section begins no further measurement."""
 
 MAX_DIFFERENCE = 0.03
-"""Largest difference of a version's result from the first one's, beyond what bfloat16 rounds."""
+"""Largest difference of a version's result from the first version's; larger differences are more
+than the rounding of bfloat16."""
 
 FAILURE = "failure"
-"""Key of a last line that says why there are no more."""
+"""Key of a section's last line, if the section failed; its value is the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section's module, and how long it may run."""
+    """The module of a section, and the limit of its time in seconds."""
 
     module: str
     limit_s: float
     needs: str | None = None
-    """Package without which there is nothing to measure."""
+    """Package that the section needs; without the package, the section is skipped."""
 
 
 SECTIONS = {
@@ -71,7 +73,7 @@ class Outcome:
 
 
 def run(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> Outcome:
-    """Measures a section, whose rows are kept in the file `rows`."""
+    """Measures a section and returns its outcome; the rows are kept in the file `rows`."""
     section = SECTIONS[name]
     if section.needs is not None and find_spec(section.needs) is None:
         return Outcome("skipped", f"{section.needs} is not installed")
@@ -90,7 +92,7 @@ def run(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> Outcom
 
 
 def outcome_of(rows: list[Row], error: str | None) -> Outcome:
-    """Returns the result that the rows and the end of the process that made them amount to."""
+    """Returns the outcome of a section, from its rows and the error of its process, if any."""
     failures = [row[FAILURE] for row in rows if FAILURE in row]
     rows = [row for row in rows if FAILURE not in row]
     ours = [row for row in rows if "error" in row and row["version"].startswith(OURS)]
@@ -107,7 +109,7 @@ def outcome_of(rows: list[Row], error: str | None) -> Outcome:
 
 
 def is_far(row: Row) -> bool:
-    """Returns whether a version's result differs from another's by more than rounding."""
+    """Returns whether a version's result differs from the first version's by more than rounding."""
     return (
         row.get("difference", 0) > MAX_DIFFERENCE
         or row.get("n_different", 0) > row.get("max_different", 0)
@@ -116,7 +118,7 @@ def is_far(row: Row) -> bool:
 
 
 def measure(name: str, rows: Path, *, device: torch.device, is_tiny: bool, limit_s: float) -> None:
-    """Measures a section in this process; its failure is a line of `rows`."""
+    """Measures a section in this process. If the section fails, a line of `rows` has the error."""
     with rows.open("w") as file:
 
         def emit(row: Row) -> None:
@@ -138,8 +140,8 @@ def measure(name: str, rows: Path, *, device: torch.device, is_tiny: bool, limit
 
 
 def in_process(name: str, rows: Path, *, device: torch.device, is_tiny: bool) -> str | None:
-    """Measures a section in a process of its own, which is ended at the section's limit; returns
-    why that process ended badly, if it did."""
+    """Measures a section in a process of its own, which is killed at the section's time limit;
+    returns the error of the process, or None."""
     limit_s = SECTIONS[name].limit_s
     command = [sys.executable, "-m", "benchmarks.gpu.section", name, f"--rows={rows}"]
     command += [f"--device={device}", f"--limit-s={limit_s}", *(["--tiny"] if is_tiny else [])]

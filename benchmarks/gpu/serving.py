@@ -1,9 +1,9 @@
 """A whole workload through the scheduling core and the runner of a rank, in one process.
 
-All requests are there at the start, with the paper's mixed lengths (`benchmarks.workload`).
-Iteration-level scheduling in chunks, the scheduler, its K/V accounting and the runner are what a
-deployment has; processes, gRPC and text are not there. As in a deployment, the next iteration is
-launched before the last one has come back, with the tokens in between left on the rank.
+All requests arrive at the start, with the paper's mixed lengths (`benchmarks.workload`). Chunked
+iteration-level scheduling, K/V accounting and the runner are the deployed ones; there are no other
+processes, no gRPC and no text. As in a deployment, the next iteration is launched before the
+previous one has returned, and the tokens between them stay on the rank.
 """
 
 import time
@@ -42,8 +42,8 @@ PIPELINE_DEPTH = 2
 
 @torch.inference_mode()  # as a rank does
 def measure(bench: Bench) -> None:
-    """Measures a row for the workload, the second time that a runner has it: graphs are recorded by
-    then."""
+    """Measures a row for each version. The second run of the workload on a runner counts, since
+    graphs are recorded in the first."""
     requests = requests_of(bench)
     n_tokens = sum(request.n_prompt + request.n_output for request in requests)
     model = random_model(bench)
@@ -101,7 +101,7 @@ class Run:
 
 
 def scheduler_of(n_blocks: int, *, max_requests: int) -> Scheduler:
-    """Returns a scheduler as a deployment has it."""
+    """Returns a scheduler with the settings of a deployment."""
     return Scheduler(
         RequestPool(max_requests=max_requests),
         KVManager(n_blocks=n_blocks, block_size=BLOCK_SIZE),
@@ -114,8 +114,8 @@ def scheduler_of(n_blocks: int, *, max_requests: int) -> Scheduler:
 def serve(
     scheduler: Scheduler, runner: ModelRunner, requests: Sequence[PlannedRequest], *, name: str
 ) -> Run:
-    """Selects, runs and applies until nothing is left; `name` tells this run's requests from
-    others."""
+    """Selects, runs and applies iterations until all requests are complete; `name` is a prefix of
+    the request ids, so that runs do not share ids."""
     for index, request in enumerate(requests):
         scheduler.submit(
             Request(
@@ -141,7 +141,7 @@ def serve(
 
 
 def plan_of(batch: Batch) -> IterationPlan:
-    """Returns a batch's plan for the rank, without a wire in between."""
+    """Returns the plan that the rank runs for a batch, without the wire format in between."""
     spans = batch.spans
     rows = [_row_of(span.request) for span in spans]
     return IterationPlan(

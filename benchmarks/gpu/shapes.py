@@ -1,4 +1,4 @@
-"""Sizes of what is measured: models, and the batches that are tried with them."""
+"""Sizes of the GPU benchmark: shapes of models, and batches that are measured with the models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from services.worker.models.families.llama import LlamaConfig
 from services.worker.models.rotary_config import RopeConfig
 
 BLOCK_SIZE = 16
-"""K/V slots in a block, as a worker has them unless told otherwise."""
+"""K/V slots in a block; the default of a worker."""
 
 RMS_NORM_EPS = 1e-5
 ROPE_THETA = 500_000.0
@@ -35,7 +35,7 @@ class ModelShape:
 
     @property
     def n_head_weights(self) -> int:
-        """Number of elements of the matrix that makes logits."""
+        """Number of elements of the matrix that computes logits."""
         return self.vocab_size * self.hidden
 
     @property
@@ -49,24 +49,26 @@ class ModelShape:
         """Returns the bytes that an iteration must read: all matrices once, and the keys and values
         of `n_keys` tokens, all requests together.
 
-        What it writes is small beside that. `layer_itemsize` is the bytes of an element of the
-        layers' matrices, if they have another type.
+        The bytes that an iteration writes are few beside these and not counted. `layer_itemsize` is
+        the bytes of an element of the layers' matrices, if their type differs from the other
+        matrices'.
         """
         n_elements = self.n_head_weights + n_keys * self.n_kv_elements
         return n_elements * itemsize + self.n_layer_weights * (layer_itemsize or itemsize)
 
     def iteration_flops(self, n_tokens: int, n_sampled: int, n_pairs: int) -> int:
-        """Returns the operations of an iteration's products: a multiplication and an addition for
-        each weight and token.
+        """Returns the operations of an iteration's matrix products: a multiplication and an
+        addition for each weight and token.
 
-        `n_pairs` is the number of pairs of a query and a key that it sees, all requests together.
+        `n_pairs` is the number of pairs of a query and a key that the query sees, all requests
+        together.
         """
         n_attention = 4 * self.n_layers * self.n_heads * self.head_dim * n_pairs
         n_products = n_tokens * self.n_layer_weights + n_sampled * self.n_head_weights
         return 2 * n_products + n_attention
 
     def llama_config(self) -> LlamaConfig:
-        """Returns the configuration for the engine."""
+        """Returns the model's configuration for the engine."""
         return LlamaConfig(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden,
@@ -84,7 +86,7 @@ class ModelShape:
 
 @dataclass(frozen=True, slots=True)
 class MixtureShape:
-    """The experts of one layer."""
+    """The sizes of one layer's experts."""
 
     hidden: int
     inner: int
@@ -94,8 +96,8 @@ class MixtureShape:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The sizes of one run. Batches and contexts are in the order in which they are measured, so
-    that the most important are there when time runs out."""
+    """The sizes of one run. Batches and contexts are measured in their order here, so that the most
+    important are measured first if time runs out."""
 
     model: ModelShape
     mixture: MixtureShape
@@ -106,11 +108,11 @@ class Scale:
     prompts: tuple[int, ...]
     """Lengths of single prompts, for attention and for iterations."""
     chunks: tuple[tuple[int, int], ...]
-    """Pairs: tokens that are stored, and tokens of the next part of the prompt."""
+    """Pairs of numbers: stored tokens, and tokens of the prompt's next chunk."""
     mixed_batches: Mapping[str, tuple[tuple[int, int], ...]]
-    """Spans of batches: tokens stored before, tokens in the batch."""
+    """Spans of each batch: stored tokens, and tokens in the batch."""
     token_counts: tuple[int, ...]
-    """Numbers of tokens for operations on each token by itself."""
+    """Numbers of tokens for operations that treat each token by itself."""
     sampled_rows: tuple[int, ...]
     expert_tokens: tuple[int, ...]
     step_batches: tuple[int, ...]
@@ -120,14 +122,14 @@ class Scale:
     int8_steps: tuple[tuple[int, int], ...]
     """Batch and context of decodes that are run with int8 weights too."""
     profiled_steps: tuple[tuple[int, int], ...]
-    """Batch and context of decodes whose kernels are counted one by one."""
+    """Batch and context of decodes whose kernels are profiled."""
     static_batches: tuple[tuple[int, int], ...]
     """Batch and context of the decodes in transformers."""
     n_requests: int
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
     kv_bytes: int | None
-    """Bytes for keys and values; None for all that the device has left."""
+    """Bytes for keys and values; None for the whole free memory of the device."""
 
 
 LLAMA_8B = ModelShape(

@@ -1,12 +1,12 @@
-"""Timing of calls on the device, without what the host needs to launch them, and with it.
+"""Timing of calls on a device, with and without the host's time to launch kernels.
 
-On a GPU calls are recorded into a CUDA graph, whose replays are timed by events: a launch from
-Python costs more than many a kernel takes. What waits for the device cannot be recorded and is
-timed as it comes, with the host's part in it. On a CPU there is one clock for both.
+On a GPU, calls are recorded into a CUDA graph, and events time the replays, because a launch from
+Python takes longer than many kernels. A call that waits for the device cannot be recorded; its time
+includes the host's part. On a CPU one clock times everything.
 
-Calls are given for several sets of inputs and run in turn, so that what is larger than the cache
-comes from memory, as it does between the layers of a model. For the same reason each recorded call
-has room of its own for its result.
+Calls are given for several sets of inputs and run in turn, so that inputs larger than the cache
+come from memory, as between the layers of a model. For the same reason each recorded call has its
+own memory for the result.
 """
 
 import math
@@ -22,8 +22,8 @@ Call = Callable[[], object]
 N_CALLS = 24
 """Least number of calls in a graph."""
 MIN_TIMED_S = 2e-3
-"""Least seconds of replays between two events: to launch the first one, while the device has
-nothing to do, takes a hundredth of it or less."""
+"""Least seconds of graph replays between two events. The launch of the first replay, while the
+device is idle, takes a hundredth of this time or less."""
 MAX_ROUNDS = 40
 
 
@@ -33,12 +33,12 @@ class Timing:
 
     device_s: float
     call_s: float
-    """Seconds with the launch from Python, many calls in a row."""
+    """Seconds of a call with its launch from Python, when many calls follow each other."""
     is_graph: bool
 
 
 class Timer:
-    """Times calls on one device, for about `budget_s` seconds each."""
+    """Measures the time of calls on one device; each measurement takes about `budget_s` seconds."""
 
     def __init__(self, device: torch.device, *, budget_s: float) -> None:
         self.device = device
@@ -46,7 +46,7 @@ class Timer:
         self._min_rounds = 3 if device.type == "cuda" else 1
 
     def time(self, calls: Sequence[Call], *, is_capturable: bool = True) -> Timing:
-        """Returns the median times of one of `calls`, which are run in turn."""
+        """Returns the median times of one call; `calls` are run in turn."""
         calls[0]()  # compiles what is to be compiled
         self.synchronize()
         if self.device.type != "cuda":
@@ -89,7 +89,7 @@ class Timer:
 
 
 def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
-    """Returns a graph of all calls; None if one of them waits for the device, which cannot be
+    """Returns a graph of all calls; None if a call waits for the device, which cannot be
     recorded."""
     graph = torch.cuda.CUDAGraph()
     try:
@@ -104,7 +104,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
 
 
 def device_event() -> torch.cuda.Event:
-    """Returns an event that can be queued, and that keeps its time."""
+    """Returns a CUDA event that records the time at which the device reaches the event."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 

@@ -1,8 +1,9 @@
 """The model of the other sections in `transformers`: padded batches, continuous batching, and
 single decodes.
 
-`generate` computes a batch until its longest answer is complete; only tokens that were asked for
-count. `continuous batching` is transformers' own, with its settings as they come. Random weights.
+`generate` computes a batch until its longest answer is complete; only requested tokens are counted.
+`continuous batching` is the implementation in transformers, with default settings. The weights are
+random.
 """
 
 import statistics
@@ -22,11 +23,11 @@ from benchmarks.workload import PlannedRequest
 
 SMALL_CACHE = ContinuousBatchingConfig(num_blocks=16, max_batch_tokens=64)
 N_DECODED = 16
-"""Tokens of which the time of one is the mean."""
+"""Number of decoded tokens over which the time of one token is averaged."""
 
 
 def measure(bench: Bench) -> None:
-    """Measures a row for the workload in each way, and rows for decodes."""
+    """Measures a row for the workload with each of the two methods, and rows for decodes."""
     model = llama(bench.scale.model, bench)
     requests = requests_of(bench)
     name = f"{len(requests)} requests, all at once"
@@ -42,7 +43,7 @@ def measure(bench: Bench) -> None:
 
 
 def llama(shape: ModelShape, bench: Bench) -> Any:
-    """transformers' Llama of a shape, with its attention by PyTorch."""
+    """Returns transformers' Llama of a shape, with PyTorch's scaled dot product attention."""
     config = LlamaConfig(
         vocab_size=shape.vocab_size,
         hidden_size=shape.hidden,
@@ -65,11 +66,13 @@ def llama(shape: ModelShape, bench: Bench) -> Any:
 
 
 Serve = Callable[[Any, Sequence[PlannedRequest]], tuple[int, float]]
-"""A function from model and requests to the tokens that came, and the seconds that they took."""
+"""A function that serves requests with a model; returns the number of output tokens, and the
+seconds."""
 
 
 def static(model: Any, requests: Sequence[PlannedRequest]) -> tuple[int, float]:
-    """Serves all requests in one batch, padded to the longest, until the longest is done."""
+    """Serves all requests in one batch, padded to the longest prompt, until the longest answer is
+    complete."""
     start = time.perf_counter()
     width = max(request.n_prompt for request in requests)
     rows, mask = torch.zeros((2, len(requests), width), dtype=torch.int64)
@@ -87,8 +90,8 @@ def static(model: Any, requests: Sequence[PlannedRequest]) -> tuple[int, float]:
 def continuous(
     model: Any, requests: Sequence[PlannedRequest], *, settings: Any = None
 ) -> tuple[int, float]:
-    """transformers' continuous batching, each request with its own length; it has its memory, and
-    has warmed up, when the time begins."""
+    """Serves requests with transformers' continuous batching, each with its own output length. Time
+    counts after memory is allocated and the model has warmed up."""
     config: Any = GenerationConfig(  # type: ignore[no-untyped-call]
         max_new_tokens=max(request.n_output for request in requests),
         do_sample=False,
@@ -115,7 +118,7 @@ def continuous(
 
 
 def _workload(serve: Serve, model: Any, requests: Sequence[PlannedRequest]) -> Row:
-    """Returns the figures of the second of two runs."""
+    """Runs the workload twice and returns the figures of the second run."""
     _, first_run_s = serve(model, requests)
     n_output, seconds = serve(model, requests)
     return {
@@ -127,7 +130,8 @@ def _workload(serve: Serve, model: Any, requests: Sequence[PlannedRequest]) -> R
 
 
 def _decode(bench: Bench, model: Any, batch: int, context: int) -> Row:
-    """Seconds of one token of a padded batch: what more tokens take, divided by their number."""
+    """Measures the seconds of one token of a padded batch: the additional time for `N_DECODED` more
+    tokens, divided by `N_DECODED`."""
     rows = torch.randint(1, bench.scale.model.vocab_size, (batch, context))
     mask = torch.ones_like(rows)
 

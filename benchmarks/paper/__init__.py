@@ -2,10 +2,11 @@
 
     python -m benchmarks.paper
 
-The costs of its machines are fitted on Figure 9 alone, which measures engines without a scheduler,
-and are then held fixed. What Figures 10 and 11 show is predicted from them: the very `Scheduler`,
-policies and K/V manager of `services.scheduler.core` run the paper's traces through
-`simulator.engine`, beside baselines as they were. Drawn beside what the paper reports.
+The costs of the paper's machines are fitted to Figure 9 alone, which measures engines without a
+scheduler, and are then held fixed. Figures 10 and 11 are predicted from these costs: the
+`Scheduler`, policies and K/V manager of `services.scheduler.core` run the paper's traces through
+`simulator.engine`, beside the paper's baselines. The plots show the predictions beside the paper's
+points.
 
     published.py            the points of the paper's figures, as far as they can be read
     models.py               Table 1

@@ -33,12 +33,12 @@ SYSTEMS_10 = {
     "ft(8,8)": (0.05, 0.085, 0.12, 0.15, 0.18, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7),
     "cellular(32)": (0.14, 0.25, 0.4, 0.5, 0.6, 0.8, 1.2),
 }
-"""Systems of Figure 10 and BatchMaker's, each with rates from where it has nothing to do to where
-it can't keep up."""
+"""Systems of Figure 10, and BatchMaker's. The rates of each system go from almost idle to
+overloaded."""
 
 SYSTEMS_11 = ("orca(32)", "orca(8)", "orca(1)", "ft(1,1)", "ft(8,4)", "ft(8,8)", "ft(16,8)")
 N_RATES_11 = 14
-"""Systems of Figure 11, and how many rates each is run at."""
+"""Systems of Figure 11, and the number of rates at which each system is run."""
 
 HOMOGENEOUS = ((32, 32), (256, 256))
 """Tokens of prompts and outputs in the parts of Figure 11."""
@@ -52,7 +52,7 @@ def figure_10(lengths: tuple[Lengths, ...], engines: dict[str, Gpu]) -> dict[str
         for system, rates in SYSTEMS_10.items()
         for rate in rates
     ]
-    # One stage has one batch in flight by Algorithm 1. The paper's points look as if it had two.
+    # By Algorithm 1, one stage has one batch in flight. The paper's points look like those of two.
     runs += [
         Run("101B", "orca(32)", rate, lengths, n_in_flight=2) for rate in SYSTEMS_10["orca(32)"]
     ]
@@ -64,8 +64,8 @@ def figure_10(lengths: tuple[Lengths, ...], engines: dict[str, Gpu]) -> dict[str
 
 
 def compare(curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> list[dict[str, Any]]:
-    """Returns each point of the paper with the throughput at its latency and the latency at its
-    throughput, as parts of the paper's."""
+    """Returns each point of the paper with two predictions: the throughput at the point's latency
+    and the latency at the point's throughput, both divided by the paper's values."""
     return [
         {
             "model": model,
@@ -81,7 +81,8 @@ def compare(curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> list[dict[st
 
 
 def headline(curves: Mapping[str, Sequence[Point]]) -> dict[str, float]:
-    """Returns the throughputs for 175B at the latency of the abstract, and their ratio."""
+    """Returns the throughputs of both systems for 175B at the latency of the abstract, and their
+    ratio."""
     found = {
         system: throughput_at(curves[system], HEADLINE_MS_PER_TOKEN) or 0.0
         for system in HEADLINE_PER_S
@@ -140,7 +141,7 @@ def main() -> None:
 
 
 def predict(engines: dict[str, Gpu], n_requests: int, seed: int) -> dict[str, Any]:
-    """Returns what engines do in Figures 9 to 11, and what that is to the paper's points."""
+    """Returns the predictions for Figures 9 to 11, and their ratios to the paper's points."""
     residuals = errors(engines)
     curves = figure_10(mixed_lengths(n_requests, seed=seed), engines)
     return {
@@ -155,7 +156,7 @@ def predict(engines: dict[str, Gpu], n_requests: int, seed: int) -> dict[str, An
 
 
 def lines_of(found: Mapping[str, Any]) -> list[str]:
-    """Returns what was predicted for people."""
+    """Returns the predictions as lines of text."""
     lines = [f"  Figure 9: {100 * found['figure_9_rms']:.1f} % RMS"]
     for row in found["compared"]:
         throughput, latency_ms = row["paper"]

@@ -16,7 +16,8 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class CellularPolicy:
-    """The first request in the pool's order, and those at the same position."""
+    """A policy that selects the first request in the pool's order, and all requests at the same
+    position."""
 
     name = "cellular"
     max_span_tokens = None
@@ -26,7 +27,7 @@ class CellularPolicy:
         self.max_batch_size = max_batch_size
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns requests that are at the position of the first that can run."""
+        """Returns the requests at the position of the first request that can run."""
         selections: list[Selection] = []
         position: tuple[int, int] | None = None
         for request in pool.candidates():
@@ -43,5 +44,5 @@ class CellularPolicy:
         return selections
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether these requests are a batch, or more."""
+        """Returns whether the ready requests fill a batch."""
         return len(ready) >= self.max_batch_size

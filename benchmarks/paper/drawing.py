@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from benchmarks.paper.published import FIGURE_10, Point
 
 LARGEST_MS, LARGEST_WHOLE_MS = 2e3, 1e5
-"""Latencies per token, and of whole requests, up to which is drawn."""
+"""Largest latencies that are drawn, in ms: per token, and of whole requests."""
 
 STYLES = ("-", "--")
 
@@ -18,8 +18,8 @@ Curves = Mapping[str, Mapping[str, Sequence[Point]]]
 
 
 def figure_10(path: Path, variants: Mapping[str, Curves]) -> None:
-    """Draws median normalised latency over throughput, a part for each model: lines are simulated,
-    of each variant in another style, and markers are the paper's points."""
+    """Draws median normalised latency over throughput, a plot for each model. Lines are simulated,
+    with a line style for each variant; markers are the paper's points."""
     figure = Figure(figsize=(6 * len(FIGURE_10), 5), layout="constrained")
     for axes, (model, published) in zip(
         figure.subplots(1, len(FIGURE_10)), FIGURE_10.items(), strict=True
@@ -38,7 +38,7 @@ def figure_10(path: Path, variants: Mapping[str, Curves]) -> None:
 
 
 def figure_11(path: Path, curves: Curves) -> None:
-    """Draws the median latency of requests over throughput, where all are alike."""
+    """Draws the median latency of whole requests over throughput, for requests of equal lengths."""
     figure = Figure(figsize=(6 * len(curves), 5), layout="constrained")
     for axes, (part, systems) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
         for index, (system, points) in enumerate(systems.items()):

@@ -25,32 +25,34 @@ from simulator.virtual_clock import VirtualClock
 
 
 class Prompts(Enum):
-    """The tokens of each prompt in the first iteration of a batch."""
+    """Number of tokens of each prompt in the first iteration of a batch."""
 
     SHORTEST = auto()
-    """As many as the shortest has; the others come one by one."""
+    """The tokens of the shortest prompt; the other tokens follow one by one."""
     PADDED = auto()
-    """As many as the longest has, some of them padding, which later iterations read too."""
+    """The tokens of the longest prompt; shorter prompts are padded, and later iterations read the
+    padding."""
     OWN = auto()
-    """Its own, as with selective batching."""
+    """All tokens of each prompt, as with selective batching."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kinder:
-    """What is done otherwise than by FasterTransformer, still a batch at a time."""
+    """Improvements over FasterTransformer, still with request-level scheduling."""
 
     prompts: Prompts = Prompts.SHORTEST
     is_continuous: bool = False
-    """Whether each token is returned with its iteration, and not with the batch."""
+    """Whether each token is returned after its iteration, not after the whole batch."""
     leaves: bool = False
-    """Whether those that have ended are computed no more; nobody takes their places."""
+    """Whether requests that have ended are computed no more; no other request takes their place."""
     allocates_own: bool = False
-    """Whether a request has memory for its own tokens, and not for the longest there may be."""
+    """Whether a request allocates memory for its own tokens, not for the longest sequence."""
     n_batches: int = 1
-    """Batches that run at the same time: as many as stages fill a pipeline without microbatches."""
+    """Number of batches that run at the same time. With one batch for each stage, the pipeline is
+    full without microbatches."""
     max_delay_s: float = 0.0
-    """Time for which the oldest request waits for a batch to fill, while the engine has nothing to
-    do: Triton's `max_queue_delay`."""
+    """Seconds for which the oldest request waits for a batch to fill while the engine is idle:
+    Triton's `max_queue_delay`."""
 
 
 class FasterTransformer:
@@ -66,7 +68,7 @@ class FasterTransformer:
         kinder: Kinder | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
-        """`clock` is that of the simulation, without which nobody is delayed.
+        """`clock` is the simulation's clock; a delay needs it.
 
         Raises:
             ValueError: the batches do not fit into `n_slots` slots of K/V memory, or there is a
@@ -105,12 +107,12 @@ class FasterTransformer:
             self._clock.wake_at(self._due_s[request])
 
     def take_preempted(self) -> list[Request]:
-        """Returns nothing: nobody gives way."""
+        """Returns nothing, since no request is preempted."""
         return []
 
     def select(self) -> Batch | None:
-        """Returns the next iteration of the microbatch that has waited longest; None if all are in
-        flight, or there is nothing to do."""
+        """Returns the next iteration of the microbatch that has waited longest; None if all
+        microbatches are in flight, or there is no request."""
         if not self._ready and len(self._running) < self._kinder.n_batches:
             self._begin_batch()
         if not self._ready:
@@ -121,8 +123,8 @@ class FasterTransformer:
         return Batch(iteration=self._n_iterations, spans=part.next_spans(), released_rows=())
 
     def apply(self, iteration: int, token_ids: Sequence[int]) -> list[Update]:
-        """Takes the tokens of an iteration; returns those of the whole batch once it has ended, or
-        each at once where delivery is continuous."""
+        """Applies the tokens of an iteration. Returns the updates of the whole batch when the batch
+        has ended, or of each iteration if delivery is continuous."""
         part = self._in_flight.pop(iteration)
         batch = part.batch
         updates = part.apply(token_ids)
@@ -164,7 +166,8 @@ class FasterTransformer:
         self._running.append(batch)
 
     def _next_requests(self) -> list[Request]:
-        """Returns the requests of the next batch; none while they wait for others."""
+        """Returns the requests of the next batch; an empty list while they wait for the batch to
+        fill."""
         result: list[Request] = []
         n_free = self._n_slots - self.n_reserved_slots
         for request in self._queue:
@@ -177,7 +180,7 @@ class FasterTransformer:
         return [] if result and self._may_wait(result[0]) else result
 
     def _may_wait(self, request: Request) -> bool:
-        """Returns whether there is time for more to come before a request must run."""
+        """Returns whether a request may still wait for others to arrive."""
         return self._clock is not None and self._clock.now_s < self._due_s.get(request, 0.0)
 
     def _n_allocated(self, request: Request) -> int:
@@ -190,7 +193,7 @@ class _RunningBatch:
 
     n_slots: int
     n_left: int = 0
-    """Microbatches that are not over."""
+    """Number of microbatches that are not complete."""
     updates: list[Update] = field(default_factory=list)
 
 
@@ -204,11 +207,11 @@ class _Microbatch:
         n_first: Sequence[int],
         leaves: bool,
     ) -> None:
-        """`n_first` has the tokens of each in the first iteration. With `leaves`, those that have
-        ended are computed no more."""
+        """`n_first` has the number of tokens of each request in the first iteration. With `leaves`,
+        requests that have ended are computed no more."""
         self.batch = batch
         self.n_left = max(map(_n_iterations, requests, n_first))
-        """Iterations to come."""
+        """Number of iterations to come."""
         self._requests = dict(zip(requests, n_first, strict=True))
         self._leaves = leaves
         self._n_run = 0

@@ -36,29 +36,30 @@ PEAK_BANDWIDTH, PEAK_PRODUCTS = 1.555e12, 312e12 / 2
 """An A100's bytes and multiplications a second, in fp16, by its data sheet."""
 
 SUMS_S = 2 * 25e-6
-"""Time of a layer for two sums over the 8 GPUs of a host."""
+"""Time of a layer for two all-reduces over the 8 GPUs of a host."""
 LAYER_S = SUMS_S + 10 * 5e-6
-"""Time of a layer of Orca's that depends on nothing: its sums, and ten launches of kernels. That a
-sum of a small tensor takes some 25 us with NCCL over NVLink, and a launch some 5 us, is experience
-and not from the paper."""
+"""Time of a layer of Orca's engine that does not depend on the batch: its all-reduces and ten
+launches of kernels. Some 25 us for an all-reduce of a small tensor with NCCL over NVLink, and some
+5 us for a launch, are from experience and not from the paper."""
 
 NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that Figure 9 leaves"
 """The two fits."""
 
 START = {NO_PAIRS: (1.0e12, 80e12, 4e-6, 1e-4, 2e-6), ALL_PAIRS: (1.0e12, 5e-10, 4e-6, 1e-4, 2e-6)}
-"""Where the search begins: bandwidth, products or time of a pair, time of a request in a layer;
-then the two times of a layer of FasterTransformer's."""
+"""Start of the search: bandwidth, products or time of a pair, and time of a request in a layer;
+then the two times of FasterTransformer's layer."""
 
 LARGEST = {
     NO_PAIRS: (PEAK_BANDWIDTH, PEAK_PRODUCTS, 1e-4, 1e-3, 1e-4),
     ALL_PAIRS: (PEAK_BANDWIDTH, 1e-7, 1e-4, 1e-3, 1e-4),
 }
 SMALLEST_PART = 1e-4
-"""The bounds, in the same order, and the part of each below which nothing is looked for."""
+"""Upper bounds of the parameters, in the order of `START`, and the lower bound as a part of the
+upper."""
 
 LARGEST_SYNC_S = 1.0
 AT_BOUND = 1e-3
-"""Difference of logarithms to a bound below which a parameter counts as being there."""
+"""Difference of logarithms to a bound, below which a parameter counts as being at the bound."""
 
 
 def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:
@@ -92,7 +93,8 @@ def fit(kind: str) -> dict[str, Gpu]:
 
 
 def errors(engines: dict[str, Gpu]) -> list[tuple[str, float]]:
-    """Returns each point of Figure 9 with the logarithm of the model's time to it."""
+    """Returns each point of Figure 9 with the logarithm of the predicted time divided by the
+    paper's time."""
     one_stage = MODELS["101B"]
     result = []
     for (engine, n_prompt), times_ms in FIGURE_9B_MS.items():
@@ -124,8 +126,8 @@ def _sync_error(engines: dict[str, Gpu], sync_s: float) -> float:
 
 
 def slowest_to_fastest(model: PaperModel, one: Gpu, other: Gpu) -> float:
-    """Returns how many times as long one engine takes as the other at most, for the batches of
-    Figure 9."""
+    """Returns the largest ratio of one engine's time to the other's, over the batches of Figure
+    9."""
     return max(
         batch_s(GpuCosts(model, one), batch_size, n_prompt)
         / batch_s(GpuCosts(model, other), batch_size, n_prompt)

@@ -24,7 +24,7 @@ class Gpu:
     """The parameters of one engine on one kind of GPU."""
 
     layer_s: float
-    """Time of a layer that depends on nothing."""
+    """Time of a layer that does not depend on the batch."""
     bandwidth: float
     """Bytes of weights that are read in a second."""
     products: float

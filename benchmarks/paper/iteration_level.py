@@ -49,8 +49,8 @@ BASELINES = "benchmarks.paper.baselines"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A way to run the system. `{stages}` in its arguments is the number of stages, `{one_more}`
-    one more than that."""
+    """Describes a way to run the system. In its arguments, `{stages}` stands for the number of
+    stages and `{one_more}` for one more."""
 
     arguments: tuple[str, ...]
     module: str = "services.local"
@@ -65,7 +65,7 @@ LADDER = {
     "overlapped": Variant(("--policy=orca", "--pipeline-depth={one_more}")),
     "chunked": Variant(("--policy=chunked", "--pipeline-depth={one_more}")),
 }
-"""The variants; each has what the one before it has, and one thing more."""
+"""The variants; each has all features of the variant before it, and one more."""
 
 BESIDE = {
     "microbatch": Variant(
@@ -76,11 +76,11 @@ VARIANTS = {**LADDER, **BESIDE}
 
 
 def throughput_at(points: Sequence[Point], level_s: float) -> float | None:
-    """Requests a second at which the median normalised latency reaches a level.
+    """Returns the requests a second at which the median normalised latency reaches a level.
 
-    Points are in the order of their rates; between two of them throughput is linear in the
-    logarithm of latency. None if even the first is above the level. A curve that ends below it
-    counts with its last point: the variant would serve at least as much.
+    Points are in the order of their rates; between two points throughput is linear in the logarithm
+    of latency. Returns None if even the first point is above the level. A curve that ends below the
+    level counts with its last point: the variant would serve at least that rate.
     """
     if not points or points[0].median_s > level_s:
         return None
@@ -92,9 +92,9 @@ def throughput_at(points: Sequence[Point], level_s: float) -> float | None:
 
 
 def compare(curves: Mapping[str, Sequence[Point]], level_s: float) -> list[str]:
-    """The lines of a table: throughput of each variant at a level of latency, the ratio to the
-    first of the ladder, and for those of the ladder the factor that each step brings and its share
-    of all of them, by logarithms."""
+    """Returns the lines of a table: the throughput of each variant at a level of latency and its
+    ratio to the first variant of the ladder. For variants of the ladder, also the factor of each
+    step and its share of the total gain, by logarithms."""
     found = {name: throughput_at(points, level_s) for name, points in curves.items()}
     rates = {name: rate for name, rate in found.items() if rate is not None}
     steps = [name for name in LADDER if name in rates]
@@ -125,7 +125,8 @@ def _share(part: float, total: float) -> str:
 async def measure_variant(
     name: str, model: Path, options: argparse.Namespace, *, meta: Mapping[str, Any]
 ) -> list[RunRecord]:
-    """The runs of one variant, slowest first, up to one whose latency is too high."""
+    """Returns the runs of one variant, slowest rate first, up to a run whose latency is too
+    high."""
     variant = VARIANTS[name]
     arguments = [
         f"--model={model}",
@@ -160,13 +161,14 @@ async def measure_variant(
 
 
 def is_unreasonable(runs: Sequence[RunRecord], factor: float) -> bool:
-    """Returns whether the last run's latency is that many times the first one's."""
+    """Returns whether the last run's latency is more than `factor` times the first run's
+    latency."""
     points = [found for run in runs if (found := point(run)) is not None]
     return len(points) > 1 and points[-1].median_s > factor * points[0].median_s
 
 
 def without_token_times(run: RunRecord) -> RunRecord:
-    """A record that takes a tenth of the room; what is drawn and printed needs no more."""
+    """Returns a record without the times of single tokens, which needs a tenth of the space."""
     return RunRecord(
         run.meta, tuple(dataclasses.replace(each, token_times_s=()) for each in run.requests)
     )
@@ -174,7 +176,7 @@ def without_token_times(run: RunRecord) -> RunRecord:
 
 @contextlib.contextmanager
 def model_of(options: argparse.Namespace) -> Iterator[Path]:
-    """The checkpoint that is given, or one of random weights for as long as it is needed."""
+    """Yields the given checkpoint, or a temporary checkpoint of random weights."""
     if options.model is not None:
         yield options.model
         return
@@ -210,7 +212,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.paper.iteration_level",
         description=__doc__,

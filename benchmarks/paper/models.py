@@ -7,10 +7,10 @@ host.
 from dataclasses import dataclass
 
 BYTES = 2
-"""Of a weight, and of an element of keys and values."""
+"""Bytes of a weight, and of an element of keys and values."""
 
 HEAD_DIM = 128
-"""Of GPT-3; the paper does not say."""
+"""Size of a head of GPT-3; the paper does not name it."""
 
 GPU_MEMORY_BYTES = 40e9
 MEMORY_PART = 0.9
@@ -19,7 +19,7 @@ MEMORY_PART = 0.9
 
 @dataclass(frozen=True, slots=True)
 class PaperModel:
-    """A model and how it is divided."""
+    """A model, and its division into stages and GPUs."""
 
     name: str
     n_layers: int
@@ -44,7 +44,7 @@ class PaperModel:
 
     @property
     def n_slots(self) -> int:
-        """K/V slots that fit beside the weights."""
+        """Number of K/V slots that fit beside the weights."""
         n_bytes = MEMORY_PART * GPU_MEMORY_BYTES * self.n_gpus
         return int((n_bytes - BYTES * self.n_layer_weights * self.n_layers) / self.slot_bytes)
 

@@ -72,7 +72,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way to serve that is predicted."""
+    """A way of serving whose figures are predicted."""
 
     stages: int
     policy: PolicyName
@@ -111,14 +111,14 @@ class Figures:
     tokens_per_s: float
     """Tokens of outputs, from the first arrival to the last token."""
     median_latency_s: float
-    """From a request's arrival to its last token."""
+    """Seconds from a request's arrival to its last token."""
     median_normalised_s: float
     median_ttft_s: float
     p99_ttft_s: float
 
     @classmethod
     def predicted(cls, outcome: Outcome) -> "Figures":
-        """Returns those of a simulation."""
+        """Returns the figures of a simulation."""
         ttfts_s = [request.ttft_s for request in outcome.requests]
         return cls(
             tokens_per_s=outcome.tokens_per_s,
@@ -134,7 +134,7 @@ class Figures:
 
     @classmethod
     def measured(cls, run: RunRecord) -> "Figures":
-        """Returns those of a run.
+        """Returns the figures of a measured run.
 
         Raises:
             RuntimeError: a request failed.
@@ -156,17 +156,17 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One rate: what was predicted, and what came."""
+    """The predicted and the measured figures at one rate."""
 
     rate: float
     """Requests a second."""
     speed: float
-    """What the run's iterations took, over what they should have taken."""
+    """Measured time of the run's iterations, divided by the expected time."""
     real: Figures
     model: Figures
     """Predicted before the run."""
     at_speed: Figures
-    """Predicted with the costs that the machine had in the run."""
+    """Predicted with costs that are scaled to the machine's speed in the run."""
 
     def __str__(self) -> str:
         columns = [f"{self.rate:6.2f} {self.speed:6.2f}"]
@@ -181,7 +181,7 @@ class Comparison:
 def predict(
     case: Case, costs: LinearCosts, memory: Memory, requests: Sequence[workload.PlannedRequest]
 ) -> Outcome:
-    """Returns how requests would go, by the scheduler that serves."""
+    """Returns the simulated outcome for requests, by the scheduler that serves."""
     clock = VirtualClock()
     scheduler = scheduler_of(case.candidate, memory, clock, policy=case.policy)
     arrivals = [Arrival(each.arrival_s, each.n_prompt, each.n_output) for each in requests]
@@ -201,7 +201,7 @@ def slower(costs: LinearCosts, factor: float) -> LinearCosts:
 
 
 def speed(costs: LinearCosts, iterations: Sequence[MeasuredIteration]) -> float:
-    """Returns what all iterations took to compute together, over what they should have taken."""
+    """Returns the measured compute time of all iterations, divided by the expected time."""
     bare = dataclasses.replace(costs, gap_s=0.0)
     taken_s = sum(sum(each.stages_s) for each in iterations)
     expected_s = sum(
@@ -381,7 +381,7 @@ async def run(options: argparse.Namespace) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.paper.predict",
         description=__doc__,

@@ -1,9 +1,9 @@
-"""What the paper reports, as far as its figures can be read.
+"""The paper's reported numbers, as far as its figures can be read.
 
-Figure 10 was read from its image by hand: about 3 % in latency and 0.02 requests/s in throughput.
-Of Figure 9 only part b could be read, by a model of vision and not by hand, to two or three digits:
-of all numbers here these are the least certain. Nothing of Figure 11 could. What the text of the
-paper says is exact.
+Figure 10 was read from its image by hand, to about 3 % in latency and 0.02 requests/s in
+throughput. Of Figure 9 only part b could be read, by a vision model and not by hand, to two or
+three digits: these are the least certain numbers here. No number of Figure 11 could be read.
+Numbers from the paper's text are exact.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ FIGURE_9C_MS_PER_TOKEN = 95.0
 orca(128) in Figure 9c": 175B, a batch of 32 with prompts of 128 tokens."""
 
 FIGURE_9C_FASTER = 1.47
-"""How many times as long FasterTransformer takes as Orca for 175B, at most (section 6.1)."""
+"""Largest ratio of FasterTransformer's time to Orca's for 175B (section 6.1)."""
 
 FIGURE_10: Mapping[str, Mapping[str, Sequence[Point]]] = {
     "101B": {

@@ -28,7 +28,7 @@ class Run:
     lengths: tuple[Lengths, ...]
     seed: int = 0
     n_in_flight: int | None = None
-    """Of Orca's batches, where it is not one for each stage."""
+    """Number of Orca's batches in flight; None means one for each stage."""
 
 
 def run(one: Run, engines: dict[str, Gpu]) -> Point:

@@ -21,7 +21,7 @@ from simulator.engine import Scheduling
 NAME = re.compile(r"(orca|cellular|ft)\((\d+)(?:,(\d+))?\)")
 BLOCK_SIZE = 16
 N_REQUESTS = 1_000_000
-"""Requests that may wait: the paper's queue has no end."""
+"""Number of requests that may wait, large enough to stand for the paper's unbounded queue."""
 
 
 def scheduling(name: str, model: PaperModel, *, n_in_flight: int | None = None) -> Scheduling:

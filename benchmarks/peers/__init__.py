@@ -1,5 +1,6 @@
-"""Engines that others would use instead, each driven by an adapter in an environment of its own.
+"""Other engines that Orcinus is compared with, each driven by an adapter in an environment of its
+own.
 
-An adapter runs in its peer's environment and knows the standard library, `protocol` and the peer.
-The rest of the benchmarks reaches it through `peer_process` alone.
+An adapter runs in the environment of its peer and imports only the standard library, `protocol` and
+the peer. The rest of the benchmarks uses adapters through `peer_process` alone.
 """

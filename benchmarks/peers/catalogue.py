@@ -1,4 +1,4 @@
-"""The peers: the adapter of each, its environment, and the libraries that it needs."""
+"""The peers: the adapter, the environment and the required libraries of each peer."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +16,11 @@ class Peer:
     """Name of the adapter in this package; the file with that name and .txt has its
     requirements."""
     unwanted: tuple[str, ...] = ()
-    """Packages that are installed as requirements and removed again, because they are not needed
-    here and have no build for PyTorch on processors."""
+    """Packages that pip installs as requirements and that are removed afterwards: they are not
+    needed, and have no build for PyTorch on processors."""
     build_environment: dict[str, str] = field(default_factory=dict)
     preload: tuple[str, ...] = ()
-    """Libraries that the peer's process preloads: names in its environment's `lib`, or on the
+    """Libraries that the peer's process preloads: file names in the environment's `lib`, or on the
     machine."""
     environment: dict[str, str] = field(default_factory=dict)
 

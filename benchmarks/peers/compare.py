@@ -1,20 +1,21 @@
-"""Compares local systems of ours with what others would use instead, side by side on this machine.
+"""Compares local systems of ours with other engines, side by side on this machine.
 
     python -m benchmarks.peers.install vllm openvino
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.peers.compare --model /tmp/llama-125m --peers vllm,openvino
-    python -m benchmarks.peers.compare --model /tmp/llama-125m --peers vllm,openvino \
+    python -m benchmarks.peers.compare --model /tmp/llama-125m --peers vllm,openvino \\
         --rates 0.5x,0.9x
 
-Ours is the whole service, `services.local`, under load over HTTP; a peer is its engine alone,
-stepped in process, without a server (`benchmarks.peers`). All have their model loaded from the
-start and take turns. Rates are requests a second, or with an x behind them parts of what ours does
-offline, when everything is there at once. What the load's client takes of the processor counts as
-ours.
+Ours is the whole service, `services.local`, under load over HTTP. A peer is its engine alone,
+stepped in process, without a server (`benchmarks.peers`). All engines load their model at the start
+and then take turns. A rate is a number of requests a second or, with an `x` behind it, a part of
+our own offline throughput, for which all requests arrive at once. The processor time of the load's
+client counts as ours.
 
-Before anything is measured each engine answers the workload once, to warm up, and a part of it one
-by one, so that tokens can be compared: greedy decoding is the same computation for all, but
-rounding may tip a choice, and every token after it is another.
+Before the measurements, each engine answers the workload once to warm up. It also answers a part of
+the workload one request at a time, so that tokens can be compared. Greedy decoding is the same
+computation in all engines, but rounding may change one argmax, and all later tokens of that answer
+then differ.
 """
 
 import argparse
@@ -50,11 +51,10 @@ RESULTS = machine.ROOT / "benchmarks" / "results"
 
 
 async def compare(options: argparse.Namespace) -> list[RunRecord]:
-    """Runs all cases that the options ask for and returns their runs; prints the table of each
-    case."""
+    """Runs all cases of the options and returns the runs; prints a table for each case."""
     task = asyncio.current_task()
     assert task is not None
-    # Peers are stopped most of the time: nothing but us would ever end them.
+    # Peers are stopped (SIGSTOP) most of the time, so no other process would end them.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     meta = {**machine.describe(), "model": options.model.name, "dtype": options.dtype}
     vocab_size = open_checkpoint(options.model)[0].vocab_size
@@ -86,8 +86,8 @@ async def compare(options: argparse.Namespace) -> list[RunRecord]:
 
 
 async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequest]) -> None:
-    """Has each engine answer the workload once; prints how far its greedy tokens equal the first
-    engine's."""
+    """Runs the workload once on each engine. Prints how many greedy tokens agree with the first
+    engine's tokens."""
     compared = requests[:N_COMPARED]
     expected = await engines[0].tokens(compared)
     for engine in tqdm(engines, desc="warming up", leave=False):
@@ -100,8 +100,8 @@ async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequ
 async def our_capacity(
     ours: Ours, offline: Sequence[PlannedRequest], results: Sequence[RunRecord]
 ) -> float:
-    """Returns the requests a second of ours offline: as measured in this comparison, else in one
-    run."""
+    """Returns our own offline throughput in requests a second, from this comparison's runs, or else
+    from one additional run."""
     together = [run for run in results if run.meta["case"] == OFFLINE]
     runs = [
         run.summary() for run in contest.undisturbed(together) if run.meta["engine"] == ours.name
@@ -112,7 +112,7 @@ async def our_capacity(
 
 
 def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) -> float:
-    """Returns the fraction of tokens before the first difference of their request."""
+    """Returns the fraction of tokens that come before the first difference in their request."""
     n_same = sum(
         next((i for i, (a, b) in enumerate(zip(x, y, strict=True)) if a != b), len(x))
         for x, y in zip(mine, theirs, strict=True)

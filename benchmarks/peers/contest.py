@@ -1,10 +1,9 @@
-"""Engines under one load in turn, and the ratios of their figures, pair by pair.
+"""Runs engines under one load in turn, and compares their figures within each round.
 
-A machine is never twice the same: it heats up, its memory fragments, other processes use it. So
-engines take turns, in the opposite order in every second round, and each is compared with another
-in the *same* round; the median of these ratios is the answer. A run during which others used the
-processor is repeated a few times. If that does not help, the run is marked and its round does not
-count.
+A machine changes over time: it heats up, its memory fragments, other processes use it. So engines
+take turns, in reverse order in every second round, and two engines are compared within a round; the
+median of these ratios is the result. A run during which other processes used the processor is
+repeated a few times. If that does not help, the run is marked and its round does not count.
 """
 
 import dataclasses
@@ -27,14 +26,14 @@ class Contestant(Protocol):
 
     @property
     def pid(self) -> int:
-        """The engine's process, which is measured with its descendants."""
+        """The engine's process; the processor time of its descendants is measured too."""
 
     async def run(self, requests: Sequence[PlannedRequest]) -> list[RequestRecord]:
         """Serves requests, each from its arrival on."""
 
 
 class WrongAnswer(Exception):
-    """An engine did not generate what it was asked for, so its time means nothing."""
+    """An engine did not generate the requested number of tokens, so its time is not comparable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +59,11 @@ async def measure(
     n_repeats: int,
     watch: Callable[[int], cpu_use.Watch] = cpu_use.watch,
 ) -> RunRecord:
-    """Returns a run that no other process disturbed, or, after `n_repeats` more tries, the least
-    disturbed.
+    """Measures a run. If other processes disturb the run, repeats it up to `n_repeats` times;
+    returns the least disturbed run.
 
     Raises:
-        WrongAnswer: an output does not have the length that was asked for.
+        WrongAnswer: an output does not have the requested length.
     """
     tries: list[RunRecord] = []
     while len(tries) <= n_repeats:
@@ -89,7 +88,7 @@ async def measure(
 
 
 def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestRecord]) -> None:
-    """Checks that every request has an output of exactly the length that was asked for.
+    """Checks that the output of every request has exactly the requested length.
 
     Raises:
         WrongAnswer: an output has another length.
@@ -102,7 +101,7 @@ def check(name: str, requests: Sequence[PlannedRequest], done: Sequence[RequestR
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A value that was measured in every round: median, lowest and highest."""
+    """Median, lowest and highest of a value that was measured in every round."""
 
     median: float
     low: float
@@ -118,18 +117,18 @@ Measure = Callable[[Summary], float]
 
 
 def output_rate(summary: Summary) -> float:
-    """Output tokens a second."""
+    """Returns the output tokens a second of a run."""
     return summary.output_tokens_per_s
 
 
 def median_latency(summary: Summary) -> float:
-    """Median normalised latency, in seconds per token."""
+    """Returns the median normalised latency of a run, in seconds per token."""
     assert summary.normalised_latency_s is not None
     return summary.normalised_latency_s.median
 
 
 def p99_latency(summary: Summary) -> float:
-    """99th percentile of normalised latency, in seconds per token."""
+    """Returns the 99th percentile of the normalised latency of a run, in seconds per token."""
     assert summary.normalised_latency_s is not None
     return summary.normalised_latency_s.p99
 
@@ -138,24 +137,24 @@ def undisturbed(runs: Sequence[RunRecord]) -> list[RunRecord]:
     """Returns the runs of the rounds without a disturbed run, or all runs if there is no such
     round.
 
-    An engine that was held up makes the others look good, so its whole round tells nothing.
+    A disturbed engine makes the other engines look better, so its whole round is left out.
     """
     disturbed = {run.meta["round"] for run in runs if run.meta["is_disturbed"]}
     return [run for run in runs if run.meta["round"] not in disturbed] or list(runs)
 
 
 def by_round(runs: Sequence[RunRecord], engine: str, measured: Measure) -> dict[int, float]:
-    """Returns an engine's figure in each round, by the number of the round."""
+    """Returns an engine's value of the measure in each round, by the number of the round."""
     return {
         run.meta["round"]: measured(run.summary()) for run in runs if run.meta["engine"] == engine
     }
 
 
 def best(runs: Sequence[RunRecord], engines: Sequence[str], measured: Measure) -> dict[int, float]:
-    """Returns the figures of the best of several engines, by the number of the round.
+    """Returns the values of the best of several engines, by the number of the round.
 
     The best engine has the best median over all rounds: the highest rate, or the lowest latency.
-    The best figure of each round would count the noise of several engines as their strength.
+    Taking the best value of each round would count the noise of several engines as an advantage.
     """
     best_of = max if measured is output_rate else min
     figures = [by_round(runs, engine, measured) for engine in engines]

@@ -26,14 +26,15 @@ from benchmarks.workload import PlannedRequest
 OURS = "ours"
 OUR_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 OUR_OPTIONS = "--max-batch-size=64 --kv-memory=2GiB --no-prefix-cache"
-"""Options that give ours as many requests at once, and as much K/V memory, as the peers have.
+"""Options that give our system the same number of requests at once and the same K/V memory as the
+peers.
 
-There is no prefix cache, since each run repeats the prompts of the run before.
+The prefix cache is off, since each run repeats the prompts of the run before.
 """
 
 
 class Ours:
-    """A local system that is used over HTTP."""
+    """A local system of ours that is used over HTTP."""
 
     def __init__(self, name: str, system: local_system.System, options: Sequence[str]) -> None:
         self.name = name

@@ -2,10 +2,10 @@
 
     python -m benchmarks.peers.install NAME... [--venvs DIR] [--torch-index URL]
 
-PyTorch comes first and from its own index, because the general one holds the build for GPUs. vLLM
-wants two libraries of the machine, too: `libtcmalloc_minimal.so.4` (Debian: libtcmalloc-minimal4)
-and OpenMP, which its environment brings. llama.cpp is built from source for this processor and
-wants a C++ compiler.
+PyTorch is installed first and from its own index, because the general index has the build for GPUs.
+vLLM also needs two libraries: `libtcmalloc_minimal.so.4` from the machine (Debian:
+libtcmalloc-minimal4) and OpenMP, which its environment contains. llama.cpp is built from source for
+this processor, which needs a C++ compiler.
 """
 
 import argparse
@@ -22,7 +22,8 @@ TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def commands(peer: Peer, venvs: Path, torch_index: str) -> list[list[str]]:
-    """Returns the commands that make the peer's environment, or bring it to the pinned versions."""
+    """Returns the commands that make the peer's environment, or update it to the pinned
+    versions."""
     python = peer.python(venvs)
     pip = [str(python), "-m", "pip"]
     found = [[sys.executable, "-m", "venv", str(peer.venv(venvs))]]

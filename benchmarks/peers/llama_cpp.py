@@ -1,9 +1,9 @@
-"""llama.cpp, its library driven by a small loop of slots as `llama-server` has it.
+"""llama.cpp's library, driven by a small loop over slots like `llama-server`'s.
 
-A step decodes one token of every slot that has its prompt, and fills the rest of the batch with
-prompts, in the order of their slots. A GGUF file is loaded as it is. A checkpoint is converted
-once, into `--converted`, by the names that llama.cpp gives to the tensors of a Llama; other
-architectures are refused.
+A step decodes one token of every slot whose prompt is complete, and fills the rest of the batch
+with prompts, in the order of the slots. A GGUF file is loaded directly. A checkpoint is converted
+once, into `--converted`, with llama.cpp's names for the tensors of a Llama; other architectures are
+refused.
 """
 
 import argparse
@@ -58,10 +58,10 @@ class Columns:
     positions: list[int] = field(default_factory=list)
     sequences: list[int] = field(default_factory=list)
     samples: dict[int, Slot] = field(default_factory=dict)
-    """Slots whose next token follows from a row, by the row."""
+    """Slots that sample a token, by the row of the input from which they sample."""
 
     def add(self, slot: Slot, tokens: TokenIds, *, samples: bool) -> None:
-        """The slot's next tokens to compute."""
+        """Adds the next tokens of a slot to the input."""
         self.positions.extend(range(slot.n_stored, slot.n_stored + len(tokens)))
         self.tokens.extend(tokens)
         self.sequences.extend([slot.number] * len(tokens))
@@ -71,7 +71,7 @@ class Columns:
 
 
 class LlamaCppEngine:
-    """llama.cpp's context, its slots, and the requests that wait for one."""
+    """llama.cpp's context, its slots, and the requests that wait for a slot."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.versions = {"llama-cpp-python": version("llama-cpp-python")}
@@ -153,7 +153,8 @@ class LlamaCppEngine:
 
 
 def loaded(path: Path) -> Any:
-    """Returns llama.cpp's model of a GGUF file; raises RuntimeError if it does not load it."""
+    """Returns llama.cpp's model of a GGUF file; raises RuntimeError if llama.cpp cannot load the
+    file."""
     llama_cpp.llama_log_set(SAY_NOTHING, ctypes.c_void_p())
     llama_cpp.llama_backend_init()
     model = llama_cpp.llama_model_load_from_file(
@@ -172,8 +173,8 @@ SAY_NOTHING = llama_cpp.llama_log_callback(say_nothing)
 
 
 def converted(model: Path, folder: Path, dtype: str) -> Path:
-    """Returns the model in llama.cpp's format, which is converted into `folder` if it is not
-    there."""
+    """Returns the path of the model in llama.cpp's format; converts the model into `folder` if the
+    file is missing."""
     path = folder / f"{dtype}.gguf"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,7 +229,7 @@ def rope_theta(config: dict[str, Any]) -> float:
 
 
 def add_vocabulary(writer: gguf.GGUFWriter, n_tokens: int) -> None:
-    """Returns names for the ids; any names do, because prompts and outputs are ids."""
+    """Adds names for the token ids. Any names suffice, because prompts and outputs are ids."""
     writer.add_tokenizer_model("llama")
     writer.add_token_list([f"<{token_id}>" for token_id in range(n_tokens)])
     writer.add_token_scores([0.0] * n_tokens)
@@ -251,7 +252,8 @@ def read_tensors(model: Path) -> Iterator[tuple[str, np.ndarray[Any, np.dtype[np
 def as_float32(
     data: np.ndarray[Any, np.dtype[np.uint8]], dtype: str
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns numbers from their bytes; bfloat16 is the upper half of float32."""
+    """Returns an array of float32 from bytes of type `dtype`; bfloat16 is the upper half of
+    float32."""
     if dtype == "BF16":
         return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return data.view({"F32": np.float32, "F16": np.float16}[dtype]).astype(np.float32)
@@ -260,8 +262,8 @@ def as_float32(
 def renamed(
     name: str, tensor: np.ndarray[Any, np.dtype[np.float32]], config: dict[str, Any]
 ) -> tuple[str, np.ndarray[Any, np.dtype[np.float32]]]:
-    """Returns a tensor in llama.cpp's order, where rotary pairs are neighbours instead of half a
-    head apart."""
+    """Returns llama.cpp's name of a tensor, and the tensor in llama.cpp's order: the elements of a
+    rotary pair are neighbours, not half a head apart."""
     stem = name.removesuffix(".weight")
     if stem in TENSORS:
         return f"{TENSORS[stem]}.weight", tensor
@@ -278,7 +280,8 @@ def add_tensor(
     tensor: np.ndarray[Any, np.dtype[np.float32]],
     file_type: gguf.GGMLQuantizationType,
 ) -> None:
-    """Returns a matrix in the file's type or a vector in float32, as llama.cpp requires."""
+    """Adds a tensor to the file: a matrix in the file's type, a vector in float32, as llama.cpp
+    requires."""
     if tensor.ndim == 1:
         file_type = gguf.GGMLQuantizationType.F32
     writer.add_tensor(name, gguf.quants.quantize(tensor, file_type), raw_dtype=file_type)

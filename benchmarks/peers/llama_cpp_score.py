@@ -1,7 +1,7 @@
-"""What llama.cpp thinks of texts: the log-probability of each window of tokens, on a pipe.
+"""Scores texts with llama.cpp: reads windows of tokens from a pipe, and writes log-probabilities.
 
-A line of standard input is a window, a JSON list of tokens. Its line of standard output is the sum
-of the natural logarithms of the probabilities of all its tokens but the first.
+A line of standard input is a window, a JSON list of tokens. The corresponding line of standard
+output is the sum of the natural logarithms of the probabilities of all tokens but the first.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.peers.protocol import Pipe
 
 
 class Scorer:
-    """A model of llama.cpp's, and a context of one sequence."""
+    """A llama.cpp model, and a context for one sequence."""
 
     def __init__(self, path: Path, *, max_tokens: int, threads: int) -> None:
         self._model = loaded(path)
@@ -34,7 +34,7 @@ class Scorer:
         self._batch = llama_cpp.llama_batch_init(max_tokens, 0, 1)
 
     def score(self, tokens: Sequence[int]) -> float:
-        """Returns the log-probability of `tokens` but the first."""
+        """Returns the summed log-probability of `tokens` without the first token."""
         batch = self._batch
         batch.n_tokens = len(tokens)
         for row, token in enumerate(tokens):
@@ -47,7 +47,7 @@ class Scorer:
         return sum(self._logprob(row, token) for row, token in enumerate(tokens[1:]))
 
     def _logprob(self, row: int, token: int) -> float:
-        """Returns the log-probability of `token` after the one in `row`."""
+        """Returns the log-probability of `token` as the successor of the token in `row`."""
         pointer = llama_cpp.llama_get_logits_ith(self._context, row)
         logits = np.ctypeslib.as_array(pointer, (self._n_vocab,)).astype(np.float64)
         largest = logits.max()

@@ -1,9 +1,9 @@
 """OpenVINO GenAI's continuous batching, stepped in process.
 
-A checkpoint is converted once, into `--converted`, with weights as they are or, with `--weights`,
-as integers of so many bits; the precision of the computation is chosen when the model is loaded.
-Batches are mixed (its "dynamic split fuse") with a budget of tokens, and prefixes are not cached:
-the same prompts come again in every round.
+A checkpoint is converted once, into `--converted`. Its weights keep their type or, with
+`--weights`, become integers of that number of bits. The precision of the computation is chosen when
+the model is loaded. Batches are mixed ("dynamic split fuse") with a budget of tokens. Prefixes are
+not cached, since every round repeats the prompts.
 """
 
 import argparse
@@ -29,7 +29,7 @@ KV_GB = 2
 
 
 class OpenVinoEngine:
-    """OpenVINO's pipeline, and the requests that it has not finished."""
+    """OpenVINO's pipeline, and its unfinished requests."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         packages = ("openvino", "openvino-genai", "optimum-intel")
@@ -81,7 +81,8 @@ class OpenVinoEngine:
 
 
 def converted(model: Path, folder: Path, weights: str | None) -> Path:
-    """The model as OpenVINO reads it, made in `folder` unless it is there."""
+    """Returns the folder of the model in OpenVINO's format; converts the model if the file is
+    missing."""
     folder = folder / weights if weights else folder
     path = folder / "openvino_model.xml"
     if not path.exists():

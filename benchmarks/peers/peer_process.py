@@ -24,7 +24,7 @@ STOP_TIMEOUT_S = 20
 
 
 class PeerFailed(Exception):
-    """A peer could not be started, or ended; standard error has its output."""
+    """A peer could not be started, or ended early; standard error has the peer's output."""
 
 
 class PeerProcess:
@@ -175,8 +175,8 @@ def find_library(peer: Peer, venvs: Path, name: str) -> Path:
 
 
 def converted_folder(venvs: Path, model: Path, peer: Peer) -> Path:
-    """Returns the folder for the model in a peer's own format, one for each state of a
-    checkpoint."""
+    """Returns the folder for a model in a peer's own format. Each version of a checkpoint has its
+    own folder."""
     digest = hashlib.sha256()
     for path in sorted(model.resolve().glob("*.safetensors")):
         status = path.stat()

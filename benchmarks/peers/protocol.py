@@ -5,15 +5,17 @@
     adapter    {"requests": [{"arrival_s", "start_s", "first_token_s", "end_s", "n_prompt",
                               "n_output"}, ...], "token_ids": [[...], ...]}
 
-Times are seconds since the run's start; `start_s` is when the engine was given the request. One
-that `follows` another, by its index, is a further turn of it: its tokens come after that one's
-prompt and answer, and its `arrival_s` is counted from when that has ended, until it is known and
-returned as all others are. Where `follows` is None or missing it does not. An
-adapter brings an `Engine` to `serve`, which hands it requests when they are due and has it step, so
-that all peers are driven by the same loop. Engines that print do so on standard error: `serve`
-keeps the pipe that was standard output for itself.
+Times are seconds since the run's start; `start_s` is the time at which the engine received the
+request. A request whose `follows` is the index of another request is a further turn of that
+request's chat. Its tokens come after the other request's prompt and answer. Its `arrival_s` in the
+benchmark's message counts from the end of the other request; in the adapter's message it counts
+from the run's start, like all other times. Without a further turn, `follows` is None or missing.
 
-Runs in a peer's environment: nothing but the standard library.
+An adapter passes an `Engine` to `serve`, which submits requests when they are due and steps the
+engine, so that all peers are driven by the same loop. Output that an engine prints goes to standard
+error: `serve` keeps the pipe of standard output for itself.
+
+This module runs in a peer's environment, with nothing but the standard library.
 """
 
 import argparse
@@ -38,10 +40,11 @@ class Engine(Protocol):
     """Settings of the engine."""
 
     def submit(self, index: int, prompt_token_ids: TokenIds, n_output: int) -> None:
-        """Takes a request; `step` returns its tokens by this index."""
+        """Submits a request; `step` returns the tokens of the request under `index`."""
 
     def step(self) -> dict[int, TokenIds]:
-        """Computes until there may be new tokens; returns these by request."""
+        """Computes until there may be new tokens; returns the new tokens by the index of the
+        request."""
 
 
 def adapter_options(
@@ -58,7 +61,7 @@ def adapter_options(
 
 
 class Pipe:
-    """The adapter's end of the pipe. From its creation on, standard output goes to standard
+    """The adapter's end of the pipe. Once it exists, the process's standard output goes to standard
     error."""
 
     def __init__(self) -> None:
@@ -71,7 +74,7 @@ class Pipe:
         self._writer.flush()
 
     def listen(self) -> dict[str, Any] | None:
-        """Returns the next message; None at the end."""
+        """Returns the next message; None if the other end has closed the pipe."""
         line = self._reader.readline()
         message: dict[str, Any] | None = json.loads(line) if line else None
         return message
@@ -91,7 +94,7 @@ def run(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any]:
-    """Gives the engine each request when it is due, and notes when its tokens are there."""
+    """Submits each request when it is due, and records the times and tokens of all requests."""
     follower_of = {
         each["follows"]: index
         for index, each in enumerate(requests)

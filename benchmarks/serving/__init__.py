@@ -1,1 +1,1 @@
-"""A whole system under the load of clients: throughput, latency, fairness, overload, memory."""
+"""Benchmarks of a whole system under load: throughput, latency, fairness, overload, memory."""

@@ -1,26 +1,28 @@
-"""Two clients, of whom one asks for ten times as much as the other, and both for too much together.
+"""Fairness between two clients, one of which sends ten times as many requests, in overload.
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.serving.fairness --model /tmp/llama-125m --seconds 240   40 minutes
     python -m benchmarks.serving.fairness --rounds 1 --seconds 10 --capacity-s 5  to see it run
 
-Starts a whole local system with two API keys for each order in turn, as often as there are rounds:
-`fcfs`, `fair`, and `fair` with `fair_batch_tokens`. At first clients that ask one request after the
-other find the capacity, which is taken for all. The small client asks alone for `--share` of that,
-as a Poisson process, and then once more, at the same times, beside a large one that asks for ten
-times as much. All requests are of one size, and no prompt is like another.
+In each round, starts a whole local system with two API keys for each order in turn: `fcfs`, `fair`,
+and `fair` with `fair_batch_tokens`. First, clients that send one request after the other find the
+capacity, which is used for all orders. The small client then sends `--share` of the capacity alone,
+as a Poisson process. Then it sends requests again at the same times, while a large client sends ten
+times as many. All requests have one size, and no two prompts are alike.
 
-Compared is the p99 of the small client's latencies, from when a request is due to the last token
-of its answer, over all rounds: beside the large one, and alone under the same order. The ratio is
-of two things. One is waiting for a place, which is the order's. The other is that an iteration
-takes longer the more tokens it has, which `fair_batch_tokens` limits while both have requests, for
-some of the throughput: to where reading the weights still takes most of the time. So the model must
-not fit into a processor's cache, as the demo does.
+The compared figure is the p99 of the small client's latencies, from the time at which a request is
+due to the last token of its answer, over all rounds: with the large client, divided by alone, under
+the same order. Two effects make this ratio. One is waiting to be admitted, which the order decides.
+The other is that an iteration with more tokens takes longer. `fair_batch_tokens` limits the tokens
+while both clients have requests, to a size at which reading the weights still takes most of the
+time; this costs some throughput. So the model must be larger than a processor's cache, unlike the
+demo model.
 
-Fairness is Jain's index of what the clients get in each window of time
+Fairness is Jain's index of the clients' shares in each window of time
 (`benchmarks/serving/shares.py`).
 
-There are no drafts, which a lone client has more of: a model of random weights repeats itself.
+Drafts are switched off, because a model of random weights repeats itself, so that a client that is
+alone would gain more from drafts.
 
 The engine has a processor of its own, as its pod has.
 """
@@ -56,19 +58,19 @@ from services.frontend.api_keys import hash_of
 RESULTS = ROOT / "benchmarks" / "results" / "fairness.json"
 FIGURE = ROOT / "docs" / "images" / "fairness.png"
 ORDERS = ("fcfs", "fair", "paced")
-"""The orders that are measured; the last is `fair` with `fair_batch_tokens`."""
+"""The orders that are measured; `paced` is `fair` with `fair_batch_tokens`."""
 SMALL, LARGE = "small", "large"
 TIMES = 10
 """Number of requests of the large client for each request of the small client."""
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
-"""Tokens of which prompts are made: every model has them, and none is special."""
+"""Range of the tokens of prompts: every model has these tokens, and none of them is special."""
 MAX_RATIO = 1.5
-"""Largest p99 of the small client beside the large one, divided by its p99 alone."""
+"""Largest allowed ratio: the small client's p99 with the large client, divided by its p99 alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnedRequest(PlannedRequest):
-    """A request of one of the two clients."""
+    """A request, and the name of the client that sends it."""
 
     owner: str = SMALL
 
@@ -80,23 +82,23 @@ class Clients:
     by_name: Mapping[str, load.Client]
 
     def prepare(self, request: PlannedRequest) -> load.Call:
-        """Returns a call of the client that the request belongs to."""
+        """Returns a call by the client to which the request belongs."""
         owner = request.owner if isinstance(request, OwnedRequest) else SMALL
         return self.by_name[owner].prepare(request)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers that clients got in one run."""
+    """The answers that the clients received in one run."""
 
     order: str
     is_alone: bool
     records: Mapping[str, tuple[RequestRecord, ...]]
-    """The clients' requests, by the names of their clients."""
+    """Records of the requests, by the name of the client."""
     seconds: float
 
     def to_record(self, meta: Mapping[str, Any]) -> list[RunRecord]:
-        """Returns the requests of each client without the times of tokens, which take most
+        """Returns the records of each client without the times of single tokens, which need most
         space."""
         about = {"order": self.order, "alone": self.is_alone, "jain": self.jain()}
         return [
@@ -108,7 +110,7 @@ class Run:
         ]
 
     def jain(self) -> list[float]:
-        """Returns Jain's index of each window in which requests came."""
+        """Returns Jain's index of each time window of the run."""
         n_windows = max(1, int(self.seconds / WINDOW_S))
         got = {name: served(of_one, n_windows) for name, of_one in self.records.items()}
         asked = {name: demanded(of_one, n_windows) for name, of_one in self.records.items()}
@@ -134,10 +136,10 @@ def arrivals(
 async def serve(
     order: str, clients: Clients, requests: Sequence[OwnedRequest], options: argparse.Namespace
 ) -> Run:
-    """Sends requests and returns their records.
+    """Sends the requests and returns their records.
 
     Raises:
-        RuntimeError: a request failed; the message says how.
+        RuntimeError: a request failed; the message has the error.
     """
     requests = sorted(requests, key=lambda request: request.arrival_s)
     done = await load.run(clients, requests, timeout_s=options.timeout_s)
@@ -155,7 +157,7 @@ async def serve(
 
 
 def clients_of(system: System) -> Clients:
-    """Returns both clients of a system, each with its key."""
+    """Returns a client for each of the two API keys of a system."""
     return Clients(
         {
             name: OpenAIClient(system.http, model=system.model, api_key=key_of(name))
@@ -165,7 +167,8 @@ def clients_of(system: System) -> Clients:
 
 
 async def rate_of(system: System, options: argparse.Namespace) -> float:
-    """Returns the requests a second of the small client: a share of the system's capacity."""
+    """Returns the rate of the small client in requests a second: a share of the system's
+    capacity."""
     sample = OwnedRequest(0.0, tuple(range(7, 7 + options.n_prompt)), options.n_output)
     per_s = await capacity(clients_of(system), sample, for_s=options.capacity_s)
     rate: float = options.share * per_s
@@ -176,7 +179,7 @@ async def rate_of(system: System, options: argparse.Namespace) -> float:
 async def measure(
     order: str, number: int, system: System, rate: float, options: argparse.Namespace
 ) -> list[Run]:
-    """Measures the small client alone, and beside the large one."""
+    """Measures the small client alone, and then both clients together."""
     clients = clients_of(system)
     small = arrivals(rate, options, owner=SMALL, seed=(options.seed, number))
     large = arrivals(TIMES * rate, options, owner=LARGE, seed=(options.seed, number, 1))
@@ -199,7 +202,7 @@ def setting_of(order: str, options: argparse.Namespace) -> str:
 
 
 def write_keys(path: Path) -> None:
-    """Writes the keys' file."""
+    """Writes the file of API keys."""
     keys = [{"name": name, "sha256": hash_of(key_of(name))} for name in (SMALL, LARGE)]
     path.write_text(json.dumps({"keys": keys}))
 
@@ -213,7 +216,7 @@ class Result:
     beside: RunRecord
     large: RunRecord
     jain: tuple[tuple[float, ...], ...]
-    """Jain's index by windows, of each round."""
+    """Jain's index of each window, for each round."""
 
     @classmethod
     def of(cls, order: str, runs: Sequence[Run]) -> "Result":
@@ -256,7 +259,7 @@ class Result:
         return len(self.jain)
 
     def lines(self) -> list[str]:
-        """Returns the figures as lines for people."""
+        """Returns the figures as lines of text."""
         whole, first = self.ratios
         index = np.mean([each for windows in self.jain for each in windows])
         return [

@@ -1,4 +1,4 @@
-"""A client of Orcinus' gRPC API that streams; messages are parsed after the run."""
+"""A streaming client of Orcinus' gRPC API, which parses the messages after the run."""
 
 import asyncio
 import itertools
@@ -16,7 +16,7 @@ METHOD = "/orcinus.v1.InferenceService/GenerateStream"
 
 
 class GrpcClient:
-    """Streams generations over channels in turn; the caller closes the channels."""
+    """Streams generations, using the channels in turn. The caller closes the channels."""
 
     def __init__(self, *channels: grpc.aio.Channel) -> None:
         self._methods: Iterator[Any] = itertools.cycle(
@@ -40,7 +40,7 @@ class GrpcClient:
 
 
 class Generation:
-    """A call, which is sent once and parsed afterwards."""
+    """A call, which is sent once and parsed after the run."""
 
     def __init__(self, method: Any, message: bytes) -> None:
         self._method = method
@@ -61,7 +61,7 @@ class Generation:
             raise ConnectionError(f"{error.code().name}: {error.details()}") from error
 
     def read(self) -> Reply:
-        """Returns the part of the answer that came."""
+        """Returns the answer as far as it was received."""
         answers: list[Answer] = []
         usage: inference_pb2.Usage | None = None
         for time_s, piece in self._pieces:

@@ -1,23 +1,23 @@
-"""Attacks on a running system, and what they do to it and to the honest streams beside them.
+"""Attacks on a running system, and their effects on the system and on honest streams.
 
     python -m benchmarks.serving.hostile                            all attacks
     python -m benchmarks.serving.hostile --attacks many_headers     some
 
-The demo model is served with the settings of production; the attacks are those of `tests/hostile`.
-The engine has a processor of its own, as its pod has.
+The demo model is served with the settings of production; the attacks are defined in
+`tests/hostile`. The engine has a processor of its own, as its pod has.
 
 Sixteen honest streams run three times around each attack, so that all figures are of one minute:
-undisturbed (`gap`, the 99th percentile of the time between tokens), while the same attacker is at
-work on a second frontend of the same system (`beside`), and while it attacks theirs (`attacked`).
-Everything but the engine shares the other processors here, the attacker and the kernel's work for
-it included, and a full batch makes the engine slower whoever filled it: `beside` has all of that.
-A stranger on the internet takes no processor away. So `own` = attacked / beside is what an attack
-does to the frontend that it goes to, and `all` = attacked / gap is that and what the machine
-makes of it: the first must stay below 2, the second says how much the first leaves out.
+undisturbed (`gap`, the 99th percentile of the time between tokens), while the same attacker attacks
+a second frontend of the same system (`beside`), and while the attacker attacks the frontend of the
+honest streams (`attacked`). All processes but the engine share the other processors, including the
+attacker and the kernel's work for the attacker, and any full batch slows down the engine. `beside`
+includes all these costs. An attacker on the internet uses no processor of the machine. So `own` =
+attacked / beside is the effect of an attack on the attacked frontend, and must stay below 2. `all`
+= attacked / gap includes the effect of sharing the machine, which `own` leaves out.
 
-`stall` is the longest wait, and `p99` its 99th percentile, of `GET /health` on a connection that
-was there before, less the time that the frontend and the client waited for a processor: how long
-the event loop was held, whatever else went on.
+`stall` is the longest time of `GET /health` on a connection that was open before the attack, and
+`p99` is the 99th percentile. The times for which the frontend and the client waited for a processor
+are subtracted, so that both figures measure how long the event loop was blocked.
 """
 
 import argparse
@@ -47,16 +47,17 @@ COLUMNS = (
     f"{'attacked':>8} {'all':>5} {'own':>5}  answers, refusals, and what is wrong"
 )
 MAX_RATIO = 2.0
-"""Maximum ratio of the 99th percentile of honest gaps under attack to the one beside an attack."""
+"""Largest allowed ratio of the 99th percentile of honest gaps in an attack on the same frontend to
+the percentile in an attack on a second frontend."""
 MAX_STALL_S = 0.25
 UNDISTURBED_S = 4.0
 ATTACK_S = 5.0
-"""Seconds for which short attacks are repeated, so that there are enough gaps."""
+"""Seconds for which short attacks are repeated, so that enough gaps are measured."""
 MIB = 2**20
 
 
 def row(result: Mapping[str, Any]) -> str:
-    """Returns the line of a result, in the columns of `COLUMNS`."""
+    """Returns the table's line for a result, with the columns of `COLUMNS`."""
     honest = result["honest"]
     return (
         f"{result['attack']:<28} {result['took_s']:>5.1f} "
@@ -69,7 +70,7 @@ def row(result: Mapping[str, Any]) -> str:
 
 
 def entry(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a result for the record, with the fields of `row` in seconds and bytes."""
+    """Returns a result as JSON for the record, with the figures of `row` in seconds and bytes."""
     honest = result["honest"]
     return {
         "attack": result["attack"],
@@ -99,7 +100,7 @@ def write(path: Path, about: Mapping[str, Any], entries: Sequence[Mapping[str, A
 
 @contextlib.contextmanager
 def neighbour_of(pods: Pods) -> Iterator[Target]:
-    """Starts a second frontend of a system, with the options of the first."""
+    """Starts a second frontend of a system, with the options of the first frontend."""
     read_fd, write_fd = os.pipe()
     command = [
         f"--ready-fd={write_fd}" if argument.startswith("--ready-fd=") else argument
@@ -149,7 +150,7 @@ def attack_system(
 
 
 def measure(pods: Pods, attack: Attack, witness: Helper, neighbour: Target) -> dict[str, Any]:
-    """Measures one attack, and prints it."""
+    """Measures one attack and prints the result."""
     undisturbed = pods.undisturbed(witness, for_s=UNDISTURBED_S)
     with hostile_pods.attacker_of(neighbour) as attacker:
         beside = pods.beside(attack, attacker, witness, for_s=ATTACK_S)
@@ -168,7 +169,7 @@ def measure(pods: Pods, attack: Attack, witness: Helper, neighbour: Target) -> d
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the attacks that the options name; the exit status says whether all were held off."""
+    """Runs the attacks that the options name. The exit status is 1 if an attack succeeded."""
     names = options.attacks or list(ATTACKS)
     attacks = [ATTACKS[name] for name in names]
     about = machine.describe()

@@ -1,8 +1,8 @@
 """Open-loop load: each request is sent when it is due, whether or not earlier requests have ended.
 
-A client knows a protocol; this module decides when it sends, and makes records of what it received.
-An answer of another length than was asked for counts as a failure, since such runs could not be
-compared.
+A client knows a protocol. This module decides when the client sends, and records the received
+answers. An answer counts as failed if its length is not the requested length, since such runs could
+not be compared.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ LEAD_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Tokens of an answer that came together, and the event loop's time at which they came."""
+    """Tokens of an answer that were received together, and the event loop's time of that moment."""
 
     time_s: float
     n_tokens: int
@@ -42,10 +42,11 @@ class Call(Protocol):
     """A request that is ready to be sent, once."""
 
     async def send(self) -> None:
-        """Sends the request and waits for its end; raises OSError for an end that is an error."""
+        """Sends the request and waits for the end of the answer; raises OSError if the connection
+        fails."""
 
     def read(self) -> Reply:
-        """Returns the part of the reply that came."""
+        """Returns the reply as far as it was received."""
 
 
 class Client(Protocol):
@@ -85,8 +86,8 @@ async def run(
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Switches the garbage collector off during a run: each full collection would take 50 to 100
-    ms, which would count as the server's."""
+    """Switches the garbage collector off during a run. A full collection takes 50 to 100 ms, which
+    would be counted as the server's time."""
     gc.collect()
     gc.disable()
     try:

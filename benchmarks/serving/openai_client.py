@@ -1,8 +1,8 @@
-"""A client of any server with the OpenAI API that streams, made to take little processor time.
+"""A streaming client for servers with the OpenAI API, which needs little processor time.
 
-The client shares the machine with the measured server, so during a run it only stores what arrives,
-with the time. Events are parsed after the run. Each request has a connection of its own; httptools
-finds the end of an answer.
+The client shares the machine with the measured server, so during a run it only stores the received
+bytes with their times. Events are parsed after the run. Each request has its own connection;
+httptools finds the end of an answer.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from benchmarks.workload import PlannedRequest
 PATH = "/v1/completions"
 
 EXACT_LENGTH: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
-"""Fields by which Orcinus, vLLM and others generate the maximum number of tokens and return token
-ids."""
+"""Request fields that make Orcinus, vLLM and other servers generate exactly the maximum number of
+tokens and return token ids."""
 
 DONE = b"[DONE]"
 
 
 class OpenAIClient:
-    """Streams completions from `url`, whose path, if it has one, replaces `/v1/completions`.
+    """Streams completions from `url`. If `url` has a path, that path replaces `/v1/completions`.
 
-    `body` is added to every request; fields that are None are left out. `prompts` are texts by the
-    token ids of prompts, for servers that take no token ids.
+    `body` is added to every request; fields that are None are left out. `prompts` maps the token
+    ids of prompts to texts, for servers that accept no token ids.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OpenAIClient:
         self._prompts = prompts
 
     def prepare(self, request: PlannedRequest) -> "Completion":
-        """Returns the call for a request, written down before the clock runs."""
+        """Returns the call for a request; the message is prepared before the run begins."""
         prompt = request.prompt_token_ids
         body = {
             "model": self._model,
@@ -65,7 +65,7 @@ class OpenAIClient:
 
 
 class Completion:
-    """A call, which is sent once and parsed afterwards."""
+    """A call, which is sent once and parsed after the run."""
 
     def __init__(self, url: SplitResult, message: bytes) -> None:
         self._url = url
@@ -93,14 +93,15 @@ class Completion:
             transport.close()
 
     def read(self) -> Reply:
-        """Returns the part of the answer that came."""
+        """Returns the answer as far as it was received."""
         if self._exchange is None:
             return Reply((), error="never sent")
         return reply_of(self._exchange.status, self._exchange.pieces)
 
 
 class _Exchange(asyncio.Protocol):
-    """A request on a connection, and the parts of its answer with the times of their arrival."""
+    """One request on its own connection; stores the received parts of the answer with their
+    times."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.status = 0
@@ -139,7 +140,7 @@ class _Exchange(asyncio.Protocol):
 
 
 def reply_of(status: int, pieces: Sequence[tuple[float, bytes]]) -> Reply:
-    """Parses an answer from its parts and the times at which they came."""
+    """Parses a reply from the received parts and their times."""
     if status != 200:
         text = b"".join(piece for _, piece in pieces).decode(errors="replace")
         return Reply((), error=f"HTTP {status}: {text}" if status else "no answer")
@@ -161,7 +162,8 @@ def reply_of(status: int, pieces: Sequence[tuple[float, bytes]]) -> Reply:
 
 
 def events_of(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, dict[str, Any]]]:
-    """Yields server-sent events, each with the time of its last byte; the end is no event."""
+    """Yields the server-sent events, each with the time of its last byte; the final `[DONE]` is
+    left out."""
     rest = b""
     for time_s, piece in pieces:
         *blocks, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n\n")
@@ -176,7 +178,8 @@ def events_of(pieces: Sequence[tuple[float, bytes]]) -> Iterator[tuple[float, di
 
 
 def _n_tokens(choice: Mapping[str, Any]) -> int:
-    """Returns the tokens of a chunk: the number that it names, or 1 if it names none."""
+    """Returns the number of tokens of a chunk: the length of `token_ids`, or 1 for a text without
+    them."""
     token_ids = choice.get("token_ids")
     return int(bool(choice.get("text"))) if token_ids is None else len(token_ids)
 

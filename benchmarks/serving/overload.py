@@ -1,21 +1,23 @@
-"""Ten times the load that the system can bear: what is refused, how fast, and what is still done.
+"""Ten times the load that the system can serve: refusals, their latency, and complete answers.
 
     python -m benchmarks.serving.overload             both protocols, 60 s each, without a goal
     python -m benchmarks.serving.overload --goals 2   the same with a goal for first tokens
-    python -m benchmarks.serving.overload --protocols http --goals 0 2 --times 1 1.5 2 3 5 10 \
+    python -m benchmarks.serving.overload --protocols http --goals 0 2 --times 1 1.5 2 3 5 10 \\
         --figure docs/images/overload.png               goodput over the load, without and with it
 
-Clients that ask one request after the other find the capacity, in complete answers a second, before
-and afterwards; it is the mean. In between requests come so many times as fast, as a Poisson
-process, whether or not those before them have ended. Goodput is the complete answers a second from
-when the queue is full until requests stop coming; `on time` are those of them whose first tokens
-came within the largest of the goals. Answers of one length end together, a batch at a time, so each
-counts by the part of its tokens that came within it. A refusal is HTTP 429 or RESOURCE_EXHAUSTED;
-its latency counts from when it was sent. The pool has a quarter of the places that a frontend has
-for connections, so that without a goal it is the pool that is full.
+Clients that send one request after the other find the capacity in complete answers a second, before
+and after the overload; the mean is used. During the overload, requests arrive as a Poisson process
+at a multiple of the capacity, whether or not earlier requests have ended. Goodput is the complete
+answers a second, from the time at which the queue is full until requests stop arriving. `on time`
+counts the answers whose first tokens came within the largest of the goals. A batch of answers of
+one length ends at one time, so each answer counts by the part of its tokens that came within this
+period. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from the sending of the
+request. The pool accepts a quarter of the connections of a frontend, so that without a goal the
+pool is the limit that is reached.
 
-The engine has a processor of its own, as its pod has. All others share the rest with the client,
-which stamps answers and reads them afterwards; its own use of them is printed.
+The engine has a processor of its own, as its pod has. All other processes share the other
+processors with the client, which only stamps answers during the run and parses them afterwards. The
+client's use of processors is printed.
 """
 
 import argparse
@@ -47,11 +49,12 @@ from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.workload import PlannedRequest
 
 N_PROMPT, N_OUTPUT = 64, 512
-"""Length of each request in tokens; all are equal, so that answers a second are a measure.
+"""Length of each request in tokens. All lengths are equal, so that answers a second are a measure.
 
 The shorter the answers, the more requests make ten times the capacity, and the less of two cores is
-left for the engine beside the client and the refusals. With 256 tokens, ten times the capacity are
-some 290 calls a second, more than one core begins over gRPC beside the client and the streams.
+left for the engine beside the client and the refusals. With 256 tokens, ten times the capacity is
+some 290 calls a second. One core cannot begin so many over gRPC beside the client and the
+streams.
 """
 N_CLIENTS = 64
 """Number of clients that measure the capacity: two batches, so that the engine never waits."""
@@ -81,18 +84,19 @@ class Overloaded:
     offered_per_s: float
     goodput_per_s: float
     on_time_per_s: float
-    """The part of the goodput whose first tokens came within the largest goal."""
+    """Goodput of the answers whose first tokens came within the largest goal."""
     refusal_s: Spread | None
     first_token_s: Spread | None
     late_s: Spread | None
-    """Seconds by which late first tokens came after the largest goal."""
+    """Seconds by which first tokens exceeded the largest goal, for answers that missed it."""
     n_complete: int
     n_late: int
     n_refused: int
     others: Counter[str]
-    """Requests that ended in another way, by their error."""
+    """Number of requests that were neither complete nor refused, by their error."""
     growth: float
-    """Largest growth of a process's memory after the queue was full, divided by the memory then."""
+    """Largest growth of a process's memory after the queue was full, divided by its memory at that
+    time."""
     client_cpus: float
 
     @property
@@ -118,11 +122,11 @@ class Overloaded:
 
     @property
     def name(self) -> str:
-        """The goal as a text for people."""
+        """The goal as text."""
         return f"goal of {self.goal_s:g} s" if self.goal_s else "no goal"
 
     def lines(self) -> list[str]:
-        """Returns the figures as lines for people."""
+        """Returns the figures as lines of text."""
         return [
             f"{self.protocol}, {self.name}: capacity {self.capacity_per_s:.1f}/s, offered "
             f"{self.offered_per_s:.1f}/s, goodput {self.goodput_per_s:.1f}/s "
@@ -159,8 +163,8 @@ class Overloaded:
 
 
 async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float) -> float:
-    """Returns the capacity in answers a second: the tokens of complete answers that clients get in
-    `for_s` seconds, one request after the other, divided by the length of an answer."""
+    """Returns the capacity in answers a second. Clients send one request after the other for
+    `for_s` seconds; the tokens of complete answers are divided by the length of an answer."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + WARM_UP_S
     n_tokens = 0
@@ -188,13 +192,15 @@ async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float
 
 
 def arrivals(rate: float, for_s: float, *, seed: int) -> list[PlannedRequest]:
-    """Returns requests that come as a Poisson process."""
+    """Returns requests that arrive as a Poisson process of `rate` requests a second for `for_s`
+    seconds."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, int(rate * for_s))
     return [request_at(float(arrival_s)) for arrival_s in np.cumsum(gaps)]
 
 
 def request_at(arrival_s: float) -> PlannedRequest:
-    """Returns the one request of this workload."""
+    """Returns a request that arrives at a time; all requests of this workload are equal but for the
+    time."""
     return PlannedRequest(arrival_s, tuple(range(7, 7 + N_PROMPT)), N_OUTPUT)
 
 
@@ -207,7 +213,7 @@ async def overload(
     goal_s: float,
     times: float,
 ) -> Overloaded:
-    """Measures the capacity over a protocol, and offers a multiple of it."""
+    """Measures the capacity over a protocol, and the results of a load of `times` the capacity."""
     before_per_s = await capacity(client, request_at(0.0), for_s=options.capacity_s)
     requests = arrivals(times * before_per_s, options.seconds, seed=options.seed)
     full_s = options.seconds / 4
@@ -240,8 +246,8 @@ def figures(
     growth: float,
     client_cpus: float,
 ) -> Overloaded:
-    """Returns the figures of a run; goodput counts answers within the window, and on time the
-    answers whose first token came within `on_time_s`."""
+    """Returns the figures of a run. Goodput counts answers within the window. Answers count as on
+    time if their first token came within `on_time_s`."""
     done = [record for record in records if record.is_complete]
     refused = [r for r in records if r.error is not None and r.error.startswith(REFUSED)]
     others = (r.error[:60] for r in records if r.error and not r.error.startswith(REFUSED))
@@ -281,7 +287,8 @@ def part_within(record: RequestRecord, window_s: tuple[float, float]) -> float:
 
 
 async def growth_of(root: psutil.Process, from_s: float, to_s: float) -> float:
-    """Returns the largest growth of a process of the system between two times, as a ratio."""
+    """Returns the largest growth of the memory of a process of the system between two times, as a
+    ratio."""
     await asyncio.sleep(from_s)
     before = memory_of(root)
     await asyncio.sleep(to_s - from_s)
@@ -300,7 +307,7 @@ def memory_of(root: psutil.Process) -> dict[psutil.Process, int]:
 
 @contextlib.asynccontextmanager
 async def client_of(protocol: str, system: System) -> AsyncIterator[load.Client]:
-    """A client of one of the protocols."""
+    """Yields a client of one of the protocols."""
     if protocol == "http":
         yield OpenAIClient(system.http, model=system.model)
     else:
@@ -354,7 +361,8 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def draw(path: Path, results: Sequence[Overloaded], *, on_time_s: float) -> None:
-    """Draws goodput over the offered load, both in parts of the capacity, for each goal."""
+    """Draws the answers that begin in time over the offered load, both as parts of the capacity,
+    with a line for each goal."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for name in dict.fromkeys((result.protocol, result.name) for result in results):

@@ -1,21 +1,22 @@
-"""The worth of optimistic admission, where requests use a quarter of their `max_tokens`.
+"""The gain of optimistic admission, where requests use a quarter of their `max_tokens`.
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.serving.preemption /tmp/llama-125m
     python -m benchmarks.serving.preemption /tmp/llama-125m --memory 2 --rounds 8
 
-Requests of mixed lengths come all at once. All have the same `max_tokens`, four times what they use
-in the mean; a stop token ends them. The K/V memory is a quarter of what a full batch reserves.
-Whole systems on loopback serve them over HTTP, one that reserves all that a request can need and
-one that is optimistic, in turns. Answers must be the same tokens in all runs, whoever was put down
-and recomputed.
+Requests of mixed lengths arrive all at once. All have the same `max_tokens`, four times the mean
+length of their answers; a stop token ends each answer. The K/V memory is a quarter of the memory
+that a full batch reserves. Whole systems on loopback serve the requests over HTTP in turns: one
+reserves all memory that a request can need, the other admits optimistically. Answers must have the
+same tokens in all runs, even if requests were preempted and recomputed.
 
-Printed are the throughput of each run, and how often a request was put down. The ratio is the
-median over the rounds. It cannot be more than what a full batch is worth to the machine, compared
-with a quarter of one: a processor computes 32 requests hardly faster than 8. With `--memory 2`
-there is memory for all reservations, and the ratio is what the books of optimistic admission cost.
+Prints the throughput of each run and the number of preemptions. The ratio is the median over the
+rounds. The ratio cannot exceed the throughput of a full batch divided by that of a quarter batch,
+and a processor computes 32 requests hardly faster than 8. With `--memory 2` all reservations fit
+into memory, and the ratio is the cost of the accounting for optimistic admission.
 
-There are no drafts, which make small batches faster: a model of random weights repeats itself.
+Drafts are switched off: they make small batches faster, and a model of random weights repeats
+itself.
 """
 
 import argparse
@@ -44,7 +45,7 @@ PREEMPTIONS = re.compile(r"^orcinus_preemptions_total (\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The answers of one system to all requests."""
+    """The answers of one system to all requests, with the seconds and the number of preemptions."""
 
     is_optimistic: bool
     answers: tuple[tuple[int, ...], ...]
@@ -58,8 +59,8 @@ class Run:
 
 
 def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns the requests, each with one more token than `min_tokens`: the token that ends the
-    request."""
+    """Returns the requests. `min_tokens` is one less than the length of the answer, and the next
+    token is the stop token."""
     generator = np.random.default_rng(options.seed)
     n_prompts = generator.integers(16, options.n_prompt + 1, options.requests).tolist()
     n_used = generator.integers(4, options.n_used + 1, options.requests).tolist()
@@ -80,15 +81,15 @@ def bodies(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def n_slots(requests: list[dict[str, Any]], batch_size: int, share: float) -> int:
-    """Returns the K/V slots for a share of a full batch's reservations, at least enough for the
-    longest request."""
+    """Returns the number of K/V slots for a share of a full batch's reservations. The number is at
+    least enough for the longest request."""
     needs: list[int] = [len(request["prompt"]) + request["max_tokens"] for request in requests]
     wanted = int(share * batch_size * statistics.mean(needs))
     return max(wanted, max(needs) + BLOCK_SIZE)
 
 
 async def run_once(options: argparse.Namespace, *, is_optimistic: bool) -> Run:
-    """Serves all requests with a system of its own."""
+    """Starts a system and serves all requests with it."""
     requests = bodies(options)
     admission = "optimistic" if is_optimistic else "reserve"
     slots = n_slots(requests, options.batch_size, options.memory)
@@ -100,7 +101,7 @@ async def run_once(options: argparse.Namespace, *, is_optimistic: bool) -> Run:
         local_system.running(arguments) as system,
         httpx.AsyncClient(base_url=system.http, timeout=TIMEOUT_S, limits=limits) as client,
     ):
-        # What requests use is learned from those before.
+        # Expected lengths of answers are learned from earlier requests.
         await asyncio.gather(*(ask(client, request) for request in requests[: options.batch_size]))
         before = await n_preemptions(client, system.metrics["scheduler"])
         start_s = time.perf_counter()
@@ -127,10 +128,10 @@ async def n_preemptions(client: httpx.AsyncClient, url: str) -> int:
 
 
 def report(runs: list[Run]) -> str:
-    """Returns the comparison of the runs as lines for people.
+    """Returns the comparison of the runs as text.
 
     Raises:
-        RuntimeError: answers differ.
+        RuntimeError: answers of two runs differ.
     """
     if any(run.answers != runs[0].answers for run in runs):
         raise RuntimeError("answers differ")
@@ -138,14 +139,14 @@ def report(runs: list[Run]) -> str:
 
 
 def line_of(run: Run) -> str:
-    """Returns the figures of one run for people."""
+    """Returns the figures of one run as a line of text."""
     kind = "optimistic" if run.is_optimistic else "reserving"
     return f"{kind:>10}: {run.tokens_per_s:8.1f} tokens/s, {run.n_preemptions} put down"
 
 
 def ratio(runs: list[Run]) -> float:
-    """Returns the ratio of optimistic admission's throughput to the other's, the median over the
-    rounds."""
+    """Returns the throughput of optimistic admission divided by the throughput of full reservation,
+    the median over the rounds."""
     return statistics.median(
         lent.tokens_per_s / reserved.tokens_per_s
         for reserved, lent in zip(
@@ -157,7 +158,7 @@ def ratio(runs: list[Run]) -> float:
 
 
 def draw(path: Path, runs: list[Run]) -> None:
-    """Draws the throughput of all runs, in their order."""
+    """Draws the throughput of each run, in the order of the runs."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for index, run in enumerate(runs):

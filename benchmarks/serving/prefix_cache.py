@@ -1,4 +1,4 @@
-"""The worth of the prefix cache: a chat of several turns, with the cache off and on.
+"""The gain of the prefix cache: a chat of several turns, with the cache off and on.
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.serving.prefix_cache /tmp/llama-125m
@@ -6,19 +6,19 @@
     python -m benchmarks.serving.prefix_cache /tmp/llama-125m --peers vllm --rounds 3
     python -m benchmarks.serving.prefix_cache /tmp/llama-125m --peers vllm --rounds 3 --think-s 1
 
-All users share a system prompt, and each asks its questions one after the other: the prompt of a
-turn is everything that was said before it. Unless users think before each question, those who are
-answered together ask together again, and who waits for whom is decided by that. Whole systems on
-loopback serve the same chat over HTTP, one without the cache and one with it, in turns. Prompts are
-tokens, so that their lengths are what they are said to be; answers are greedy and of one length,
-and must be the same tokens in all runs.
+All users share a system prompt, and each user asks questions one after the other: the prompt of a
+turn is the whole conversation before it. Without thinking time (`--think-s`), users whose answers
+end together also ask their next questions together, which decides the waiting times. Whole systems
+on loopback serve the same chat over HTTP in turns, one without the cache and one with it. Prompts
+are token ids, so that their lengths are exact. Answers are greedy and of one length, and must have
+the same tokens in all runs.
 
 A peer is its engine alone, stepped in its own process, without and with its own prefix cache. Its
-users ask the same questions; its answers need not be the same tokens, but are as long.
+users ask the same questions. Its answers have the same length, but may have other tokens.
 
-Printed are the time to the first token from the second turn on, where the cache has what was said
-before, and the throughput of the whole chat; the ratios are medians over the rounds. `--json` keeps
-the records, `--png` draws the time to the first token by turn.
+Prints the time to the first token from the second turn on, where the cache holds the conversation
+so far, and the throughput of the whole chat. The ratios are medians over the rounds. `--json`
+writes the records, `--png` draws the time to the first token by turn.
 """
 
 import argparse
@@ -45,12 +45,12 @@ from benchmarks.workload import PlannedRequest
 
 TIMEOUT_S = 600.0
 FIRST_TOKEN_ID, VOCAB_SIZE = 3, 1000
-"""Tokens of which prompts are made: every model has them, and none is special."""
+"""Range of the tokens of prompts: every model has these tokens, and none of them is special."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer to one question of a user."""
+    """The answer to one question of a user."""
 
     user: int
     turn: int
@@ -74,7 +74,7 @@ class Chat:
 
     @property
     def n_cached(self) -> int:
-        """Number of prompt tokens that were not computed."""
+        """Number of prompt tokens that came from the prefix cache."""
         return sum(turn.n_cached for turn in self.turns)
 
     @property
@@ -84,7 +84,8 @@ class Chat:
         return sum(len(turn.token_ids) for turn in self.turns) / end_s
 
     def first_token_s(self, turns: Sequence[int]) -> Spread:
-        """Returns the seconds to the first token of each of some turns."""
+        """Returns the spread of the seconds to the first token, over the given turns of all
+        users."""
         times = (turn.record.time_to_first_token_s for turn in self.turns if turn.turn in turns)
         spread = Spread.of(time_s for time_s in times if time_s is not None)
         if spread is None:
@@ -100,7 +101,7 @@ def pauses(options: argparse.Namespace) -> list[list[float]]:
 
 
 def questions(options: argparse.Namespace) -> tuple[list[int], list[list[list[int]]]]:
-    """Returns the system prompt, and each user's questions, in tokens."""
+    """Returns the tokens of the system prompt, and of each question of each user."""
     draw = np.random.default_rng(options.seed).integers
 
     def tokens(n_tokens: int) -> list[int]:
@@ -114,7 +115,7 @@ def questions(options: argparse.Namespace) -> tuple[list[int], list[list[list[in
 
 
 async def ask(client: httpx.AsyncClient, prompt: list[int], n_answer: int, zero_s: float) -> Turn:
-    """Streams the answer to a prompt."""
+    """Streams the answer to a prompt and returns it; times are counted from `zero_s`."""
     body = {
         "prompt": prompt,
         "max_tokens": n_answer,
@@ -156,7 +157,8 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], n_answer: int, zero_
 
 
 async def chat(client: httpx.AsyncClient, options: argparse.Namespace, *, has_cache: bool) -> Chat:
-    """Has all users ask their questions, each after the answer before and some time to think."""
+    """Runs the chat: each user waits for the answer, thinks for some time, and asks the next
+    question."""
     system, of_users = questions(options)
     thinks = pauses(options)
     zero_s = asyncio.get_running_loop().time()
@@ -176,7 +178,7 @@ async def chat(client: httpx.AsyncClient, options: argparse.Namespace, *, has_ca
 
 
 async def serve(options: argparse.Namespace, *, has_cache: bool) -> Chat:
-    """Runs the chat with a system of its own."""
+    """Starts a system and runs the chat with it."""
     arguments = [f"--model={options.model}", f"--dtype={OUR_DTYPES[options.dtype]}"]
     arguments += ["--log-level=ERROR", *options.system.split()]
     arguments.append("--prefix-cache" if has_cache else "--no-prefix-cache")
@@ -190,7 +192,7 @@ async def serve(options: argparse.Namespace, *, has_cache: bool) -> Chat:
 
 
 def planned(options: argparse.Namespace) -> list[PlannedRequest]:
-    """Returns the turns of all users, one user after the other, for a peer."""
+    """Returns the turns of all users for a peer, one user after the other."""
     system, of_users = questions(options)
     thinks = pauses(options)
     requests: list[PlannedRequest] = []
@@ -204,7 +206,7 @@ def planned(options: argparse.Namespace) -> list[PlannedRequest]:
 
 
 async def serve_by_peer(options: argparse.Namespace, name: str, *, has_cache: bool) -> Chat:
-    """Runs the chat with a peer in a process of its own."""
+    """Starts a peer in a process of its own and runs the chat with it."""
     arguments = [f"--max-model-len={options.max_model_len}"]
     arguments += ["--prefix-cache"] if has_cache else []
     process = await asyncio.to_thread(
@@ -228,7 +230,7 @@ async def serve_by_peer(options: argparse.Namespace, name: str, *, has_cache: bo
 
 
 def line_of(one: Chat, n_turns: int) -> str:
-    """Returns the figures of one chat for people."""
+    """Returns the figures of one chat as a line of text."""
     first = one.first_token_s(range(2, n_turns + 1))
     cached = f"; {one.n_cached} prompt tokens cached" if one.engine == OURS else ""
     return (
@@ -239,10 +241,10 @@ def line_of(one: Chat, n_turns: int) -> str:
 
 
 def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
-    """Returns the comparison of chats as lines for people.
+    """Returns the comparison of the chats as lines of text.
 
     Raises:
-        RuntimeError: answers of ours differ, or the cache held nothing.
+        RuntimeError: our own answers differ, or the cache was never used.
     """
     ours = [one for one in chats if one.engine == OURS]
     if any(one.answers != ours[0].answers for one in ours):
@@ -268,8 +270,8 @@ def report(chats: Sequence[Chat], n_turns: int) -> list[str]:
 def ratios(
     before: Sequence[Chat], after: Sequence[Chat], turns: Sequence[int]
 ) -> tuple[float, float]:
-    """Returns two ratios of one kind of chat to another, as medians over the rounds: of the times
-    to the first token of some turns, and of the throughputs."""
+    """Returns two ratios between two kinds of chats, as medians over the rounds: the times to the
+    first token of the given turns (before / after), and the throughputs (after / before)."""
     pairs = list(zip(before, after, strict=True))
     return (
         statistics.median(

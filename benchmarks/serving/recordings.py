@@ -1,19 +1,20 @@
-"""Recordings of real runs, to be looked at side by side: request-level batches against Orca.
+"""Recordings of real runs that the page shows side by side: request-level batches against Orca.
 
     python -m benchmarks.make_model build/llama-125m
     python -m benchmarks.serving.recordings              about three minutes on two cores
 
-Starts a whole local system for each way of scheduling in turn, on two stages, sends the same
-requests at the same times to each, and keeps what its scheduler has recorded, without the
-decisions. The model is large enough that stages are busy with it and with little else. Of several
-runs of each it keeps the quickest, since others may have used the machine in the others:
+Starts a whole local system on two stages for each way of scheduling in turn and sends the same
+requests at the same times. Writes the scheduler's recording, without its decisions. The model is so
+large that stages spend most of their time computing. Of several runs of each way, the fastest is
+kept, since other processes may have used the machine during the others:
 
     request_level    a batch runs until its longest answer is complete    (baseline)
     orca             iteration level: Algorithm 1
     chunked          the same with a bounded number of tokens in an iteration
 
-Prompts are short, outputs of very different lengths, and some requests come late: so one sees early
-finishers leave, and late joiners enter, or wait. Nobody drafts, so that an iteration is a token.
+Prompts are short, outputs have very different lengths, and some requests arrive late. So the
+recordings show requests that end early and leave, and late requests that join or wait. Drafts are
+switched off, so that an iteration computes one token of each request.
 """
 
 import argparse
@@ -41,8 +42,7 @@ N_STAGES = 2
 MAX_BATCH_SIZE = 4
 TIMEOUT_S = 60.0
 SETTLE_S = 0.8
-"""Seconds within which the timings of the last iterations come; stages report four times a
-second."""
+"""Seconds in which the timings of the last iterations arrive; stages report four times a second."""
 
 COMMON = (
     f"--stages={N_STAGES}",
@@ -55,12 +55,12 @@ VARIANTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "orca": ("services.local", ("--policy=orca",)),
     "chunked": ("services.local", ("--policy=chunked", "--max-batch-tokens=16")),
 }
-"""The module that is run and its options, by the name of the recording."""
+"""The module that is run, and its options, by the name of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A request: its arrival and its lengths."""
+    """A request: the time of its arrival, and its lengths in tokens."""
 
     at_s: float
     n_prompt: int
@@ -81,19 +81,19 @@ VISITS = (
     Visit(0.55, 7, 13),
     Visit(0.70, 22, 15),
 )
-"""The requests; no two are of equal lengths."""
+"""The requests; the lengths of each request are unique."""
 
 
 def prompt_of(visit: Visit, index: int) -> list[int]:
-    """Returns a prompt that begins like no other."""
+    """Returns a prompt whose first token differs from the first tokens of all other prompts."""
     return [100 + 37 * index + (7 * place) % 31 for place in range(visit.n_prompt)]
 
 
 async def ask(client: httpx.AsyncClient, visit: Visit, index: int) -> None:
-    """Sends a request at its time, and waits for its answer.
+    """Sends a request at its arrival time, and waits for the answer.
 
     Raises:
-        httpx.HTTPStatusError: it was refused.
+        httpx.HTTPStatusError: the request was refused.
     """
     await asyncio.sleep(visit.at_s)
     body = {
@@ -106,7 +106,7 @@ async def ask(client: httpx.AsyncClient, visit: Visit, index: int) -> None:
 
 
 async def run(name: str, path: Path, model: Path) -> None:
-    """Has a system record how it serves all requests."""
+    """Starts a system that records its scheduling, and sends all requests to it."""
     module, options = VARIANTS[name]
     settings = f"--scheduler=record={path},speculative-tokens=0"
     arguments = (f"--model={model}", "--kv-memory=64MiB", *COMMON, *options, settings)
@@ -123,8 +123,8 @@ async def run(name: str, path: Path, model: Path) -> None:
 
 
 def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the lines that a page compares: the epoch, and from the first visit on everything but
-    decisions, figures and marks.
+    """Yields the lines of a recording that the page compares: the epoch, and all lines from the
+    first request on, without decisions, figures and marks.
 
     Requests are numbered as in `VISITS`, from 1, so that each has one number in all recordings.
     """
@@ -144,7 +144,7 @@ def shown(lines: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def renumbered(line: dict[str, Any], numbers: Mapping[int, int]) -> dict[str, Any]:
-    """Returns a line with other numbers for its requests."""
+    """Returns a line whose request numbers are replaced."""
     result = dict(line)
     if "number" in line:
         result["number"] = numbers[line["number"]]
@@ -157,17 +157,17 @@ def renumbered(line: dict[str, Any], numbers: Mapping[int, int]) -> dict[str, An
 
 
 def took_s(recorded: Path) -> float:
-    """Returns the seconds from the first request that is shown to the end of the last."""
+    """Returns the seconds from the first line of a request that is shown to the last."""
     lines = list(shown([json.loads(line) for line in recorded.read_text().splitlines()]))
     times = [line["t"] for line in lines if line["type"] == "request"]
     return float(times[-1] - times[0])
 
 
 def write(recorded: Path, to: Path) -> int:
-    """Writes what a page shows of a recording; returns its bytes.
+    """Writes the lines of a recording that the page shows; returns their number of bytes.
 
     Raises:
-        ValueError: these are too many, or iterations are missing.
+        ValueError: the recording has too many bytes, or requests or tokens are missing.
     """
     lines = [json.loads(line) for line in recorded.read_text().splitlines()]
     kept = list(shown(lines))

@@ -1,13 +1,13 @@
-"""The cost of options of sampling: tokens per second with mixed ones in a batch, and without.
+"""The cost of sampling options: tokens per second of batches with mixed options, and without.
 
     python -m benchmarks.serving.sampling_options [MODEL] [--each]
 
-A whole system on loopback has as many requests at once with options as without, in turn, in another
-order every round. Each request of a mixed round has an option of its own, or several, so that every
-batch has them all. The throughput of greedy requests is divided by that of the mixed ones of the
-same round; the median of these ratios is the cost, so that a machine which is busy with other
-things for a while does not decide it. It should be 3 at most. With `--each`, the cost of each kind
-of option in batches of its own follows.
+A whole system on loopback serves equal numbers of requests with and without options, in turn, in
+alternating order. In a mixed round each request has another option, or several, so that every batch
+has all of them. The throughput of greedy requests is divided by the throughput of the mixed
+requests of the same round. The cost is the median of these ratios, so that other work on the
+machine for a while does not decide the result. The cost should be 3 at most. With `--each`, the
+cost of each kind of option in a batch of its own follows.
 """
 
 import argparse
@@ -43,7 +43,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
 def bodies(
     kinds: Sequence[Mapping[str, Any]], *, n_requests: int, n_tokens: int
 ) -> list[dict[str, Any]]:
-    """Returns the requests of a round, with each of `kinds` in turn."""
+    """Returns the requests of a round; the options of `kinds` are used in turn."""
     requests = []
     for number in range(n_requests):
         options = dict(kinds[number % len(kinds)])
@@ -61,7 +61,8 @@ async def cost(
     *,
     n_rounds: int,
 ) -> float:
-    """Returns the median of how many times as long others take as greedy requests."""
+    """Returns the throughput of greedy requests divided by the throughput of `others`, the median
+    over the rounds."""
     await tokens_per_s(client, others)
     ratios = []
     for number in range(n_rounds):
@@ -75,7 +76,7 @@ async def cost(
 
 
 async def measure(options: argparse.Namespace) -> None:
-    """Prints the costs."""
+    """Starts a system, and measures and prints the costs."""
     size = {"n_requests": options.requests, "n_tokens": options.n_tokens}
     greedy = bodies([GREEDY], **size)
     arguments = [f"--model={options.model}", f"--stages={options.stages}", "--log-level=ERROR"]

@@ -1,16 +1,17 @@
-"""Load on a server that is running, and what its clients saw.
+"""Sends load to a running server, and measures latency and throughput at the client.
 
     python -m benchmarks.serving.serve --url http://127.0.0.1:8000              all at once
     python -m benchmarks.serving.serve --url http://127.0.0.1:8000 --rates 1,2,4        open loop
     python -m benchmarks.serving.serve --grpc 127.0.0.1:50051                   Orcinus' own API
 
-For any server with the OpenAI API: requests go out when they are due, whether or not it keeps up,
-and ask for outputs of exactly the length that the workload says (`ignore_eos` and `min_tokens`,
-which Orcinus, vLLM and SGLang know; `--body` puts in other fields, null takes one out). Prompts
-are token ids; for a server that takes none, `--tokenizer tokenizer.json` makes texts of them.
+Works with any server with the OpenAI API. Requests are sent when they are due, even if the server
+is too slow. They ask for outputs of exactly the length of the workload, by `ignore_eos` and
+`min_tokens`, which Orcinus, vLLM and SGLang support. `--body` sets other fields; null removes a
+field. Prompts are token ids; for a server that accepts only texts, `--tokenizer tokenizer.json`
+decodes them.
 
-Writes a record of every request as JSON and, of several rates, a figure. Says what the client
-itself took of the processor, which it shares with a server on the same machine.
+Writes a record of every request as JSON and, for several rates, a figure. Prints the client's own
+processor time, since a client on the server's machine takes processor time from the server.
 """
 
 import argparse
@@ -43,7 +44,7 @@ COLUMNS = (
     f"{'rate':>8} {'req/s':>7} {'tokens/s':>9} {'normalised ms':>17} {'first token ms':>17} "
     f"{'gap ms':>15} {'goodput':>8} {'failed':>7}"
 )
-"""Pairs are median and 99th percentile."""
+"""Headers of the table; a column of two numbers has the median and the 99th percentile."""
 
 
 async def measure(
@@ -77,10 +78,10 @@ async def measure(
 
 
 async def warm_up(client: load.Client, requests: Sequence[PlannedRequest]) -> None:
-    """Sends requests whose answers count for nothing.
+    """Sends requests to warm up the server; their answers are not measured.
 
     Raises:
-        RuntimeError: one has failed; says how.
+        RuntimeError: a request failed; the message has the error.
     """
     for record in await load.run(client, requests):
         if record.error is not None:
@@ -88,7 +89,7 @@ async def warm_up(client: load.Client, requests: Sequence[PlannedRequest]) -> No
 
 
 def row(rate: float | None, run: RunRecord, *, bound_s: float | None) -> str:
-    """A run's line under `COLUMNS`."""
+    """Returns the line of a run in the table, with the columns of `COLUMNS`."""
     summary = run.summary(bound_s=bound_s)
     return (
         f"{'at once' if rate is None else f'{rate:g}':>8} {summary.requests_per_s:>7.2f} "
@@ -100,7 +101,7 @@ def row(rate: float | None, run: RunRecord, *, bound_s: float | None) -> str:
 
 
 def point(run: RunRecord) -> Point | None:
-    """A run in the figure; None if nothing came back."""
+    """Returns the point of a run in the figure; None if no request was answered."""
     summary = run.summary()
     latency = summary.normalised_latency_s
     return None if latency is None else Point(summary.requests_per_s, latency.median)
@@ -114,7 +115,7 @@ def _pair(spread: Spread | None) -> str:
 async def client_of(
     options: argparse.Namespace, prompts: Prompts | None
 ) -> AsyncIterator[load.Client]:
-    """The client that the options ask for."""
+    """Yields the client for the protocol that the options name."""
     if options.grpc is not None:
         async with grpc.aio.insecure_channel(options.grpc) as channel:
             yield GrpcClient(channel)
@@ -130,10 +131,10 @@ async def client_of(
 
 
 def first_model(url: str, *, api_key: str | None = None) -> str:
-    """The first model that a server lists.
+    """Returns the name of the first model that a server lists.
 
     Raises:
-        RuntimeError: it lists none.
+        RuntimeError: the server lists no model.
     """
     headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
     request = urllib.request.Request(f"{url.rstrip('/')}/v1/models", headers=headers)
@@ -145,14 +146,14 @@ def first_model(url: str, *, api_key: str | None = None) -> str:
 
 
 def texts_of(path: Path, runs: Sequence[Sequence[PlannedRequest]]) -> Prompts:
-    """Texts that stand for the prompts."""
+    """Returns the texts of all prompts, by their token ids."""
     tokenizer = tokenizers.Tokenizer.from_file(str(path))
     prompts = {request.prompt_token_ids for requests in runs for request in requests}
     return {prompt: tokenizer.decode(list(prompt)) for prompt in prompts}
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Everything that the options ask for; the exit status says whether all requests succeeded."""
+    """Runs all measurements of the options. The exit status is 1 if a request failed."""
     rates: list[float | None] = options.rates or [None]
     runs = [
         workload.from_options(options, rate=rate, vocab_size=options.vocab_size, run=index)
@@ -182,7 +183,7 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def report(results: Sequence[RunRecord], options: argparse.Namespace) -> None:
-    """Says what went wrong and what the client took, and writes files."""
+    """Prints errors and the client's processor time, and writes the files."""
     errors = {record.error for result in results for record in result.requests} - {None}
     for error in sorted(filter(None, errors))[:5]:
         print(f"failed: {error}")
@@ -211,7 +212,7 @@ def report(results: Sequence[RunRecord], options: argparse.Namespace) -> None:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line."""
+    """Returns the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.serving.serve",
         description=__doc__,

@@ -1,9 +1,10 @@
-"""How evenly clients share a system: Jain's index of what each gets in a window of time.
+"""How evenly clients share a system: Jain's index over the clients in a window of time.
 
-That is the tokens of each, prompts and outputs, as a part of what it would have if the capacity
-were shared out evenly and nobody got more than he asks for. Of two clients the index is 1 if both
-get the same part, and 1/2 if one gets everything (Jain et al., "A Quantitative Measure of Fairness
-and Discrimination", DEC-TR-301, 1984).
+The index compares each client's tokens, prompts and outputs, with the client's even share. The even
+share is the client's tokens if the capacity were divided evenly and no client got more than its
+demand. For two clients the index is 1 if both get the same part of their shares, and 1/2 if one
+gets everything (Jain et al., "A Quantitative Measure of Fairness and Discrimination", DEC-TR-301,
+1984).
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,12 @@ from collections.abc import Sequence
 from benchmarks.records import RequestRecord
 
 WINDOW_S = 5.0
-"""Seconds of a window."""
+"""Length of a window in seconds."""
 
 
 def served(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
-    """Returns the tokens that a client got in each window; a prompt comes with its first token."""
+    """Returns the tokens that a client received in each window. The tokens of a prompt count at the
+    time of the first output token."""
     windows = [0.0] * n_windows
     for record in of_one:
         for index, time_s in enumerate(record.token_times_s):
@@ -26,8 +28,8 @@ def served(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
 
 
 def demanded(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
-    """Returns the tokens that a client wants in each window: those of requests that come in it, and
-    what it has not got by then."""
+    """Returns the tokens that a client wants in each window: the tokens of requests that arrive in
+    the window, and the tokens that earlier windows left over."""
     windows = [0.0] * n_windows
     for record in of_one:
         window = int(record.arrival_s / WINDOW_S)
@@ -41,8 +43,8 @@ def demanded(of_one: Sequence[RequestRecord], n_windows: int) -> list[float]:
 
 
 def even_shares(total: float, demands: Sequence[float]) -> list[float]:
-    """Returns how much each gets of a total if it is shared out evenly and nobody gets more than he
-    demands (max-min fairness)."""
+    """Returns each client's share of a total that is divided evenly, where no client gets more than
+    its demand (max-min fairness)."""
     shares = [0.0] * len(demands)
     hungry = [index for index, demand in enumerate(demands) if demand > 0]
     for n_left, index in zip(
@@ -54,8 +56,8 @@ def even_shares(total: float, demands: Sequence[float]) -> list[float]:
 
 
 def jain_index(got: Sequence[float], demands: Sequence[float]) -> float:
-    """Returns Jain's index of what clients got as parts of their even shares; 1 if nobody got
-    anything."""
+    """Returns Jain's index of the received tokens as parts of the even shares; 1 if no client
+    received tokens."""
     shares = even_shares(sum(got), demands)
     parts = [each / share for each, share in zip(got, shares, strict=True) if share > 0]
     squares = sum(part**2 for part in parts)

@@ -1,11 +1,12 @@
-"""Hours of load with clients that go away: whether any process's memory grows.
+"""Hours of load with clients that disconnect: checks whether the memory of any process grows.
 
     python -m benchmarks.serving.soak --minutes 30
 
-Clients of both protocols ask one request after the other, of all lengths. A third of them go away
-before their answer is complete, some before it has begun, and some ask for what is refused.
-Resident memory of every process is sampled; a process's growth is from the first tenth after the
-warm-up to the last tenth, by their medians. In the end nothing may be left of any request.
+Clients of both protocols send one request after the other, with all lengths. A third of the
+requests are abandoned before the answer is complete, some before it has begun, and some requests
+are too long and are refused. The resident memory of every process is sampled. A process's growth is
+the ratio of two medians: the last tenth of the samples, and the first tenth after the warm-up. At
+the end no state of any request may be left.
 """
 
 import argparse
@@ -37,28 +38,28 @@ N_CLIENTS = 24
 SAMPLE_S = 2.0
 REST_LIMIT_S = 20
 WARM_UP = 0.2
-"""Part of the run after which memory is looked at: caches and the allocator have filled by then."""
+"""Part of the run whose memory samples are ignored; caches and the allocator fill in this time."""
 MAX_GROWTH = 0.02
 AWAY = 0.33
-"""Part of the clients that go away."""
+"""Part of the requests that are abandoned by their clients."""
 TOO_LONG = 0.05
-"""Part of the requests that ask for more than the model can give."""
+"""Part of the requests that ask for more tokens than the model's context allows."""
 
 Memory = dict[psutil.Process, list[tuple[float, int]]]
-"""Times in seconds, and bytes."""
+"""Samples of each process: time in seconds, and resident memory in bytes."""
 
 
 class Crowd:
-    """Clients that ask until they are told to stop."""
+    """Clients that send requests until a given time."""
 
     def __init__(self, clients: Sequence[load.Client], random: Random) -> None:
         self.ends: Counter[str] = Counter()
-        """Requests by how they ended."""
+        """Number of requests by the way in which they ended."""
         self._clients = clients
         self._random = random
 
     async def ask_all_the_time(self, end_s: float) -> None:
-        """Asks one request after the other until a time, by the event loop's clock."""
+        """Sends one request after the other until `end_s` of the event loop's clock."""
         while asyncio.get_running_loop().time() < end_s:
             self.ends[await self._ask()] += 1
 
@@ -81,7 +82,7 @@ class Crowd:
 
 
 async def sample(root: psutil.Process, samples: Memory) -> None:
-    """Notes the memory of every process every few seconds, until cancelled."""
+    """Records the memory of every process every `SAMPLE_S` seconds, until cancelled."""
     while True:
         for process, n_bytes in memory_of(root).items():
             samples.setdefault(process, []).append((time.monotonic(), n_bytes))
@@ -89,7 +90,7 @@ async def sample(root: psutil.Process, samples: Memory) -> None:
 
 
 def growth(samples: Sequence[tuple[float, int]]) -> tuple[float, float]:
-    """Returns by which part memory has grown after the warm-up, and its slope in bytes an hour."""
+    """Returns the relative growth of memory after the warm-up, and its slope in bytes per hour."""
     settled = samples[int(WARM_UP * len(samples)) :]
     times_s, n_bytes = np.array(settled, dtype=np.float64).T
     tenth = max(1, len(settled) // 10)
@@ -98,7 +99,8 @@ def growth(samples: Sequence[tuple[float, int]]) -> tuple[float, float]:
 
 
 def report(samples: Memory) -> bool:
-    """Prints each process's memory; returns whether none has grown too much."""
+    """Prints each process's memory; returns whether the growth of all processes is below
+    `MAX_GROWTH`."""
     print(f"{'process':<40} {'MiB':>8} {'growth':>8} {'MiB/h':>8}")
     is_flat = True
     for process, series in samples.items():
@@ -112,7 +114,7 @@ def report(samples: Memory) -> bool:
 
 
 def name_of(process: psutil.Process) -> str:
-    """Returns the module that a process runs, if it still does."""
+    """Returns the module that a process runs, or its id if the process has ended."""
     with contextlib.suppress(psutil.Error):
         for argument in process.cmdline():
             if argument.startswith("services."):
@@ -121,7 +123,8 @@ def name_of(process: psutil.Process) -> str:
 
 
 async def run(options: argparse.Namespace) -> int:
-    """Keeps a system busy; the exit status says whether its memory stayed flat."""
+    """Keeps a system under load. The exit status is 1 if memory grew or a request left state
+    behind."""
     arguments = ["--model=models/demo", "--threads=1", "--metrics", *options.system.split()]
     samples: Memory = {}
     async with (
@@ -141,7 +144,8 @@ async def run(options: argparse.Namespace) -> int:
 
 
 async def settled_leftovers(system: System) -> dict[str, float]:
-    """Returns what is left of requests, once nothing is or the time is up."""
+    """Returns the state that requests have left in the services. Waits until there is none, at most
+    `REST_LIMIT_S` seconds."""
     async with httpx.AsyncClient() as client:
         for _ in range(REST_LIMIT_S):
             frontend, scheduler = [

@@ -1,14 +1,15 @@
-"""The worth of speculation: the same prompts with drafts and without, in turns.
+"""The gain of speculation: the same prompts with drafts and without, in turns.
 
     python -m benchmarks.serving.speculation ~/.cache/orcinus/smollm2-135m-instruct
 
 Two whole systems on loopback serve the same checkpoint, one with `speculative_tokens=0`. Each task
-is given to one and then to the other, so that whatever else the machine does meets both. Tasks are
-of three kinds: texts to summarise and code to edit, whose answers repeat much of the prompt, and
-questions whose answers repeat nothing. Answers are greedy, or with a seed, and must be the same.
+is given to one system and then to the other, so that other work on the machine affects both. There
+are three kinds of tasks: texts to summarise and code to edit, whose answers repeat much of the
+prompt, and questions whose answers repeat nothing. Answers are greedy or seeded, and must be equal
+in both systems.
 
-Printed are tokens a second from the first token on, for one user, and for many at once, all tokens
-over all time; the ratios are medians over the pairs, with their quartiles. `--json` keeps the
+Prints tokens a second: for one user from the first token on, and for many users at once all tokens
+over the whole time. The ratios are medians over the pairs, with quartiles. `--json` writes the
 records.
 """
 
@@ -50,12 +51,12 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """How many times as fast it is with drafts."""
+        """The speed with drafts divided by the speed without."""
         return self.with_drafts / self.without
 
 
 async def ask(client: httpx.AsyncClient, prompt: str, options: argparse.Namespace) -> Answer:
-    """Streams the answer to a prompt."""
+    """Streams the answer to a prompt and returns it."""
     body = {
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": options.n_answer,
@@ -85,7 +86,7 @@ async def ask(client: httpx.AsyncClient, prompt: str, options: argparse.Namespac
 async def together(
     client: httpx.AsyncClient, prompts: Sequence[str], options: argparse.Namespace
 ) -> tuple[list[Answer], float]:
-    """Returns the answers to users who ask at once, and the seconds until the last has his."""
+    """Returns the answers to all users, who ask at once, and the seconds until the last answer."""
     clock = asyncio.get_running_loop().time
     start = clock()
     answers = await asyncio.gather(*(ask(client, prompt, options) for prompt in prompts))
@@ -93,7 +94,7 @@ async def together(
 
 
 def check_same(first: Sequence[Answer], second: Sequence[Answer]) -> None:
-    """Raises RuntimeError if answers differ."""
+    """Raises RuntimeError if two answers to one prompt differ."""
     for one, other in zip(first, second, strict=True):
         if one.text != other.text or one.n_tokens != other.n_tokens:
             raise RuntimeError(f"answers differ:\n{one.text}\n---\n{other.text}")
@@ -102,7 +103,7 @@ def check_same(first: Sequence[Answer], second: Sequence[Answer]) -> None:
 async def measure(
     without: httpx.AsyncClient, with_drafts: httpx.AsyncClient, options: argparse.Namespace
 ) -> list[Pair]:
-    """Gives all tasks to both systems."""
+    """Gives all tasks to both systems, and returns the measured pairs."""
     clients, pairs = (without, with_drafts), []
     kinds = {kind: prompts for kind, prompts in KINDS.items() if kind in options.kinds}
     for client in clients:
@@ -130,7 +131,7 @@ async def measure(
 
 
 def report(pairs: Sequence[Pair]) -> list[str]:
-    """Returns the figures for people."""
+    """Returns the figures as lines of text."""
     lines = []
     for n_users, kind in dict.fromkeys((pair.n_users, pair.kind) for pair in pairs):
         some = [pair for pair in pairs if (pair.n_users, pair.kind) == (n_users, kind)]
@@ -146,7 +147,7 @@ def report(pairs: Sequence[Pair]) -> list[str]:
 
 
 async def run(options: argparse.Namespace) -> list[Pair]:
-    """Starts both systems and measures."""
+    """Starts both systems and returns the measured pairs."""
     arguments = [f"--model={options.model}", "--log-level=ERROR", *options.system.split()]
     if options.users:
         arguments.append(f"--max-batch-size={options.users}")
@@ -179,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def write(path: Path, options: argparse.Namespace, pairs: Sequence[Pair]) -> None:
-    """Keeps the pairs, and where they were measured."""
+    """Writes the pairs, the machine and the settings as JSON."""
     settings: Mapping[str, object] = {key: str(value) for key, value in vars(options).items()}
     record = {
         "machine": machine.describe(),

@@ -2,11 +2,11 @@
 
     python -m benchmarks.serving.structured_output [MODEL]
 
-A whole system on loopback has as many requests at once with a schema as without, in turn, in
-another order every round. All are sampled, and their answers have the same length: the schema's
-text is longer than an answer may be. Each round's throughput is divided by that of the same round
-without a schema; the median of these ratios is the answer, so that a machine which is busy with
-other things for a while does not decide it. It should be 0.9 at least.
+A whole system on loopback serves equal numbers of requests with and without a schema, in turn, in
+alternating order. All requests are sampled, and all answers have one length, since the text of the
+schema is longer than an answer may be. The throughput of each round with a schema is divided by the
+throughput without a schema in that round. The result is the median of these ratios, so that other
+work on the machine for a while does not decide it. The result should be 0.9 at least.
 """
 
 import argparse
@@ -24,7 +24,7 @@ TIMEOUT_S = 600.0
 
 
 def schema(number: int, *, n_tokens: int) -> dict[str, Any]:
-    """Returns a schema of JSON that is longer than the answer may be."""
+    """Returns a JSON schema whose texts are longer than an answer of `n_tokens` tokens."""
     text = {"type": "string", "minLength": 8 * n_tokens, "maxLength": 16 * n_tokens}
     kind = {"enum": [f"whale {number}", "orca", "narwhal"]}
     return {
@@ -36,7 +36,7 @@ def schema(number: int, *, n_tokens: int) -> dict[str, Any]:
 
 
 def bodies(options: argparse.Namespace, *, is_constrained: bool) -> list[dict[str, Any]]:
-    """Returns the requests of a round."""
+    """Returns the requests of a round, with a schema or without."""
     common = {"max_tokens": options.n_tokens, "temperature": 1.0}
     if not is_constrained:
         common["ignore_eos"] = True
@@ -49,7 +49,7 @@ def bodies(options: argparse.Namespace, *, is_constrained: bool) -> list[dict[st
 
 
 async def tokens_per_s(client: httpx.AsyncClient, requests: list[dict[str, Any]]) -> float:
-    """Sends all at once, and returns the throughput until the last is answered."""
+    """Sends all requests at once, and returns the throughput until the last answer."""
     start = time.perf_counter()
     answers = await asyncio.gather(
         *(client.post("/v1/completions", json=request) for request in requests)

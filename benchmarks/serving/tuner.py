@@ -1,23 +1,25 @@
-"""The tuner's choice against every setting of a grid, each of which is run.
+"""Compares the tuner's choice with all settings of a grid, each of which is run.
 
     python -m benchmarks.serving.tuner            about an hour and a half on two cores
     python -m benchmarks.serving.tuner --shapes llama-125m --sizes 32 128 --tokens 512 2048
                                                   ten minutes
     python -m benchmarks.serving.tuner --quick    whether it runs
-    python -m benchmarks.serving.tuner --shapes llama-125m --rate 4 --ttft-p99-s 1 \
+    python -m benchmarks.serving.tuner --shapes llama-125m --rate 4 --ttft-p99-s 1 \\
         --tpot-p99-s 0.08 --out … --figure …      the first command under limits of latency
-    python -m benchmarks.serving.tuner --machines processor accelerator "large model" \
+    python -m benchmarks.serving.tuner --machines processor accelerator "large model" \\
         --out … --figure …                        ranks that sleep, with the costs of known machines
 
-For each shape of a model `python -m services.tune` finds its settings on a workload of its own.
-Then every layout with every batch size and every number of batch tokens serves requests of other
-lengths and tokens, which the tuner has not seen, over HTTP as a user's would come: all at once, for
-the output tokens a second, or at a rate, for the requests a second that keep limits of latency.
-Those that count are then run again, in turns, back and forth: the best of the grid, the tuner's
-choice, the defaults, and settings by hand. A machine that is slower for some minutes makes all of a
-turn slower: ratios are medians of each turn's own, so that the best of the grid is not just the
-luckiest. Ranks that sleep (`benchmarks/serving/sleeping`) take the time that they should, whatever
-else runs.
+For each shape of a model, `python -m services.tune` finds settings on its own workload. Then every
+combination of layout, batch size and batch tokens serves requests over HTTP whose lengths and
+tokens the tuner has not seen. Either all requests arrive at once and output tokens a second are
+measured, or requests arrive at a rate and the requests a second within the limits of latency are
+measured.
+
+The best settings of the grid, the tuner's choice, the defaults and the settings by hand are then
+run again in turns, in alternating order. A machine that is slower for some minutes slows down a
+whole turn, so ratios are computed within each turn and their median counts. This also keeps the
+luckiest run of the grid from counting as the best. Ranks that sleep (`benchmarks/serving/sleeping`)
+have exact times, whatever else runs on the machine.
 """
 
 import argparse
@@ -52,13 +54,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "tuner.json"
 FIGURE = ROOT / "docs" / "images" / "tuner.png"
 SHAPES = ("llama-125m", "llama-350m", "mixtral-8x20m")
 DEFAULTS, BY_HAND = (32, 512), (64, 512)
-"""Batch size and batch tokens: those of the settings, and those of other benchmarks here."""
+"""Batch size and batch tokens: the defaults of the settings, and the values of other benchmarks."""
 TUNER_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Settings that are run."""
+    """Settings with which a system is run."""
 
     layout: Layout
     max_batch_size: int
@@ -80,7 +82,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A checkpoint on this machine, or a machine whose ranks sleep, that settings are found for."""
+    """A checkpoint, or a machine whose ranks sleep, for which the tuner finds settings."""
 
     name: str
     model: Path
@@ -89,7 +91,8 @@ class Subject:
 
     @classmethod
     def sleeping(cls, machine_name: str) -> Self:
-        """Returns a machine of `benchmarks.serving.sleeping`, for all processes started here."""
+        """Returns a subject for a machine of `benchmarks.serving.sleeping`, and sets the machine in
+        the environment of all processes that are started later."""
         os.environ[VARIABLE] = machine_name
         return cls(
             machine_name,
@@ -101,7 +104,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The tuner's choice, the memory that goes with it, and the time that it took."""
+    """The tuner's choice: the settings, the K/V memory in bytes, and the seconds of the search."""
 
     point: Point
     kv_memory: int
@@ -110,24 +113,24 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A measure of settings: output tokens a second where all requests come at once, or requests a
-    second that keep limits of latency where they come at a rate."""
+    """The value that settings should maximise. If all requests come at once, output tokens a
+    second; if requests come at a rate, requests a second within the limits of latency."""
 
     rate: float | None
     limits: LatencyLimits
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """Returns the goal of the command line."""
+        """Returns the goal that the command line describes."""
         return cls(options.rate, LatencyLimits(options.ttft_p99_s, options.tpot_p99_s))
 
     @property
     def unit(self) -> str:
-        """The unit of what is to be large."""
+        """Unit of the value to maximise."""
         return "requests/s in the limits" if self.limits.are_set else "output tokens/s"
 
     def arguments(self) -> list[str]:
-        """Returns the options of `services.tune`."""
+        """Returns the options of `services.tune` for this goal."""
         values = {
             "rate": self.rate,
             "ttft-p99-s": self.limits.ttft_s,
@@ -136,14 +139,14 @@ class Goal:
         return [f"--{name}={value}" for name, value in values.items() if value is not None]
 
     def arrivals(self, n_requests: int, *, seed: int) -> Sequence[float]:
-        """Returns when requests come, in seconds."""
+        """Returns the arrival times of requests, in seconds."""
         if self.rate is None:
             return workload.all_at_once(n_requests)
         return workload.poisson_arrivals(n_requests, rate=self.rate, seed=seed)
 
     def value_of(self, run: RunRecord) -> float:
-        """Returns what a run has reached. Of requests that come at a rate, the part that keeps the
-        limits counts, and not how long the last one takes."""
+        """Returns the value that a run reached. With a rate, the requests within the limits are
+        divided by the time of the arrivals; the duration of the last request does not count."""
         if not self.limits.are_set:
             return run.summary().output_tokens_per_s
         kept = sum(self.limits.keeps(_times_of(request)) for request in run.requests)
@@ -159,10 +162,10 @@ def _times_of(request: RequestRecord) -> RequestTimes:
 
 
 async def tune(subject: Subject, options: argparse.Namespace) -> Choice:
-    """Returns what the tuner chooses for a model.
+    """Runs the tuner for a subject and returns its choice.
 
     Raises:
-        RuntimeError: it failed, and has said why on standard error.
+        RuntimeError: the tuner failed; standard error has the reason.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as out:
@@ -205,7 +208,7 @@ async def tune(subject: Subject, options: argparse.Namespace) -> Choice:
 async def serve(
     subject: Subject, point: Point, options: argparse.Namespace, *, kv_memory: int, seed: int
 ) -> float:
-    """Returns what a system reaches of the goal.
+    """Starts a system with the settings and returns the value that the system reaches.
 
     Raises:
         RuntimeError: a request failed, or the system does not start.
@@ -230,7 +233,8 @@ async def serve(
 
 
 async def compare(subject: Subject, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the record of one subject, after telling it."""
+    """Compares the tuner's choice with the grid for one subject, prints the values and returns the
+    record."""
     name = subject.name
     unit = Goal.of(options).unit
     choice = await tune(subject, options)
@@ -284,8 +288,8 @@ async def compare(subject: Subject, options: argparse.Namespace) -> dict[str, An
 
 
 def ratio_of(values: Sequence[float], others: Sequence[float]) -> float:
-    """Returns the median of the ratios in the same turn; where nothing was reached, anything is
-    infinitely better."""
+    """Returns the median of the ratios of values to others in each turn. A ratio to 0 is infinite,
+    or 1 if both values are 0."""
     return statistics.median(
         mine / other if other else (math.inf if mine else 1.0)
         for mine, other in zip(values, others, strict=True)
@@ -293,7 +297,7 @@ def ratio_of(values: Sequence[float], others: Sequence[float]) -> float:
 
 
 def ranking_of(record: dict[str, Any]) -> Ranking:
-    """Returns a shape's runs as they are drawn."""
+    """Returns the values of a shape for the figure."""
     return Ranking(
         sorted(record["grid"].values()),
         {of: statistics.median(values) for of, values in record["again"].items()},
@@ -301,7 +305,7 @@ def ranking_of(record: dict[str, Any]) -> Ranking:
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Compares for all shapes, and writes the record and the figure."""
+    """Runs the comparison for all shapes or machines, and writes the record and the figure."""
     shapes = []
     for name in options.machines or options.shapes:
         with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""The structure of the source tree, in figures that a redesign can be held against.
+"""The structure of the source tree in figures, with which a redesign can be compared.
 
     python -m benchmarks.structure                             the working tree
     python -m benchmarks.structure --rev 71e8561 --rev HEAD    two revisions side by side

@@ -16,7 +16,8 @@ MIN_LINES = 6
 """Lines of code that two places share at least."""
 
 MAX_PLACES = 50
-"""Places of the same lines above which they are a habit of the language, and left out."""
+"""Largest number of places of a run of lines; lines with more places are idioms of the language,
+and left out."""
 
 _IMPORT = re.compile(r"(from .* import\b.*|import\b.*|#include\b.*)")
 _SAYS_SOMETHING = re.compile(r"\w")

@@ -2,6 +2,6 @@
 
     python -m benchmarks.paper.baselines --model DIR --baseline request_level
 
-Schedulers and batches as they were before Orca (section 3 of the paper), in the place of ours. They
-exist to be measured and are no part of the product.
+The baselines replace our scheduler or our batches by those used before Orca (section 3 of the
+paper). They exist only for measurements and are not part of the product.
 """

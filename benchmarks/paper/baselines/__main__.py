@@ -18,8 +18,9 @@ class BaselineSettings(LocalSettings):
     """The settings of the local launcher, and the name of the baseline."""
 
     baseline: Literal["request_level", "microbatch", "padded"]
-    """`request_level`: whole batches, as many at a time as are in flight. `microbatch`: one at a
-    time, in microbatches through the stages. `padded`: our scheduler, and ranks that pad."""
+    """`request_level`: whole batches; the pipeline depth is the number of batches at a time.
+    `microbatch`: one batch at a time, in microbatches through the stages. `padded`: our scheduler,
+    with ranks that pad."""
 
     microbatch_size: int = Field(default=8, ge=1)
     """Requests in a microbatch."""
@@ -39,7 +40,8 @@ class BaselineLauncher(Launcher):
             self.scheduler_module = "benchmarks.paper.baselines.scheduler"
 
     def scheduler_options(self, stages: list[str]) -> dict[str, object]:
-        """Returns what the scheduler is told, and which baseline it is if it is one."""
+        """Returns the options of the scheduler, with the baseline's name if the baseline is a
+        scheduler."""
         options = super().scheduler_options(stages)
         if self._baseline.baseline == "padded":
             return options

@@ -1,9 +1,10 @@
 """Iteration-level scheduling without selective batching: all spans of a batch are padded to the
-longest, as where every operation wants equal shapes (Orca, section 3.1).
+longest, as if every operation needed equal shapes (Orca, section 3.1).
 
     python -m benchmarks.paper.baselines.padded    starts a stage whose ranks pad
 
-Results of padding are dropped, so tokens are those of selective batching; the time is not.
+Results of padding are dropped, so the tokens equal those of selective batching, but the time is
+that of the padded batch.
 """
 
 import sys
@@ -23,7 +24,7 @@ from services.worker.settings import RankSettings
 
 
 class PaddedBatchBuilder(BatchBuilder):
-    """Makes all spans of a batch as long as the longest."""
+    """Builds batches in which all spans are padded to the longest span."""
 
     def build(self, spans: Spans) -> InputBatch:
         """Returns the batch of `spans`, padded; keys and values of padding go to the last block."""
@@ -47,12 +48,13 @@ class PaddedBatchBuilder(BatchBuilder):
         )
 
     def n_tokens(self, lengths: Sequence[int]) -> int:
-        """Returns the tokens of a padded batch of spans of `lengths`."""
+        """Returns the number of tokens of a padded batch, for spans of `lengths`."""
         return len(lengths) * max(lengths)
 
 
 def start(settings: RankSettings, channel: RankEnd, activity: Activity) -> Rank:
-    """Loads the model and returns a rank that pads; recorded graphs are for selective batching."""
+    """Loads the model and returns a rank that pads. CUDA graphs are off, since they are for
+    selective batching."""
     settings = settings.model_copy(update={"cuda_graphs": False})
     return rank_process.start(settings, channel, activity, batch_builder=PaddedBatchBuilder)
 

@@ -1,12 +1,12 @@
-"""Request-level scheduling: a batch runs until all its requests are done, and returns then.
+"""Request-level scheduling: a batch runs until all its requests are complete, and then returns.
 
-Late ones wait for a batch of their own, and early ones for the last of their batch (Orca, section
-3, challenge 1). With `microbatch_size` a batch goes through the pipeline in parts, as
-FasterTransformer does it: a part enters its next iteration when it has returned from the last one,
-and the next batch starts when all parts are done.
+Requests that arrive late wait for the next batch, and requests that end early wait for the last of
+their batch (Orca, section 3, challenge 1). With `microbatch_size` a batch goes through the pipeline
+in parts, as in FasterTransformer: a part enters its next iteration when its last iteration has
+returned, and the next batch starts when all parts are complete.
 
-It is kinder than engines of that time: a request that is done is computed no further, and does not
-hold its memory while it waits for its batch.
+This baseline is faster than engines of that time: a request that is complete is not computed any
+more, and holds no memory while it waits for its batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,11 +30,12 @@ class Group:
         self.parts = [
             requests[i : i + microbatch_size] for i in range(0, len(requests), microbatch_size)
         ]
-        """Its microbatches; the one that has waited longest comes first."""
+        """The microbatches; the one that has waited longest comes first."""
         self.reserved = reserved
-        """The number of requests that have not run."""
+        """The reservations of the requests that have not run."""
         self.withheld: list[Update] = []
-        """The updates that its requests get when all are done."""
+        """The updates of the batch's requests, which are returned when all requests are
+        complete."""
 
     @property
     def is_done(self) -> bool:
@@ -42,7 +43,7 @@ class Group:
 
 
 class RequestLevelPolicy:
-    """First come, first served, in whole batches; `n_groups` of them at a time."""
+    """First come, first served, in whole batches; at most `n_groups` batches at a time."""
 
     max_span_tokens = None
     prompt_groups = NO_PROMPT_GROUPS
@@ -57,12 +58,12 @@ class RequestLevelPolicy:
         self._n_groups = n_groups
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether these requests are a batch."""
+        """Returns whether the requests fill a batch."""
         return len(ready) >= self.max_batch_size
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """The next iteration of the microbatch that has waited longest, of the earliest batch that
-        has one."""
+        """Returns the next iteration: of the earliest batch with a ready microbatch, the microbatch
+        that has waited longest."""
         if len(self.groups) < self._n_groups:
             self._form_group(pool, kv_manager)
         ready = {request for request in pool.selectable() if _is_admitted(request)}
@@ -92,7 +93,7 @@ class RequestLevelPolicy:
 
 
 class RequestLevelScheduler(Scheduler):
-    """Tells requests of their tokens when their whole batch is done."""
+    """A scheduler that returns the updates of a batch when the whole batch is complete."""
 
     def __init__(
         self,
@@ -124,7 +125,8 @@ class RequestLevelScheduler(Scheduler):
         return self._withhold(super().apply(iteration, token_ids, logprobs, cut=cut))
 
     def cancel(self, request: Request) -> list[Update]:
-        """Cancels like `Scheduler.cancel`; a batch may be done by it."""
+        """Cancels a request like `Scheduler.cancel`; returns the updates of its batch if the batch
+        is then complete."""
         return self._withhold(super().cancel(request))
 
     def _withhold(self, updates: list[Update]) -> list[Update]:
@@ -149,7 +151,8 @@ def _is_admitted(request: Request) -> bool:
 
 
 def _select(part: list[Request], group: Group, ready: set[Request]) -> list[Selection]:
-    """The next iteration of a microbatch; empty if one of its requests has not returned."""
+    """Returns the next iteration of a microbatch; empty if one of its requests is still in
+    flight."""
     selections = []
     for request in part:
         if request.is_cancelled or request.state is RequestState.FINISHED:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.paper.baselines.scheduler`: a scheduler's process that runs a baseline."""
+"""`python -m benchmarks.paper.baselines.scheduler`: a scheduler process that runs a baseline."""
 
 import sys
 from typing import Literal
@@ -20,14 +20,15 @@ class BaselineSchedulerSettings(SchedulerSettings):
     """The settings of the scheduler, and the name of the baseline."""
 
     baseline: Baseline = "request_level"
-    """Whole batches, `pipeline_depth` of them at a time; or one at a time, in microbatches."""
+    """`request_level`: whole batches, `pipeline_depth` of them at a time. `microbatch`: one batch
+    at a time, in microbatches."""
 
     microbatch_size: int = Field(default=8, ge=1)
     """Requests in a microbatch."""
 
 
 def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:
-    """A baseline for a pipeline.
+    """Returns a baseline's scheduler for a pipeline.
 
     Raises:
         Unavailable: there is no memory for a single block.

@@ -24,12 +24,13 @@ from simulator.workload import mixed_lengths
 LONGER = 5
 BOUNDED_BATCHES = (32, 256)
 OVERLOAD = 1.2
-"""Rate at which orders are compared, as a part of the highest throughput of orca(32)."""
+"""Rate at which orders are compared, divided by the highest throughput of orca(32)."""
 
 
 def limits(gpu: Gpu, load: Load) -> dict[str, Any]:
-    """Returns bounds on the throughput in requests a second by the largest batch, and what knowing
-    all lengths is worth to latencies where more comes than can be served, in ms per token."""
+    """Returns upper bounds on the throughput in requests a second, by the largest batch. Also
+    returns latencies in ms per token in overload, in the order of arrival and with the shortest
+    requests first."""
     n_requests = len(load.lengths)
     bounds = {
         str(size): n_requests / shortest_s(load.lengths, MODELS["175B"], gpu, max_batch_size=size)
@@ -48,10 +49,10 @@ def limits(gpu: Gpu, load: Load) -> dict[str, Any]:
 
 
 def measure(n_requests: int, seed: int) -> dict[str, Any]:
-    """Returns everything."""
+    """Returns the results of all parts."""
     engines = fit(ALL_PAIRS)
     load = Load(mixed_lengths(n_requests, seed=seed), seed=seed)
-    # Where hundreds of requests are served at a time, more must come.
+    # Where hundreds of requests are served at a time, a trace needs more requests.
     many = Load(mixed_lengths(LONGER * n_requests, seed=seed), seed=seed)
     return {
         "ladder": ladder.measure(ladder.ladder(engines), load),
@@ -66,7 +67,7 @@ def measure(n_requests: int, seed: int) -> dict[str, Any]:
 
 
 def lines_of(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what was found for people."""
+    """Yields the results as lines of text."""
     for part, values in found.items():
         yield f"{part}"
         for line in _lines(values):
@@ -93,7 +94,7 @@ def _short(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Returns what JSON has for a value it does not know."""
+    """Converts a dataclass into a dictionary for JSON."""
     return dataclasses.asdict(value)
 
 

@@ -1,12 +1,12 @@
-"""What the defaults of this project, and its optimistic admission, add to the paper's schedule.
+"""The effect of this project's defaults, and of optimistic admission, on the paper's schedule.
 
-Each is set beside orca(32) or one other setting, on the paper's lengths and 175B:
+Each setting is compared with orca(32) or one other setting, on the paper's lengths and 175B:
 
-- *chunks*, whose worth is a steady pace: times between tokens at a rate that all keep up with;
-- *optimistic admission*, where clients do not know how long outputs will be and name the whole
-  context, and batches are so large that memory is what is short;
-- *the prefix cache*, where the first half of each prompt is one of a few;
-- *the fair order*, where one client asks ten times as often as another, and both for too much.
+- *chunks*, which keep tokens coming at a steady pace: times between tokens at a rate that all
+settings can serve; - *optimistic admission*, where clients do not know the lengths of outputs and
+set `max_tokens` to the whole context, and batches are so large that memory is the limit; - *the
+prefix cache*, where the first half of each prompt is one of a few texts; - *the fair order*, where
+one client sends ten times as many requests as another, in overload.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,21 +21,21 @@ from simulator.outcome import percentile
 from simulator.workload import Lengths
 
 PACE_PART = 0.8
-"""Rate at which paces are compared, as a part of the highest throughput of orca(32)."""
+"""Rate at which paces are compared, divided by the highest throughput of orca(32)."""
 CHUNKS = (512, 256, 128)
 CONTEXTS = (640, 2048)
 """The longest request of the paper's trace, and the context of its models."""
 LARGE_BATCH = 256
-"""Requests in an iteration at most where memory is to be what is short."""
+"""Largest number of requests in an iteration, for the measurements in which memory is the limit."""
 N_BEGINNINGS = 10
 SMALL_PART, TIMES = 0.12, 10
-"""Rate of the small client as a part of the highest throughput, and how many times as often the
-large one asks: 1.32 together."""
+"""Rate of the small client divided by the highest throughput, and the ratio of the large client's
+rate to the small client's. Both rates together are 1.32 of the highest throughput."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How steadily tokens come, in ms."""
+    """The times between tokens of a setup, in ms, which show how steady its pace is."""
 
     name: str
     highest: float
@@ -71,7 +71,8 @@ def chunks(gpu: Gpu, load: Load) -> list[Pace]:
 
 
 def memory(gpu: Gpu, load: Load) -> list[dict[str, Any]]:
-    """Returns highest throughputs by what admission knows and what it reserves."""
+    """Returns the highest throughputs by the admission and the known maximum length of
+    sequences."""
     large = IterationLevel(LARGE_BATCH, "chunked")
     rows: list[tuple[str, int | None, Trial]] = []
     for context in CONTEXTS:
@@ -88,7 +89,7 @@ def memory(gpu: Gpu, load: Load) -> list[dict[str, Any]]:
 
 
 def admitted(trial: Trial) -> dict[str, float]:
-    """Returns the highest throughput, and the requests in an iteration on average."""
+    """Returns the highest throughput, and the mean number of requests in an iteration."""
     return {
         "highest": round(trial.highest(), 3),
         "mean_batch_size": round(trial.outcome(None).mean_batch_size, 1),
@@ -132,7 +133,7 @@ def small_p99_ms(trial: Trial, clients: TwoClients, rate: float, both: bool) -> 
 
 
 def measure(gpu: Gpu, load: Load) -> Mapping[str, Any]:
-    """Returns what each is worth."""
+    """Returns the results of all comparisons."""
     return {
         "chunks": chunks(gpu, load),
         "memory": memory(gpu, load),

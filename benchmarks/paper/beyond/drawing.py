@@ -1,4 +1,4 @@
-"""The plots: the ladder from FasterTransformer to Orca, and what it comes to on other traces."""
+"""The plots: the ladder from FasterTransformer to Orca, and systems on other traces."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

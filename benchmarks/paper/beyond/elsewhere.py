@@ -29,14 +29,15 @@ CONTEXT = 8192
 """Tokens of a sequence that the model is taken to hold, as the traces need it; FasterTransformer
 has memory for so many for each request."""
 ALONE_PER_S = 1e-3
-"""A rate at which nobody meets another."""
+"""A rate so low that requests never run at the same time."""
 LIMIT_OF_ALONE = 3.5
-"""The limit as a multiple of the median latency per token alone; 190 ms is that of 55 ms."""
+"""The limit of latency divided by the median latency per token of a request that runs alone: in the
+paper 190 ms and 55 ms."""
 MAX_SEQUENCE_LEN = 2048
 """Tokens for which FasterTransformer has memory in Figure 9."""
 
 KIND = Kinder(Prompts.OWN, is_continuous=True, leaves=True)
-"""No padding, continuous delivery, and who has ended is not computed."""
+"""No padding, continuous delivery, and completed requests are not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Elsewhere:
     highest: float
     within: float
     p99_gap_ms: float
-    """Time between tokens when all are there at once."""
+    """99th percentile of the time between tokens, if all requests arrive at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ def _trial(system: System, engines: Mapping[str, Gpu], load: Load) -> Trial:
 
 
 def elsewhere(trace: str, system: str, trial: Trial, alone: Trial) -> Elsewhere:
-    """Returns what a system comes to on a trace; `alone` is the one whose latency counts."""
+    """Returns the results of a system on a trace. `alone` is the trial whose latency at a low rate
+    sets the limit."""
     limit_s = LIMIT_OF_ALONE * alone.outcome(ALONE_PER_S).median_normalised_s
     return Elsewhere(
         trace,

@@ -23,9 +23,9 @@ of this project's control plane, docs/performance.md, "control round trip"."""
 SIZES = ((1, 1), (2, 1), (4, 4), (8, 4), (8, 8), (16, 8), (16, 16))
 """Largest batches of FasterTransformer's and their microbatches."""
 MORE_SIZES = ((32, 16), (32, 32), (64, 32))
-"""Further ones that fit where memory is allocated as it is needed."""
+"""Further sizes, which fit if memory is allocated as needed."""
 DELAYS_S = (1.0, 5.0, 20.0)
-"""Delays for a fuller batch; one request alone takes about 5 s."""
+"""Delays, in seconds, to wait for a fuller batch; one request alone takes about 5 s."""
 N_CANDIDATES = 2
 """Sizes of a rung with the highest throughputs, which are tried at the latency of the abstract;
 also the smallest, which is the fastest where there is little to do."""
@@ -43,7 +43,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """What a rung comes to: throughputs in requests a second, and the sizes that have them."""
+    """The results of a rung: throughputs in requests a second, and the sizes that reach them."""
 
     name: str
     highest: float
@@ -57,7 +57,8 @@ def _batches(kinder: Kinder, sizes: Sequence[tuple[int, int]] = SIZES) -> tuple[
 
 
 def ladder(engines: Mapping[str, Gpu]) -> list[Rung]:
-    """Returns the rungs from FasterTransformer to Orca; each has all that those before it have."""
+    """Returns the rungs from FasterTransformer to Orca. Each rung includes all ideas of the rungs
+    before it."""
     ft, orca = engines["ft"], engines["orca"]
     kinder = Kinder(is_continuous=True)
     padded = replace(kinder, prompts=Prompts.PADDED)
@@ -80,7 +81,7 @@ def ladder(engines: Mapping[str, Gpu]) -> list[Rung]:
 
 
 def added_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
-    """Returns FasterTransformer with one idea each."""
+    """Returns variants of FasterTransformer, each with one further idea."""
     ft = engines["ft"]
     two = Kinder(n_batches=2)
     return [
@@ -101,7 +102,7 @@ def added_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
 
 
 def removed_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
-    """Returns orca(32) without one idea each."""
+    """Returns variants of orca(32), each without one idea."""
     ft, orca = engines["ft"], engines["orca"]
     batches = Kinder(Prompts.OWN, is_continuous=True, leaves=True, allocates_own=True, n_batches=2)
     return [
@@ -115,7 +116,7 @@ def removed_alone(engines: Mapping[str, Gpu]) -> list[Rung]:
 
 
 def measure(rungs: Sequence[Rung], load: Load) -> list[Worth]:
-    """Returns what rungs come to under a load."""
+    """Returns the results of the rungs under a load."""
     trials = [
         [Trial(setup, rung.gpu, load, message_s=rung.message_s) for setup in rung.setups]
         for rung in rungs
@@ -150,6 +151,7 @@ def _first(pair: tuple[float, Trial]) -> float:
 
 
 def _is_tried(pair: tuple[float, Trial], by_top: Sequence[tuple[float, Trial]]) -> bool:
-    """Returns whether a size is tried at a latency: the best ones, and the smallest."""
+    """Returns whether a size is tried within a latency: the sizes of highest throughput, and the
+    smallest."""
     smallest = min((trial for _, trial in by_top), key=lambda trial: trial.setup.max_batch_size)
     return pair in by_top[:N_CANDIDATES] or pair[1] is smallest

@@ -31,7 +31,7 @@ from simulator.workload import Lengths
 def shortest_s(
     lengths: Sequence[Lengths], model: PaperModel, gpu: Gpu, *, max_batch_size: int
 ) -> float:
-    """Returns a time in seconds that requests take at least, however they are scheduled."""
+    """Returns a lower bound of the seconds that requests take, however they are scheduled."""
     costs = GpuCosts(model, gpu)
     n_output = sum(each.n_output for each in lengths)
     # The last token is sampled and never an input.
@@ -52,8 +52,8 @@ def shortest_s(
 
 
 def _attention_s(each: Lengths, costs: GpuCosts) -> float:
-    """Returns the time of a stage for the attention of a request: of its prompt as one span, or as
-    spans of one token where these are faster, and of its decodes."""
+    """Returns the time of a stage for the attention of a request: the decodes, and the prompt as
+    one span or as spans of one token, whichever is faster."""
     nothing = costs.stage_s(1, IterationWork(0, 0, 0, 0, 0))
     n_pairs = each.n_prompt * (each.n_prompt + 1) // 2
     decodes = range(each.n_prompt + 1, each.n_prompt + each.n_output)
@@ -70,8 +70,8 @@ def _attention_s(each: Lengths, costs: GpuCosts) -> float:
 
 
 def _slots_of_spans(each: Lengths) -> int:
-    """Returns the slots that a request holds in its iterations, added up: the whole prompt in the
-    first, and a token more in each."""
+    """Returns the sum over a request's iterations of the slots that it holds: the whole prompt in
+    the first, and one more token in each further iteration."""
     return sum(range(each.n_prompt, each.n_prompt + each.n_output))
 
 
@@ -89,40 +89,41 @@ class ShortestFirst:
         return iter(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Puts a request where it belongs."""
+        """Inserts a request at its position in the order."""
         insort(self._waiting, request, key=_n_to_come)
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Puts requests back that were put down."""
+        """Inserts preempted requests again."""
         for request in requests:
             self.add(request)
 
     def admit(self, request: Request) -> None:
-        """Lets go of a request; its place is after all that run."""
+        """Removes an admitted request from the order; its place is after all running requests."""
         self._waiting.remove(request)
         request.place = self._n_places
         self._n_places += 1
 
     def remove(self, request: Request) -> None:
-        """Forgets a request."""
+        """Removes a request, if it is waiting."""
         if request in self._waiting:
             self._waiting.remove(request)
 
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields those that run, and then the others, the shortest first."""
+        """Yields the ready requests, and then the waiting requests, the shortest first."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
     def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
         """Limits no request."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the tokens to come: who has most is put down first."""
+        """Returns the sort key of a request for preemption: the request with the most tokens to
+        come is preempted first."""
         return (_n_to_come(request), request.place)
 
 
 def _n_to_come(request: Request) -> int:
-    """Returns the iterations that a request needs, where it asks for just as much as it gets; a
-    prompt counts for one."""
+    """Returns the iterations that a request still needs, if its answer has exactly `max_new_tokens`
+    tokens; the prompt counts for one."""
     return request.max_new_tokens - len(request.generated_token_ids)

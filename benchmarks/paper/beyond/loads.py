@@ -1,4 +1,4 @@
-"""Loads: requests, and the process by which they come."""
+"""Loads: requests, and the process by which they arrive."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,20 +15,21 @@ VOCABULARY = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that come at some rate, or all at once."""
+    """Requests that arrive at some rate, or all at once."""
 
     lengths: tuple[Lengths, ...]
     variation: float = 1.0
     """Standard deviation of the gaps between arrivals, as a part of their mean; 1 is Poisson's."""
     context: int | None = None
-    """Tokens up to which clients let each sequence grow, as they do not know when it ends; None
-    where they know and say it."""
+    """Number of tokens up to which clients let each sequence grow if they do not know its length;
+    None if clients know and set the length."""
     n_beginnings: int | None = None
-    """Prompts have as many different first halves; None where nobody asks a prefix cache."""
+    """Number of different first halves of prompts; None if prompts are not needed for a prefix
+    cache."""
     seed: int = 0
 
     def arrivals(self, rate: float | None) -> list[Arrival]:
-        """Returns the requests; without a rate all at once."""
+        """Returns the requests with their arrival times; without a rate all arrive at once."""
         n = len(self.lengths)
         times_s = (
             all_at_once(n)
@@ -72,8 +73,8 @@ class TwoClients:
     seed: int = 0
 
     def arrivals(self, small_rate: float, *, both: bool) -> list[Arrival]:
-        """Returns the requests of both clients, or of the small one alone, which come at the same
-        times with and without the other."""
+        """Returns the requests of both clients, or of the small client alone. The small client's
+        requests arrive at the same times in both cases."""
         n_small = len(self.lengths) // (self.times + 1)
         parts = {"small": (self.lengths[:n_small], small_rate, self.seed)}
         if both:

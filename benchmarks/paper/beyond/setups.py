@@ -24,12 +24,12 @@ from simulator.virtual_clock import VirtualClock
 
 AGEING_S: float = SchedulerSettings.model_fields["ageing_s"].default
 MAX_BATCH_TOKENS: int = SchedulerSettings.model_fields["max_batch_tokens"].default
-"""As they are served with where nothing else is set."""
+"""The defaults of the scheduler's settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLevel:
-    """FasterTransformer, or something kinder."""
+    """FasterTransformer, or a kinder variant of it."""
 
     max_batch_size: int
     microbatch_size: int

@@ -1,7 +1,8 @@
 """Trials: a setup on a machine under a load, in processes of their own.
 
-The highest throughput is that of requests that are all there at once. The one within a latency is
-found by halving: the highest rate of arrivals at which the median of normalised latencies keeps it.
+The highest throughput is measured with requests that all arrive at once. The throughput within a
+latency is found by bisection: the highest rate of arrivals at which the median normalised latency
+stays within the limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +23,19 @@ from simulator.virtual_clock import VirtualClock
 
 N_HALVINGS = 6
 HIGHEST_PART = 1.1
-"""Rate of arrivals as a part of the highest throughput, below which the halving looks: with few
-requests the median may be kept a little beyond what is kept up for ever."""
+"""Upper end of the bisection, as a multiple of the highest throughput. With few requests, the
+median latency may stay within the limit at a rate slightly above the sustainable one."""
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class InBand:
-    """Costs with control messages on the way of the data: each stage waits for its own."""
+    """Costs with control messages sent before the data: each stage waits for its own message."""
 
     costs: Costs
     message_s: tuple[float, float]
-    """The time of a message to the first stage, and to a further one."""
+    """Seconds of a message to the first stage, and of a message to each further stage."""
 
     @property
     def n_stages(self) -> int:
@@ -70,14 +71,14 @@ class Trial:
     load: Load
     model: PaperModel = MODELS["175B"]
     message_s: tuple[float, float] = (0.0, 0.0)
-    """Times of control messages that are on the way of the data."""
+    """Seconds of control messages that each stage waits for."""
 
     def outcome(self, rate: float | None) -> Outcome:
-        """Returns what happens at a rate of arrivals, or if all are there at once."""
+        """Returns the outcome at a rate of arrivals; without a rate all requests arrive at once."""
         return self.serve(self.load.arrivals(rate))
 
     def serve(self, arrivals: Sequence[Arrival]) -> Outcome:
-        """Returns what happens to some requests."""
+        """Returns the outcome for some requests."""
         clock = VirtualClock()
         costs = InBand(GpuCosts(self.model, self.gpu), self.message_s)
         scheduler = self.setup.build(self.model, clock)
@@ -88,8 +89,8 @@ class Trial:
         return middle_throughput(self.outcome(None).requests)
 
     def within(self, limit_s: float = HEADLINE_MS_PER_TOKEN / 1e3) -> float:
-        """Returns the throughput in requests a second within a median normalised latency; 0 if even
-        a single request takes longer."""
+        """Returns the throughput in requests a second within a median normalised latency; 0 if no
+        tried rate keeps the limit."""
         highest = self.highest()
         kept, missed, found = 0.0, HIGHEST_PART * highest, 0.0
         for _ in range(N_HALVINGS):
@@ -113,6 +114,7 @@ def within(trial: Trial) -> float:
 
 
 def on_all_cores(do: Callable[..., Result], *arguments: Sequence[Any]) -> list[Result]:
-    """Returns what a function of a module returns for each of its arguments, in their order."""
+    """Calls a function of a module for each of its arguments in several processes; returns the
+    results in the order of the arguments."""
     with ProcessPoolExecutor() as executor:
         return list(executor.map(do, *arguments))

@@ -1,1 +1,1 @@
-"""Systems that are real but for their ranks, which sleep for what a machine's iterations take."""
+"""Real systems whose ranks sleep for the time of an iteration on a given machine."""

@@ -7,7 +7,7 @@ from services.local.launcher import Launcher
 
 
 class SleepingLauncher(Launcher):
-    """A launcher of stages that sleep."""
+    """A launcher of stages whose ranks sleep."""
 
     worker_module = "benchmarks.serving.sleeping.rank"
 

@@ -1,4 +1,4 @@
-"""Machines whose costs are known, so that what is best on them can be told from what is lucky."""
+"""Machines with known costs, on which the truly best settings can be computed."""
 
 import os
 from collections.abc import Mapping
@@ -8,27 +8,28 @@ from types import MappingProxyType
 from simulator.costs import IterationWork
 
 VARIABLE = "SLEEPING_MACHINE"
-"""The environment variable that names the machine."""
+"""Environment variable with the name of the machine."""
 SHARING = 1.2
-"""Factor of what ranks take that share a layer."""
+"""Factor of a rank's time if several ranks share each layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A machine, told by the seconds that an iteration takes on one rank with two threads."""
+    """A machine, described by the seconds of an iteration on one rank with two threads."""
 
     base_s: float
-    """Without any token."""
+    """Seconds of an iteration without tokens."""
     n_first: int
-    """Tokens of an iteration that cost `first_s` each; those after them cost `token_s`."""
+    """Number of tokens of an iteration that cost `first_s` each; further tokens cost `token_s`
+    each."""
     first_s: float
     token_s: float
     sampled_s: float
-    """Of each token that is sampled."""
+    """Seconds for each token that is sampled."""
     decode_slot_s: float
-    """Of each token of a context that a decode attends to."""
+    """Seconds for each token of a context that a decode attends to."""
     prompt_pair_s: float
-    """Of each pair of tokens of a prompt that attend to each other."""
+    """Seconds for each pair of tokens of a prompt that attend to each other."""
 
     def iteration_s(self, work: IterationWork) -> float:
         """Returns the seconds that an iteration takes."""
@@ -54,10 +55,10 @@ more than one of a single token; and a model whose weights take most of a decode
 
 
 def machine_here() -> Machine:
-    """Returns the machine that the environment names, the first one without."""
+    """Returns the machine that the environment names, or the first machine by default."""
     return MACHINES[os.environ.get(VARIABLE, next(iter(MACHINES)))]
 
 
 def share_of(*, stages: int, tp: int, threads: int) -> float:
-    """Returns the part of an iteration's time that a rank takes."""
+    """Returns a rank's time for an iteration, as a part of the machine's time."""
     return float((2 / threads) ** 0.9) / (stages * tp) * (SHARING if tp > 1 else 1.0)

@@ -1,9 +1,10 @@
-"""A stage whose ranks sleep for what a machine's iterations take, and compute nothing.
+"""A stage whose ranks compute nothing and sleep for the time of an iteration on a given machine.
 
     python -m benchmarks.serving.sleeping.rank    starts a stage's controller with such ranks
 
-Everything else is real, so that what the tuner finds can be compared with what is best. A rank that
-sleeps needs no processor: whatever else runs on the machine hardly changes its times.
+All other parts of the system are real, so that the tuner's choice can be compared with the best
+settings. A rank that sleeps needs no processor, so other work on the machine hardly changes its
+times.
 """
 
 import os
@@ -29,11 +30,11 @@ from services.worker.settings import RankSettings
 from simulator.costs import IterationWork
 
 SLOT_BYTES = 1000
-"""Bytes of a K/V slot, of all stages and ranks together."""
+"""Bytes of a K/V slot, summed over all stages and ranks."""
 
 
 class SleepingRunner(NullRunner):
-    """Sleeps for what an iteration takes."""
+    """A runner that sleeps for the time of each iteration."""
 
     def __init__(self, machine: Machine, share: float) -> None:
         super().__init__(0.0)
@@ -47,7 +48,7 @@ class SleepingRunner(NullRunner):
 
 
 def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
-    """Returns a rank with a sleeping runner, which is not watched."""
+    """Returns a rank with a sleeping runner and without a watchdog."""
     n_threads = int(os.environ["OMP_NUM_THREADS"])
     share = share_of(stages=settings.n_stages, tp=settings.tp_size, threads=n_threads)
     runner = SleepingRunner(machine_here(), share)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.serving.sleeping.tuner`: the tuner, of a model whose ranks sleep."""
+"""`python -m benchmarks.serving.sleeping.tuner`: the tuner, with a model whose ranks sleep."""
 
 import sys
 
@@ -7,7 +7,7 @@ from services.tune.system import TuneLauncher
 
 
 class SleepingLauncher(TuneLauncher):
-    """A launcher of stages that sleep."""
+    """A launcher of stages whose ranks sleep."""
 
     worker_module = "benchmarks.serving.sleeping.rank"
 
