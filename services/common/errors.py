@@ -26,14 +26,6 @@ RETRY_AFTER_S = 1.0
 """Seconds after which a client may try again that was refused because of too many requests, unless
 the refusal sets another number. A few short answers take this time."""
 
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client may try again that was refused because of too many requests, unless
-the refusal sets another number. A few short answers take this time."""
-
-RETRY_AFTER_S = 1.0
-"""Seconds after which a client may try again that was refused because of too many requests, unless
-the refusal sets another number. A few short answers take this time."""
-
 MAX_QUOTE_LENGTH = 80
 """Maximum number of characters of a client's own text that an error repeats."""
 
