@@ -33,7 +33,7 @@ SPELLED = (
 PRODUCT = ("services", "kernels", "protos")
 MODULES = ("services", "kernels")
 N_FOLDERS = 10
-"""Number of the largest folders that are named."""
+"""Number of the largest folders that the table names."""
 DESCRIPTION = re.compile(r"Recorder|Program(Builder)?")
 """Types to which a method describes a computation; a `ProgramBatch` is an input of one."""
 CODE = ("services", "kernels", "benchmarks", "models", "examples")
