@@ -1,2 +1,2 @@
-"""Programs that measure Orcinus and print tables; docs quote a table with the command that made
-it."""
+"""Programs that measure Orcinus and print tables. A table in the docs is quoted with its
+command."""

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Iterator
 import psutil
 
 QUIET_CPUS = 0.1
-"""Mean number of cores that others may use before a run counts as disturbed."""
+"""Mean number of cores that other processes may use before a run counts as disturbed."""
 
 
 class CpuUse:
-    """Mean number of busy cores; None before the end of the measurement."""
+    """Mean number of busy cores, of the engine and of all other processes; 0 until the measurement
+    ends."""
 
     own_cpus: float = 0.0
     other_cpus: float = 0.0
@@ -25,7 +26,7 @@ class CpuUse:
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether others used too much for a comparison."""
+        """Whether other processes used too much processor time for a comparison."""
         return self.other_cpus > QUIET_CPUS
 
 
@@ -34,7 +35,7 @@ Watch = contextlib.AbstractContextManager[CpuUse]
 
 @contextlib.contextmanager
 def watch(engine: int | None = None) -> Iterator[CpuUse]:
-    """Counts processor time until the context ends, and only then has the result.
+    """Counts processor time until the context ends; the result is set at that moment.
 
     Args:
         engine: the process that is measured, whose descendants and this process count as the

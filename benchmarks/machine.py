@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def describe() -> dict[str, Any]:
-    """Returns commit, machine, command and time, by which a result can be understood later."""
+    """Returns the commit, machine, command and time of a measurement, so that its result can be
+    understood later."""
     module = sys.modules["__main__"].__spec__
     program = ["-m", module.name.removesuffix(".__main__")] if module else sys.argv[:1]
     return {

@@ -53,7 +53,7 @@ SHAPES = {
 
 
 def config_of(shape: Shape) -> dict[str, object]:
-    """The checkpoint's config.json."""
+    """Returns the contents of the checkpoint's config.json."""
     if shape.n_experts:
         family: dict[str, object] = {
             "architectures": ["MixtralForCausalLM"],
@@ -94,7 +94,7 @@ def config_of(shape: Shape) -> dict[str, object]:
 
 
 def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """The name and shape of every tensor."""
+    """Returns the name and shape of every tensor."""
     hidden = shape.hidden_size
     n_q, n_kv = shape.n_heads * shape.head_dim, shape.n_kv_heads * shape.head_dim
     layer = {
@@ -119,7 +119,7 @@ def weight_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
 
 
 def _mlp_shapes(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of a layer's matrices behind attention."""
+    """Returns the names and shapes of a layer's MLP or expert matrices."""
     hidden, inner = shape.hidden_size, shape.intermediate_size
     if not shape.n_experts:
         return {
@@ -148,7 +148,8 @@ def random_weights(shape: Shape) -> dict[str, Tensor]:
 
 
 def tokenizer_of(vocab_size: int) -> tokenizers.Tokenizer:
-    """A byte-level BPE of exactly `vocab_size` ids; raises ValueError for more than it can make."""
+    """Returns a byte-level BPE tokenizer of exactly `vocab_size` ids; raises ValueError if that is
+    impossible."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = [*SPECIAL_TOKENS, *alphabet]
     merges = list(islice(_merges(), vocab_size - len(vocabulary)))

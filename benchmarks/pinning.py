@@ -1,4 +1,4 @@
-"""A processor of its own for the engine, as its pod has, where all processes share one machine."""
+"""Gives the engine a processor of its own, as in its pod, where all processes share one machine."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""Figures of measurements."""
+"""Plots of measurements: latency over throughput, and rankings of settings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ class Point:
 def draw_latency(
     path: Path, lines: Mapping[str, Sequence[Point]], *, title: str, bound_s: float | None = None
 ) -> None:
-    """Median normalised latency over throughput, as the paper draws it; a line for each name."""
+    """Draws median normalised latency over throughput, as the paper does, with a line for each
+    name."""
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for index, (name, points) in enumerate(lines.items()):

@@ -52,7 +52,7 @@ TOKENS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def write_checkpoint(directory: Path, fields: Mapping[str, Any]) -> None:
-    """Writes a checkpoint into `directory`, which is made if need be."""
+    """Writes a checkpoint into `directory`, which is created if it is missing."""
     torch.manual_seed(SEED)
     config = AutoConfig.for_model(**{**fields, **TOKENS})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]

@@ -1,9 +1,10 @@
-"""Records of a run: when each request came, began to be answered and ended, and what follows.
+"""Records of a run: the times of each request, and the figures computed from the times.
 
 Times are seconds since the run's start. Latency counts from a request's *arrival*, the time at
-which it was to be sent, so a client that falls behind makes a server look worse and not better.
+which the request is due, so a client that falls behind makes a server look worse and not better.
 *Normalised latency* is the paper's measure: end-to-end latency divided by the number of output
-tokens. A request that failed has an `error`, counts in no latency and never towards goodput.
+tokens. A request that failed has an `error`, and counts neither in latencies nor towards
+goodput.
 """
 
 import dataclasses
@@ -53,8 +54,8 @@ class RequestRecord:
 
     @property
     def gaps_s(self) -> list[float]:
-        """Seconds from each token to the next; where only the first and the last time are known,
-        their mean."""
+        """Returns the seconds from each token to the next. If only the first and the last time are
+        known, each gap is their mean."""
         if self.token_times_s:
             return [later - earlier for earlier, later in itertools.pairwise(self.token_times_s)]
         if self.first_token_s is None or self.n_output < 2:
@@ -93,7 +94,7 @@ class Summary:
     normalised_latency_s: Spread | None
     time_to_first_token_s: Spread | None
     gap_s: Spread | None
-    """Seconds between tokens."""
+    """Spread of the seconds between two tokens."""
     goodput_per_s: float | None
     """Requests per second whose normalised latency kept the bound; None without a bound."""
 

@@ -59,7 +59,8 @@ def plan(
     seed: int,
     run: int = 0,
 ) -> list[PlannedRequest]:
-    """Requests of these lengths and times, their prompts sampled from the whole vocabulary."""
+    """Returns requests with these lengths and times; prompts are sampled from the whole
+    vocabulary."""
     generator = np.random.default_rng([seed, 1, run])
     return [
         PlannedRequest(
@@ -75,16 +76,16 @@ AnyRequest = TypeVar("AnyRequest", bound=PlannedRequest)
 
 
 def backwards(requests: Sequence[AnyRequest]) -> list[AnyRequest]:
-    """Requests whose prompts are backwards, so that a server which keeps the beginnings of prompts
-    has none of the others'."""
+    """Returns the requests with reversed prompts, so that a prefix cache has no entries for the
+    original prompts."""
     return [replace(each, prompt_token_ids=each.prompt_token_ids[::-1]) for each in requests]
 
 
 def rehearsal(
     requests: Sequence[PlannedRequest], *, n_requests: int, n_output: int
 ) -> list[PlannedRequest]:
-    """Requests to warm a server up before these: like the first `n_requests`, but backwards, all at
-    once and with `n_output` tokens at most."""
+    """Returns requests that warm a server up: the first `n_requests` requests with reversed
+    prompts, all at once, with `n_output` output tokens at most."""
     return [
         PlannedRequest(0.0, each.prompt_token_ids, min(each.n_output, n_output))
         for each in backwards(requests[:n_requests])
@@ -92,7 +93,7 @@ def rehearsal(
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say what a server is asked; `from_options` reads them."""
+    """Adds the options that describe a workload; `from_options` reads them."""
     group = parser.add_argument_group("workload")
     group.add_argument("--requests", type=int, default=64, metavar="N")
     group.add_argument("--seed", type=int, default=0)

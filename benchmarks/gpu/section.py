@@ -68,7 +68,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing is missing that should be there."""
+        """Whether the section is complete, or was skipped because its package is missing."""
         return self.status in ("ok", "skipped")
 
 

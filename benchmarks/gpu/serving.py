@@ -93,7 +93,7 @@ def requests_of(bench: Bench) -> list[PlannedRequest]:
 
 @dataclass(slots=True)
 class Run:
-    """The time and the iterations of a workload."""
+    """The seconds, output tokens and iterations of one run of the workload."""
 
     seconds: float = 0.0
     n_output: int = 0

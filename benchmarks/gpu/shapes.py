@@ -15,7 +15,7 @@ ROPE_THETA = 500_000.0
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A Llama by its sizes."""
+    """The sizes of a Llama model."""
 
     hidden: int
     inner: int

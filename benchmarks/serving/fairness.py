@@ -238,8 +238,8 @@ class Result:
 
     @property
     def ratios(self) -> tuple[float, float]:
-        """Returns the small client's p99 beside the large one divided by its p99 alone: of whole
-        answers, and of first tokens."""
+        """Returns the small client's p99 with the large client, divided by its p99 alone, for
+        whole answers and for first tokens."""
         return (
             _latency(self.beside).p99 / _latency(self.alone).p99,
             _first_token(self.beside).p99 / _first_token(self.alone).p99,
@@ -248,7 +248,7 @@ class Result:
     @property
     def requests_per_s(self) -> float:
         """Returns the requests of both clients per second, from the first arrival to the last
-        token; several rounds count as one."""
+        token. The rate is the mean over all rounds."""
         both = [*self.beside.requests, *self.large.requests]
         ends_s = [one.arrival_s + one.latency_s for one in both]
         return len(both) / (max(ends_s) - min(one.arrival_s for one in both)) / self.n_rounds

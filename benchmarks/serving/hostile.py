@@ -122,8 +122,8 @@ def neighbour_of(pods: Pods) -> Iterator[Target]:
 def attack_system(
     attacks: Sequence[Attack], system: Mapping[str, Any], results: list[dict[str, Any]]
 ) -> list[str]:
-    """Attacks a system, and a new system when the first is lost; prints the results and returns the
-    attacks that succeeded."""
+    """Runs attacks on a system, and starts a new system after an attack that breaks it. Prints the
+    results and returns the names of the attacks that succeeded."""
     lost: list[str] = []
     left = list(attacks)
     while left:

@@ -37,7 +37,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "5 logprobs": {"temperature": 0, "logprobs": 5},
     "20 logprobs": {"temperature": 0.8, "top_p": 0.95, "logprobs": 20},
 }
-"""Kinds of options, each of which some request of a mixed batch has."""
+"""Kinds of options; every kind occurs in a mixed batch."""
 
 
 def bodies(

@@ -33,7 +33,7 @@ SPELLED = (
 PRODUCT = ("services", "kernels", "protos")
 MODULES = ("services", "kernels")
 N_FOLDERS = 10
-"""Number of the largest folders that are named."""
+"""Number of the largest folders that the table names."""
 DESCRIPTION = re.compile(r"Recorder|Program(Builder)?")
 """Types to which a method describes a computation; a `ProgramBatch` is an input of one."""
 CODE = ("services", "kernels", "benchmarks", "models", "examples")
@@ -191,7 +191,7 @@ def length_rows(tree: Tree) -> Iterator[Row]:
 
 
 def settings_rows(tree: Tree) -> Iterator[Row]:
-    """Yields the fields of all classes of settings, and of each class what it has itself."""
+    """Yields the number of fields of all settings classes, and the own fields of each class."""
     n_fields = {
         (node.name, path): sum(isinstance(each, ast.AnnAssign) for each in node.body)
         for path, text in under(tree, ("services",), ".py").items()

@@ -44,7 +44,8 @@ INK, FAINT = "#333333", "#d9d9d9"
 
 
 def items() -> Ints:
-    """The planner's items of the batch, [n_items, columns of `Column`], in their order."""
+    """Returns the planner's items of the batch, [n_items, columns of `Column`], in the planner's
+    order."""
     starts, counts = np.array(list(SPANS.values()), np.int64).T.copy()
     n_blocks = -(-int((starts + counts).max()) // BLOCK_SIZE)
     planned = cut_batch(
@@ -74,7 +75,7 @@ def names_of(table: Ints) -> list[str]:
 
 
 def bare(axes: Axes) -> None:
-    """No frame, no ticks."""
+    """Removes the frame and ticks of a plot."""
     axes.set_xticks([])
     axes.set_yticks([])
     for side in axes.spines.values():
@@ -82,7 +83,7 @@ def bare(axes: Axes) -> None:
 
 
 def draw_batch(axes: Axes) -> None:
-    """The flat batch: decodes are drawn wider than they are."""
+    """Draws the flat batch; decodes are drawn wider than in scale."""
     bare(axes)
     x = 0.0
     for name, (start, n) in SPANS.items():
@@ -106,7 +107,7 @@ def draw_batch(axes: Axes) -> None:
 
 
 def draw_decodes(axes: Axes, table: Ints, names: list[str]) -> None:
-    """Decodes as bars over their keys."""
+    """Draws decodes as bars over their keys."""
     decodes = [name for name, (_, n) in SPANS.items() if n == 1]
     for item, label in zip(table, names, strict=True):
         span = list(SPANS)[item[Column.SPAN]]
@@ -143,7 +144,7 @@ def draw_decodes(axes: Axes, table: Ints, names: list[str]) -> None:
 
 
 def draw_span(axes: Axes, span: str, table: Ints, names: list[str], title: str) -> None:
-    """A span's queries over its keys, with the causal line."""
+    """Draws a span's queries over its keys, with the causal line."""
     start, n = SPANS[span]
     for item, label in zip(table, names, strict=True):
         if list(SPANS)[item[Column.SPAN]] != span:
@@ -186,7 +187,8 @@ def draw_span(axes: Axes, span: str, table: Ints, names: list[str], title: str) 
 
 
 def draw_grid(axes: Axes, table: Ints, names: list[str]) -> None:
-    """The items in the order of the launch, as high as they have keys."""
+    """Draws the items in the order of the launch; the height of a bar is the item's number of
+    keys."""
     n_keys = table[:, Column.KEY_END] - table[:, Column.KEY_BEGIN]
     spans = [list(SPANS)[index] for index in table[:, Column.SPAN]]
     axes.bar(range(len(table)), n_keys, 0.82, color=[COLOURS[span] for span in spans])
@@ -220,7 +222,7 @@ def draw_grid(axes: Axes, table: Ints, names: list[str]) -> None:
 
 
 def draw_tile(axes: Axes) -> None:
-    """The rows of a small tile: the query heads of a group, and none for nothing."""
+    """Draws the rows of a small tile: the query heads of a group, and unused rows."""
     bare(axes)
     for row in range(SMALL.rows):
         is_used = row < GROUP_SIZE
@@ -262,7 +264,7 @@ def draw_tile(axes: Axes) -> None:
 
 
 def draw_blocks(axes: Axes) -> None:
-    """The block table of a span, and where its blocks are."""
+    """Draws the block table of a span, and the places of the span's blocks."""
     bare(axes)
     table = (7, 2, 11, 4)
     n_blocks = 13

@@ -3,10 +3,11 @@
 Each setting is compared with orca(32) or one other setting, on the paper's lengths and 175B:
 
 - *chunks*, which keep tokens coming at a steady pace: times between tokens at a rate that all
-settings can serve; - *optimistic admission*, where clients do not know the lengths of outputs and
-set `max_tokens` to the whole context, and batches are so large that memory is the limit; - *the
-prefix cache*, where the first half of each prompt is one of a few texts; - *the fair order*, where
-one client sends ten times as many requests as another, in overload.
+  settings can serve;
+- *optimistic admission*, where clients do not know the lengths of outputs and set `max_tokens` to
+  the whole context, and batches are so large that memory is the limit;
+- *the prefix cache*, where the first half of each prompt is one of a few texts;
+- *the fair order*, where one client sends ten times as many requests as another, in overload.
 """
 
 from collections.abc import Mapping, Sequence
