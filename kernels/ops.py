@@ -297,7 +297,7 @@ class Ops:
         return cls(**{**found, **given})
 
     def runner(self, program: Program) -> ProgramRunner:
-        """Returns a runner of the program on these operations; raises the errors of `RunProgram`."""
+        """Returns a runner of the program on these operations; `RunProgram` describes errors."""
         return self.run_program(program, self)
 
 
