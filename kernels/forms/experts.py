@@ -11,7 +11,7 @@ from kernels.weights.linear import Clamp, Gate
 
 @dataclass(frozen=True, slots=True)
 class ExpertForm:
-    """The biases and the gate of all experts of a layer; the default is a SiLU gate without biases."""
+    """The biases and the gate of a layer's experts; the default is a SiLU gate without biases."""
 
     gate_up_bias: Tensor | None = None  # [n_experts, 2 * size], the gate's biases first
     down_bias: Tensor | None = None  # [n_experts, hidden]
@@ -24,7 +24,7 @@ PLAIN_EXPERTS = ExpertForm()
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """The matrices of all experts, stacked in two tensors, for an operation that runs all experts."""
+    """The matrices of all experts of a layer, stacked in two tensors, for `Ops.expert_mlp`."""
 
     gate_up: Tensor  # [n_experts, 2 * size, hidden], the gate's rows first
     down: Tensor  # [n_experts, hidden, size]
