@@ -35,7 +35,7 @@ class GateForm:
 
 @dataclass(frozen=True, slots=True)
 class ApplyGate:
-    """Applies a gate function: the first half of each row of `x` is the gate for the second half."""
+    """Applies a gate function: the first half of each row of `x` gates the second half."""
 
     x: Buffer
     form: GateForm
