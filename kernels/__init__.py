@@ -1,18 +1,18 @@
 """The tensor operations of a stage, picked by device, and the programs that run them.
 
-`ops_for(device)` returns the operations, `kernels.packing` the forms of matrices that go with them.
+`ops_for(device)` returns the operations. `kernels.packing` returns matrices in the forms that these
+operations take.
 The operations and their types are listed once, in `kernels.ops`; each implementation is a folder:
 
     reference  what an operation computes, slow and obvious; for tests
     pytorch    every operation, for every device, and an interpreter of programs
-    native     C++ for CPUs, where it is built; PyTorch's for what the library does not take
+    native     C++ for CPUs, where it is built; tensors that it does not take go to `pytorch`
     triton     kernels for GPUs, where Triton is installed
 
-Beside them lie what they are told (`forms`, `weights`) and what programs are made of (`steps`,
-`program`). An implementation for another device is another folder; nothing outside this package
-changes.
+`forms` and `weights` describe the arguments of operations. `steps` and `program` describe programs.
+An implementation for another device is another folder; nothing outside this package changes.
 
-Knows tensors only: no requests, no models, no processes.
+This package knows tensors only: no requests, no models, no processes.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = [
 
 
 def ops_for(device: torch.device) -> Ops:
-    """Returns the fastest operations for `device`; raises ValueError for another kind than cpu and
-    cuda."""
+    """Returns the fastest operations for `device`; raises ValueError if the type of `device` is
+    neither cpu nor cuda."""
     if device.type == "cpu":
         return native_ops() or TORCH
     if device.type == "cuda":

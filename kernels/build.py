@@ -1,13 +1,13 @@
-"""Builds the native library, once for each instruction set that a machine of this kind may have.
+"""Builds the native library, once for each instruction set that processors of this type may have.
 
     python -m kernels.build [--sanitize]
 
-Needs g++ 12 or newer, or the compiler that CXX names. The libraries lie in `kernels/native/lib`;
-without them everything works on PyTorch's operations. Knows nothing of PyTorch, so that it works
-where there is none: `python kernels/build.py` does the same.
+The build needs g++ 12 or newer, or the compiler that CXX names. The libraries are written to
+`kernels/native/lib`; without them everything works on PyTorch's operations. This module does not
+import PyTorch, so that `python kernels/build.py` works where PyTorch is not installed.
 
 With `--sanitize` the libraries end the process at the first access outside of an object and at
-undefined behaviour. They lie in a folder of their own, which only tests look into
+undefined behaviour. These libraries are written to another folder, which only tests read
 (`make test-sanitizers`), and are not installed.
 """
 
@@ -27,11 +27,11 @@ NATIVE = Path(__file__).parent / "native"
 LIBRARIES = NATIVE / "lib"
 SANITIZED = LIBRARIES / "sanitized"
 
-PORTABLE = "portable"  # what every processor has that the compiler compiles for
+PORTABLE = "portable"  # the instruction set that the compiler uses by default
 OPTIONS = ("-std=c++20", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 
-# Of the level that costs the least time in all, to compile and to run the tests. Vectors that a
-# template's instance does not use are no accesses, so what is optimised away hides nothing.
+# -O1 costs the least time in all, to compile and to run the tests. Optimisation hides no error: it
+# removes only vectors that a template's instance does not use, which are no accesses to memory.
 SANITIZE = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 _X86_64 = {
@@ -47,12 +47,12 @@ def instruction_sets() -> Mapping[str, Sequence[str]]:
 
 
 def library_path(instruction_set: str) -> Path:
-    """Returns where the build for `instruction_set` lies."""
+    """Returns the path of the library that is built for `instruction_set`."""
     return LIBRARIES / f"orcinus_{instruction_set}.so"
 
 
 def sources_digest() -> str:
-    """Returns a digest that tells builds of other sources, or with other options, apart."""
+    """Returns a digest of the sources and the compiler options, which identifies a build."""
     digest = hashlib.sha256(repr((OPTIONS, instruction_sets())).encode())
     for path in sorted((NATIVE / "src").iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -61,7 +61,7 @@ def sources_digest() -> str:
 
 def build(directory: Path = LIBRARIES, further_options: Sequence[str] = ()) -> None:
     """Compiles and links all builds into `directory`; raises CalledProcessError if the compiler
-    refuses."""
+    fails."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     sources = sorted((NATIVE / "src").glob("*.cpp"))
     told = f'-DORCINUS_SOURCES="{sources_digest()}"'
@@ -84,7 +84,7 @@ def build(directory: Path = LIBRARIES, further_options: Sequence[str] = ()) -> N
             # Without an OpenMP runtime, see `kernels.native.library`.
             unfinished = Path(scratch, name)
             _run([*compiler, *further_options, "-shared", *objects, "-o", unfinished])
-            # A process that has the old one open keeps it.
+            # A process that has the old library open keeps using the old file.
             unfinished.replace(directory / library_path(name).name)
 
 

@@ -1,12 +1,13 @@
 """The operations that an implementation offers, each with its type.
 
-An operation of a few positional tensors is a `Callable`: its function in `kernels.pytorch` says
-what it computes. Operations with more arguments are protocols, described here. The two halves of
-attention belong together: a plan is opaque, and only operations of the same `Ops` can read it.
+An operation of a few positional tensors is a `Callable`: the function of the same name in
+`kernels.pytorch` describes the result. Operations with more arguments are protocols, described
+here. `plan_attention` and `attention` belong together: a plan is opaque, and only the operations of
+the `Ops` that made the plan can read it.
 
-A new operation is a field of `Ops` and a function of the same name in a module of
-`kernels.pytorch`, and in one of `kernels.native` or `kernels.triton` where it is worth a kernel:
-`Ops.of` finds the functions by the names of the fields.
+To add an operation, add a field to `Ops` and a function of the same name to a module of
+`kernels.pytorch`. Where a kernel is worth it, add the function to a module of `kernels.native` or
+`kernels.triton`, too. `Ops.of` finds the functions by the names of the fields.
 """
 
 from __future__ import annotations
@@ -35,24 +36,25 @@ from kernels.weights.linear import Clamp
 Ints = NDArray[np.int64]
 
 LayerKV = tuple[Tensor, Tensor]
-"""What one layer stores: keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each; or the
-last inputs and the states of a layer without them, as `Ops.delta_net` has them.
+"""The storage of one layer: two tensors.
 
-Values have no elements where they are a part of the keys."""
+A layer with attention stores keys and values, [n_blocks, block_size, n_kv_heads, head_dim] each.
+The tensor of values has no elements if values are a part of the keys. A layer with a Gated DeltaNet
+stores the last inputs and the states of requests, as `Ops.delta_net` describes."""
 
 
 class AttentionPlan:
     """The layout of one batch for attention, made once for all layers of an iteration.
 
-    It is opaque: callers pass it from `plan_attention` to `attention` of the same operations, each
-    of which derives a plan of its own from this class.
+    A plan is opaque: callers pass the result of `plan_attention` to `attention` of the same `Ops`.
+    Each implementation derives a class of plans from this class.
     """
 
     __slots__ = ()
 
 
 class PlanAttention(Protocol):
-    """Prepares the attention of one mixed batch."""
+    """Prepares attention for one batch, in which prefills and decodes may be mixed."""
 
     def __call__(
         self,
@@ -70,17 +72,20 @@ class PlanAttention(Protocol):
         """Returns the plan of a batch, for layers of any of the `windows`.
 
         Args:
-            start_positions: [n_spans], of each span's first token in its sequence.
-            n_tokens: [n_spans], tokens of each span.
-            block_tables: [n_spans, any width], the blocks of each span's sequence in order; the
-                rest are any valid ids.
+            start_positions: [n_spans], the position in the sequence of each span's first token.
+            n_tokens: [n_spans], the number of tokens of each span.
+            block_tables: [n_spans, any width], the ids of the blocks of each span's sequence, in
+                order; the remaining columns of a row hold any valid ids.
             key_caches: one layer's keys [n_blocks, block_size, n_kv_heads, head_dim] for each kind
                 of K/V heads that layers have; only shapes and types matter.
-            n_heads: the query heads of this rank.
-            windows: the different windows of the layers (see `AttentionForm`); by default none.
-            uploads: takes the plan's tensors; it is to be flushed before `attention` reads them.
-            has_fixed_shape: promises that every span is one token, and wants shapes that depend on
-                the shape of `block_tables` alone; for operations that have `has_fixed_shapes`.
+            n_heads: the number of query heads of this rank.
+            windows: the different windows of the layers (see `AttentionForm`); by default no layer
+                has a window.
+            uploads: receives the tensors of the plan; the caller must flush `uploads` before
+                `attention` reads the tensors.
+            has_fixed_shape: whether the plan must have shapes that depend on the shape of
+                `block_tables` alone; the caller then promises that every span is one token. Only
+                for operations that have `has_fixed_shapes`.
         """
 
 
@@ -99,18 +104,19 @@ class ComputeAttention(Protocol):
     ) -> Tensor:
         """Returns [n_tokens, n_heads, value_dim] for `q` [n_tokens, n_heads, head_dim].
 
-        The caches [n_blocks, block_size, n_kv_heads, head_dim] are one layer's storage, dense, and
-        hold the keys and values of the batch itself. Values that are the first elements of keys are
-        passed as such, `key_cache[..., :value_dim]`. The window of `form` must be among those that
-        were planned; the default form is the plain formula.
+        The caches [n_blocks, block_size, n_kv_heads, head_dim] are the dense storage of one layer.
+        The keys and values of the batch itself are already stored there. If values are the first
+        elements of keys, `value_cache` is `key_cache[..., :value_dim]`. The window of `form` must
+        be one of the `windows` of the plan; the default form is the plain formula.
 
-        `sinks` [n_heads] are float32 and dense. A head's sink is a score that joins the softmax of
-        each of its queries, whatever the window, and has no value: it only takes weight away.
+        `sinks` [n_heads] are float32 and dense. The sink of a head is a further score in the
+        softmax of each query of the head, whatever the window. A sink has no value: it only takes
+        weight away from the keys.
         """
 
 
 class RunExpertMLPs(Protocol):
-    """Runs the experts of a layer, all of whose matrices it gets."""
+    """Runs the experts of a layer; the matrices of all experts are arguments."""
 
     def __call__(
         self,
@@ -124,14 +130,15 @@ class RunExpertMLPs(Protocol):
     ) -> Tensor:
         """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
 
-        `x` is [n_tokens, hidden], `experts` (int64, all different for a token) and `weights` are
-        [n_tokens, n_chosen]. `gate_up` is [n_experts, 2 * size, hidden], the gate's rows first, and
+        `x` is [n_tokens, hidden]. `experts` and `weights` are [n_tokens, n_chosen]; `experts` are
+        int64, and a token has no expert twice. `gate_up` is [n_experts, 2 * size, hidden], the
+        gate's rows first, and
         `down` [n_experts, hidden, size]. The result is [n_tokens, hidden].
         """
 
 
 class TurnAndWriteKV(Protocol):
-    """Turns queries and keys of a fused projection, and stores keys and values."""
+    """Rotates queries and keys of a fused projection, and stores keys and values."""
 
     def __call__(
         self,
@@ -145,49 +152,51 @@ class TurnAndWriteKV(Protocol):
         norms: HeadNorms | None = ...,
         /,
     ) -> Tensor:
-        """Returns turned queries [n_tokens, n_heads, head_dim]; see `Ops.rotary_write_kv`."""
+        """Returns rotated queries [n_tokens, n_heads, head_dim]; see `Ops.rotary_write_kv`."""
 
 
 class Ranks(Protocol):
-    """The ranks that share a stage, as steps at which they meet need them."""
+    """The collective operations between the ranks that share a stage."""
 
     def all_reduce(self, tensor: Tensor, /) -> None:
         """Sums `tensor` over all ranks, in place."""
 
     def all_gather(self, tensor: Tensor, /) -> Tensor:
-        """Returns the ranks' tensors side by side along the last dimension, in their order."""
+        """Returns the tensors of all ranks, joined along the last dimension in the order of the
+        ranks."""
 
 
 class ProgramBatch(Protocol):
-    """A flat batch, as a program takes it."""
+    """A batch for a program: the tokens of all spans one after the other."""
 
     @property
     def positions(self) -> Tensor:
-        """Places of tokens in their sequences, [n_tokens] int64."""
+        """The position of each token in its sequence, [n_tokens] int64."""
 
     @property
     def slots(self) -> Tensor:
-        """Where the keys and values of tokens are stored, [n_tokens] int64."""
+        """The slot where each token's key and value are stored, [n_tokens] int64."""
 
     @property
     def attention(self) -> AttentionPlan:
-        """The batch's plan, of the same operations."""
+        """The attention plan of the batch, made by the operations that run the program."""
 
     @property
     def states(self) -> StateSpans | None:
-        """Where layers keep a state of each request, if any do."""
+        """The rows of the states of the batch's requests; None if no layer keeps states."""
 
     @property
     def ranks(self) -> Ranks:
         """The ranks that share the stage."""
 
     def of_groups(self) -> Sequence[ProgramBatch]:
-        """Returns the batch as the layers of each K/V group have it; plans differ in nothing but
-        block tables."""
+        """Returns a batch for each K/V group, with the slots and the plan of that group; plans
+        differ in nothing but block tables."""
 
 
 class ProgramRunner(Protocol):
-    """Runs a program. Results are equal to the bit, whichever runner of some operations it is."""
+    """Runs a program. All runners on one implementation of the operations have results that are
+    equal to the bit."""
 
     @property
     def program(self) -> Program:
@@ -198,15 +207,15 @@ class ProgramRunner(Protocol):
 
         Args:
             inputs: tokens [n_tokens] int64, or the hidden states [n_tokens, hidden_size] that the
-                program takes in, which are used up.
-            batch: where the tokens are, and how they attend.
-            kv: the storage of each layer; if the first tensor is that of the run before, so must
-                the others be.
+                stage receives; hidden states may be overwritten.
+            batch: the positions, slots and attention plan of the tokens.
+            kv: the storage of each layer. If the first tensor is the same object as in the previous
+                run, all other tensors must be the same objects, too.
 
         Raises:
-            TypeError: a plan is of other operations.
-            ValueError: a tensor has another type or shape, or a layer is of a group that the batch
-                does not have.
+            TypeError: a plan was made by other operations.
+            ValueError: a tensor has another type or shape, or the batch lacks the K/V group of a
+                layer.
             IndexError: a token or position is not in the tables.
         """
 
@@ -215,13 +224,13 @@ class ProgramRunner(Protocol):
     ) -> Logits:
         """Returns the logits of sampled tokens, [n_sampled, vocab_size].
 
-        `sampled` [n_sampled] int64 are places in the batch, in order; the other arguments are those
-        of a call. The next run may overwrite the result.
+        `sampled` [n_sampled] int64 are the indices of the sampled tokens in the batch, in ascending
+        order. `__call__` describes the other arguments. The next run may overwrite the result.
 
         Raises:
-            TypeError: a plan is of other operations.
+            TypeError: a plan was made by other operations.
             ValueError: a tensor has another type or shape, or the program has no head.
-            IndexError: a token or position is not in the tables, or a place not in the batch.
+            IndexError: a token or position is not in the tables, or an index is not in the batch.
         """
 
     def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
@@ -233,7 +242,7 @@ class RunProgram(Protocol):
     """Prepares a program for running."""
 
     def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
-        """Returns what runs the program fastest on `ops`, whose function this is.
+        """Returns the fastest runner of the program on `ops`; this function is `ops.run_program`.
 
         Raises ValueError for tensors that do not fit each other, and TypeError for a step that
         cannot be run.
@@ -268,16 +277,17 @@ class Ops:
     sample: Callable[[Tensor, SamplingColumns], Tensor]
     run_program: RunProgram
     has_fixed_shapes: bool = False
-    """Whether plans can be made whose shapes do not depend on what is in a batch. Then an iteration
-    can be recorded as a graph."""
+    """Whether plans can have shapes that do not depend on the contents of a batch. If so, an
+    iteration can be recorded as a CUDA graph."""
 
     @classmethod
     def of(cls, *sources: object, otherwise: Ops | None = None, **given: Any) -> Self:
         """Returns the operations that `sources` have under the names of the fields.
 
-        A source is a module, of which the functions that it defines count, or an object with
-        methods. Where no source has an operation, `otherwise` has it. Fields that are `given` are
-        taken as they are. Raises TypeError for an operation that is nowhere.
+        A source is a module or an object. A module offers the functions that it defines, an object
+        offers its methods. An operation that no source has is taken from `otherwise`. Values in
+        `given` replace the fields of their names. Raises TypeError for an operation that is not
+        found.
         """
         names = [field.name for field in fields(cls)]
         found = {} if otherwise is None else {name: getattr(otherwise, name) for name in names}
@@ -287,7 +297,7 @@ class Ops:
         return cls(**{**found, **given})
 
     def runner(self, program: Program) -> ProgramRunner:
-        """Returns what runs the program on these operations; raises as `RunProgram` does."""
+        """Returns a runner of the program on these operations; `RunProgram` describes errors."""
         return self.run_program(program, self)
 
 

@@ -1,10 +1,10 @@
 """A stage as a program: a flat list of steps over buffers, from tokens to logits.
 
-A model's pieces describe themselves once, when their weights have been read: each adds its steps to
-the program (`Program` has a method for each kind of `kernels.steps`). Operations then run the
-program (`Ops.run_program`): the native library runs all steps between two that it does not have in
-one call, and `kernels.pytorch.interpreter` runs step after step. What there is no step for is a
-named `Call` of a Python function.
+When the weights of a model have been read, each module of the model adds its steps to the program
+once (`Program` has a method for each kind of `kernels.steps`). `Ops.run_program` then runs the
+program. `kernels.pytorch.interpreter` runs step after step. The native library runs several steps
+in one call; a call ends at a step that the library does not have. A computation that has no step of
+its own is a named `Call` of a Python function.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Angles:
     The tables may be replaced by longer ones between two runs of a program.
     """
 
-    cos: Tensor  # [n_positions, 1, head_dim], as the next
-    signed_sin: Tensor
+    cos: Tensor  # [n_positions, 1, head_dim]
+    signed_sin: Tensor  # [n_positions, 1, head_dim]
 
 
 class RotaryAngles(Protocol):
@@ -93,14 +93,15 @@ class RotaryAngles(Protocol):
 
 
 _ALL_POSITIONS = 2**62
-"""A length that every position is in."""
+"""A length greater than every position."""
 
 
 class Program:
     """The steps of one rank's share of a stage.
 
-    Most methods add a step and return the buffer of its result, [n, width]. A buffer that a method
-    says is used up is changed, and may be the result.
+    Most methods add a step and return the buffer of the step's result, [n, width]. Where a method
+    says that a buffer may be overwritten, the step may write to the buffer, and the method may
+    return that buffer as the result.
     """
 
     def __init__(
@@ -111,10 +112,10 @@ class Program:
         *,
         tp_size: int = 1,
     ) -> None:
-        """Begins a program whose hidden states are of `dtype`.
+        """Creates an empty program whose hidden states are of `dtype`.
 
         `rotaries` has one entry for each kind of rotary embedding. `groups` has the K/V group of
-        each layer, or nothing if there is one group. `tp_size` ranks share the layers.
+        each layer, and is empty if there is only one group. `tp_size` ranks share the layers.
         """
         self.dtype = dtype
         self.rotaries = rotaries
@@ -141,13 +142,13 @@ class Program:
     def buffer(
         self, width: int, dtype: torch.dtype | None = None, *, is_of_sampled: bool = False
     ) -> Buffer:
-        """Returns a new buffer, by default of the type of hidden states."""
+        """Returns a new buffer; `dtype` is by default the type of hidden states."""
         made = Buffer(len(self.buffers), width, dtype or self.dtype, is_of_sampled)
         self.buffers.append(made)
         return made
 
     def take_in(self, hidden_size: int) -> Buffer:
-        """Returns the buffer of the hidden states that come in."""
+        """Returns a new buffer for the hidden states that the stage receives."""
         self.inputs = self.buffer(hidden_size)
         return self.inputs
 
@@ -166,17 +167,18 @@ class Program:
     def embed_share(
         self, table: TableWeight, share: range, vocab_size: int, *, is_open: bool = False
     ) -> Buffer:
-        """Looks up the batch's tokens in a `table` [len(share), width] that has the rows of the
-        tokens in `share`; the rows of other tokens are zeros.
+        """Looks up the batch's tokens in a `table` [len(share), width], which has only the rows of
+        the tokens in `share`. The result is zeros for other tokens.
 
-        If the table `is_open`, tokens from `vocab_size` on are looked up as token 0.
+        If `is_open`, tokens from `vocab_size` on are looked up as token 0.
         """
         out = self.buffer(table.shape[1])
         self.steps.append(EmbedShare(table, share, vocab_size, is_open, out))
         return out
 
     def add_positions(self, table: Tensor, x: Buffer) -> Buffer:
-        """Adds rows of `table` [n_positions, width] to `x`, which is used up."""
+        """Returns `x` plus the rows of `table` [n_positions, width] for the tokens' positions; `x`
+        may be overwritten."""
         self.steps.append(AddPositions(table, x))
         return x
 
@@ -189,8 +191,11 @@ class Program:
     def rms_norm_parts(
         self, x: Buffer, first: int, weight: Tensor, eps: float, *, n: int = 1
     ) -> None:
-        """Normalises `n` parts of each row of `x`, side by side from the element `first` on, each
-        of as many elements as `weight` has."""
+        """Normalises `n` parts of each row of `x` in place, as `Ops.rms_norm` does.
+
+        Each part has `len(weight)` elements. The parts are adjacent and begin at the element
+        `first` of the row.
+        """
         self.steps.append(RMSNormPart(x, first, n, len(weight), weight, eps))
 
     def layer_norm(self, x: Buffer, weight: Tensor, bias: Tensor, eps: float) -> Buffer:
@@ -206,13 +211,13 @@ class Program:
         bias: Tensor | None = None,
         residual: Buffer | None = None,
     ) -> Buffer:
-        """Returns `x @ weight.T + bias + residual`; the residual is used up."""
+        """Returns `x @ weight.T + bias + residual`; the residual may be overwritten."""
         out = self._like(x, weight.shape[0]) if residual is None else residual
         self.steps.append(Multiply(x, weight, bias, residual, out))
         return out
 
     def gated(self, weight: GatedMatrix, x: Buffer) -> Buffer:
-        """Returns the first half of a gated MLP."""
+        """Returns the gated product of `x` with the gate and up matrices of a gated MLP."""
         if isinstance(weight, GatedInTwo):
             return self.gate(weight.gate, self.multiply(weight.weight, x, weight.bias))
         out = self._like(x, weight.shape[0] // 2)
@@ -220,7 +225,8 @@ class Program:
         return out
 
     def activate(self, function: str, x: Buffer) -> Buffer:
-        """Applies one of `ACTIVATIONS` to `x`, which is used up."""
+        """Applies the function of `ACTIVATIONS` that `function` names to `x`, which may be
+        overwritten."""
         self.steps.append(Activate(x, ACTIVATIONS.index(function)))
         return x
 
@@ -233,12 +239,13 @@ class Program:
     def rotary_write_kv(
         self, qkv: Buffer, heads: Heads, norms: HeadNorms | None, *, rotary: int, layer: int
     ) -> None:
-        """Turns queries and keys by angles of the kind `rotary`, and stores keys and values."""
+        """Rotates queries and keys of `qkv` in place, by the angles of the rotary embedding with
+        the index `rotary`, and stores keys and values in the storage of a layer."""
         cos, sin = self._angles_of(rotary, heads.head_dim)
         self.steps.append(RotaryWriteKV(qkv, cos, sin, heads, norms, layer))
 
     def write_kv(self, qkv: Buffer, heads: Heads, *, layer: int) -> None:
-        """Stores keys and values."""
+        """Stores the keys and values of `qkv` in the storage of a layer."""
         self.steps.append(WriteKV(qkv, heads, layer))
 
     def attend(
@@ -253,26 +260,27 @@ class Program:
     ) -> Buffer:
         """Returns attention over the storage of a layer, [n_tokens, n_heads * value_dim].
 
-        The value of a key is the first `n_shared` elements of the key. If `n_shared` is 0, values
-        are stored beside keys and have the size of keys.
+        If `n_shared` is above 0, the value of a token is the first `n_shared` elements of the
+        token's key. If `n_shared` is 0, values are stored in a tensor of their own and have the
+        size of keys.
         """
         out = self._like(qkv, heads.n_heads * (n_shared or heads.head_dim))
         self.steps.append(Attend(qkv, heads, form, sinks, layer, n_shared, out))
         return out
 
     def turn_heads(self, x: Buffer, out: Buffer, *, n_heads: int, rotary: int, size: int) -> None:
-        """Turns the last `size` elements of each head of `x`, and stores them as the last elements
-        of each head of `out`."""
+        """Rotates the last `size` elements of each head of `x`, and writes the result to the last
+        `size` elements of each head of `out`."""
         cos, sin = self._angles_of(rotary, size)
         self.steps.append(TurnHeads(x, cos, sin, n_heads, out))
 
     def multiply_heads(self, weight: HeadProducts, x: Buffer, out: Buffer) -> None:
-        """Multiplies the first elements of each head of `x` by a matrix of the head, and stores
-        products as the first elements of each head of `out`."""
+        """Multiplies the first elements of each head of `x` by the head's matrix in `weight`, and
+        writes the product to the first elements of each head of `out`."""
         self.steps.append(MultiplyHeads(x, weight, out))
 
     def write_latents(self, x: Buffer, *, layer: int) -> None:
-        """Stores rows as keys that all heads share."""
+        """Stores the rows of `x` in the storage of a layer, as keys that all heads share."""
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
@@ -282,23 +290,23 @@ class Program:
         return out
 
     def add(self, x: Buffer, y: Buffer, factor: float = 1.0) -> Buffer:
-        """Returns `x + factor * y`; `x` is used up."""
+        """Returns `x + factor * y`; `x` may be overwritten."""
         self.steps.append(Add(x, y, factor))
         return x
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
-        """Returns `x * factor`; `x` is used up."""
+        """Returns `x * factor`; `x` may be overwritten."""
         self.steps.append(Scale(x, factor))
         return x
 
     def scale_by(self, x: Buffer, factor: Tensor) -> Buffer:
-        """Returns `x * factor` for a `factor` [1] of its type; `x` is used up."""
+        """Returns `x * factor` for a `factor` [1] of the type of `x`; `x` may be overwritten."""
         self.scale_by_position(x, x.width, factor, _ALL_POSITIONS)
         return x
 
     def scale_by_position(self, x: Buffer, size: int, factors: Tensor, length: int) -> None:
-        """Multiplies the first `size` elements of each row of `x` by the factor of the token's
-        position, `factors[position // length]`."""
+        """Multiplies the first `size` elements of each row of `x` by `factors[position // length]`
+        in place, where `position` is the position of the row's token."""
         self.steps.append(ScaleByPosition(x, size, factors, length))
 
     def widened(self, x: Buffer) -> Buffer:
@@ -332,7 +340,7 @@ class Program:
     def run_experts(
         self, matrices: ExpertMatrices, x: Buffer, experts: Buffer, weights: Buffer
     ) -> Buffer:
-        """Returns the weighted sum of the experts that a router has chosen."""
+        """Returns the weighted sum of the outputs of the experts that a router has chosen."""
         if isinstance(matrices, StackedExperts):
             out = self._like(x)
             self.steps.append(RunStackedExperts(x, experts, weights, matrices, out))
@@ -355,27 +363,25 @@ class Program:
         return out
 
     def mul(self, x: Buffer, y: Buffer, first: int = 0) -> Buffer:
-        """Returns `x` times the elements of `y` from the element `first` of each row on; `x` is
-        used up."""
+        """Returns `x * y[:, first : first + x.width]`; `x` may be overwritten."""
         self.steps.append(Mul(x, y, first))
         return x
 
     def sigmoid_and_mul(self, gates: Buffer, x: Buffer, first: int = 0) -> Buffer:
-        """Returns `sigmoid(gates) * x`; `x` is used up. Gates begin at the element `first` of a
-        row."""
+        """Returns `sigmoid(gates[:, first:]) * x`; `x` may be overwritten."""
         self.steps.append(SigmoidAndMul(gates, first, x))
         return x
 
     def all_reduce(self, x: Buffer) -> Buffer:
-        """Returns the sum of `x` over the ranks that share the layers; `x` is used up."""
+        """Returns the sum of `x` over the ranks that share the layers; `x` may be overwritten."""
         if self.tp_size > 1:
             self.steps.append(AllReduce(x))
         return x
 
     def all_gather(self, x: Buffer, width: int) -> Buffer:
-        """Returns the first `width` elements of the ranks' rows side by side.
+        """Returns the rows of all ranks, joined side by side into rows of `width` elements.
 
-        All ranks but the last ones have `ceil(width / tp_size)` elements, the last ones fewer.
+        A rank has `ceil(width / tp_size)` elements of each row; the last ranks may have fewer.
         """
         if self.tp_size == 1:
             return x
@@ -390,11 +396,13 @@ class Program:
         inputs: Sequence[Buffer],
         *outputs: Buffer,
     ) -> None:
-        """Calls a Python function at this step, as `Call` says; `name` says what it computes."""
+        """Adds a step that calls a Python function, as `Call` describes; `name` describes the
+        computation."""
         self.steps.append(Call(name, function, tuple(inputs), outputs))
 
     def end_layers(self, hidden: Buffer) -> None:
-        """Says that `hidden` are the hidden states after the last layer."""
+        """Declares `hidden` to be the hidden states after the last layer; later steps compute
+        logits."""
         self.hidden = hidden
         self.n_hidden_steps = len(self.steps)
 
@@ -405,12 +413,12 @@ class Program:
         return out
 
     def copy_part(self, x: Buffer, first: int, size: int, out: Buffer, out_first: int) -> None:
-        """Copies `size` elements of each row of `x`, from the element `first` on, to the row of
-        `out`, from the element `out_first` on."""
+        """Copies the elements `first : first + size` of each row of `x` to the elements
+        `out_first : out_first + size` of the corresponding row of `out`."""
         self.steps.append(CopyPart(x, first, size, out, out_first))
 
     def join(self, *parts: Buffer) -> Buffer:
-        """Returns rows that have the rows of `parts` side by side."""
+        """Returns the buffers `parts` joined side by side: one wide row for each token."""
         out = self._like(parts[0], sum(part.width for part in parts))
         first = 0
         for part in parts:
@@ -425,12 +433,15 @@ class Program:
         return out
 
     def end_head(self, logits: Buffer) -> None:
-        """Says that `logits` are the logits of sampled tokens."""
+        """Declares `logits` to be the logits of sampled tokens."""
         self.logits = logits
 
     def _angles_of(self, rotary: int, size: int) -> tuple[Buffer, Buffer]:
-        """Returns the angles of the kind `rotary`, which the program looks up once, before all
-        other steps."""
+        """Returns the buffers of cosines and sines of the rotary embedding with the index `rotary`.
+
+        The program looks up the angles once, before all other steps. Raises ValueError if the
+        angles were requested before with another `size`.
+        """
         if rotary not in self._angles:
             cos, sin = self.buffer(size), self.buffer(size)
             self.steps.insert(0, LookUpAngles(rotary, cos, sin))

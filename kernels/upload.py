@@ -1,9 +1,10 @@
-"""Copies what the host has prepared to the device, without waiting for the device.
+"""Copies arrays that the host has prepared to the device, without waiting for the device.
 
-An iteration needs a dozen small arrays there. `Uploads` hands out their places at once, gathers
-their values in one piece of pinned memory, and copies that in one call. From pageable memory a copy
-would make the host wait until the device has done all that was queued before it; from pinned
-memory it takes its place in the queue, and many copies would cost the host more than the values.
+An iteration needs a dozen small arrays on the device. `Uploads` returns a tensor for each array at
+once, gathers the values of all arrays in one piece of pinned memory, and copies the piece in one
+call. A copy from pageable memory would make the host wait until the device has done all work that
+was queued before. A copy from pinned memory is queued. One copy is made for all arrays, because
+each copy costs the host more time than gathering the values.
 
 On a CPU nothing is copied: a tensor is the array's own memory.
 """
@@ -21,55 +22,57 @@ from torch import Tensor
 
 _ALIGNMENT = 16  # bytes; the widest load of a kernel
 
-# What an iteration of a few hundred spans needs; what needs more, gets more.
+# Bytes that an iteration of a few hundred spans needs; more is allocated when it is needed.
 _FIRST_SIZE = 1 << 18
 
-# Pieces of pinned memory in turn: one is filled while copies from the others are queued.
+# Number of pieces of pinned memory. One is filled while copies from the others are queued.
 _N_STAGINGS = 3
 
 
 class Uploads:
-    """Brings arrays to a device; this class is for a CPU, where they have arrived already."""
+    """Copies arrays to a device. This base class is for a CPU, where no copy is needed."""
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """Returns a tensor on the device like `values`, which it holds as soon as `flush` has run.
+        """Returns a tensor on the device of the shape and type of `values`; `flush` fills it.
 
-        Its address is a multiple of 16 on a device. It is not to be read or written before `flush`,
-        and neither is `values` to be written.
+        The address of the tensor is a multiple of 16 on a GPU. The caller must not read or write
+        the tensor, nor write to `values`, before `flush`.
         """
         return torch.from_numpy(values)
 
     def flush(self) -> None:
-        """Copies all that was added, in the order of what is queued on the current stream."""
+        """Queues the copy of all arrays that were added, on the current stream."""
 
     def aim(self, buffer: Tensor) -> None:
-        """Aims what is added up to the next `flush` at `buffer`, [bytes] uint8 on the device.
+        """Places the arrays that are added up to the next `flush` in `buffer`, [bytes] uint8 on the
+        device.
 
-        The same shapes and types in the same order then have the same addresses, as a recorded
-        graph wants them. What does not fit goes to new memory.
+        If arrays of equal shapes and types are added in equal order each time, each array has the
+        address that it had before, as a recorded graph needs. Arrays that do not fit into `buffer`
+        go to new memory.
         """
 
     @property
     def n_bytes(self) -> int:
-        """The bytes that a buffer needs for what the last `flush` has copied."""
+        """Number of bytes that a buffer needs to hold all arrays that the last `flush` copied."""
         return 0
 
 
 class StagedUploads(Uploads):
     """Gathers arrays and copies them in one piece; for a GPU, and in tests for a CPU.
 
-    What belongs together is gathered in one piece, for which there are a piece of pinned memory and
-    one of the device's. When it is full it is copied as it is, for its places have been handed out,
-    and the next flush finds larger ones.
+    Arrays are gathered in a piece of pinned memory, which is copied to a piece of device memory of
+    equal size. A full piece is copied at once, since `add` has already returned tensors in the
+    device memory, and a new piece is begun. After the flush pieces are large enough for all arrays.
     """
 
     def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
-        """Begins with room for `size` bytes, which grows."""
+        """Begins with pieces of `size` bytes; later pieces are larger if more is added."""
         self._device = device
         self._size = size
         self._buffer: Tensor | None = None  # [bytes] uint8 on the device, that is being filled
-        self._staging: _Staging | None = None  # the same on the host
-        self._idle: deque[_Staging] = deque()  # the one that was copied from first comes first
+        self._staging: _Staging | None = None  # the memory on the host that is being filled
+        self._idle: deque[_Staging] = deque()  # in the order in which they were copied
         self._n_filled = 0
         self._n_copied = 0  # since the last flush
         self._n_bytes = 0
@@ -127,7 +130,7 @@ class StagedUploads(Uploads):
 
 
 class _Staging:
-    """Memory of the host that a device copies from; pinned, if the device is a GPU."""
+    """Host memory that is copied to the device; pinned if the device is a GPU."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
@@ -142,7 +145,7 @@ class _Staging:
             self._copied.record()
 
     def wait(self) -> None:
-        """Waits until the last copy from here has been made."""
+        """Waits until the last copy from this memory has been made."""
         if self._copied is not None:
             self._copied.synchronize()
 
@@ -154,7 +157,7 @@ _DTYPES = {
 
 
 def uploads_for(device: torch.device) -> Uploads:
-    """Returns empty uploads to `device`."""
+    """Returns an `Uploads` for `device`, to which nothing has been added."""
     return StagedUploads(device) if device.type == "cuda" else Uploads()
 
 

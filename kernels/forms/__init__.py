@@ -1,1 +1,1 @@
-"""What the layers of a model compute beside the plain formula, and the columns of a batch."""
+"""Descriptions of the variants of layers that models have, and of the columns of a batch."""

@@ -1,4 +1,4 @@
-"""The form of a layer's attention: what it computes beside the plain formula."""
+"""The form of a layer's attention: how the layer departs from the plain formula of attention."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from dataclasses import dataclass
 class AttentionForm:
     """The form of one layer's attention; the default is the plain formula."""
 
-    window: int | None = None  # keys that a query sees, its own among them; None: all before it
-    scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim), that of keys
-    soft_cap: float | None = None  # c: scores s become c * tanh(s / c); None: they stay
+    window: int | None = (
+        None  # keys that a query sees, the token's own key included; None: no limit
+    )
+    scale: float | None = None  # factor of the scores; None: 1 / sqrt(head_dim of keys)
+    soft_cap: float | None = None  # c: scores s become c * tanh(s / c); None: scores have no cap
 
 
 PLAIN = AttentionForm()

@@ -1,4 +1,4 @@
-"""The form of a layer's experts beside their products, and experts that lie side by side."""
+"""The biases and gates of a layer's experts, and experts whose matrices are stacked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kernels.weights.linear import Clamp, Gate
 
 @dataclass(frozen=True, slots=True)
 class ExpertForm:
-    """The form of all experts of a layer; the default is gated with SiLU and has no biases."""
+    """The biases and the gate of a layer's experts; the default is a SiLU gate without biases."""
 
-    gate_up_bias: Tensor | None = None  # [n_experts, 2 * size], of gates first
+    gate_up_bias: Tensor | None = None  # [n_experts, 2 * size], the gate's biases first
     down_bias: Tensor | None = None  # [n_experts, hidden]
-    clamp: Clamp | None = None  # in place of the gate below
+    clamp: Clamp | None = None  # used instead of `gate` if given
     gate: Gate = "silu"
 
 
@@ -24,7 +24,7 @@ PLAIN_EXPERTS = ExpertForm()
 
 @dataclass(frozen=True, slots=True)
 class StackedExperts:
-    """The matrices of all experts side by side, for an operation that takes all of them."""
+    """The matrices of all experts of a layer, stacked in two tensors, for `Ops.expert_mlp`."""
 
     gate_up: Tensor  # [n_experts, 2 * size, hidden], the gate's rows first
     down: Tensor  # [n_experts, hidden, size]

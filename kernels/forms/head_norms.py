@@ -1,4 +1,4 @@
-"""How single heads of queries and keys are normalised before they turn."""
+"""The norms of single heads of queries and keys, which are applied before the rotation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """Root-mean-square norms (see `Ops.rms_norm`) over each head by itself.
+    """Root-mean-square norms (see `Ops.rms_norm`), each over the elements of one head.
 
-    Weights may be of another type than the heads, and lie in memory without gaps.
+    Weights are dense and may be of another type than the heads.
     """
 
-    q: Tensor  # [head_dim], by which a head of queries is multiplied
-    k: Tensor  # [head_dim], the same for keys
+    q: Tensor  # [head_dim], by which a normalised head of queries is multiplied
+    k: Tensor  # [head_dim], by which a normalised head of keys is multiplied
     eps: float

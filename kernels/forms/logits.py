@@ -1,4 +1,4 @@
-"""Logits, and their argmax where it is known."""
+"""Logits, with the argmax where an operation has computed it already."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """The scores of the vocabulary after sampled tokens of a batch."""
+    """The logits of the whole vocabulary for each sampled token of a batch."""
 
     values: Tensor  # [n_sampled, vocab_size]
     argmax: NDArray[np.int64] | None = None
-    """The result of `Ops.greedy` on them, [n_sampled], where the host knows it already."""
+    """The result of `Ops.greedy` on `values`, [n_sampled]; None if it is not on the host yet."""
     hidden: Tensor | None = None
-    """The hidden states of the batch [n_tokens, hidden_size], where more logits are wanted."""
+    """The hidden states of the batch [n_tokens, hidden_size], if more logits are needed."""

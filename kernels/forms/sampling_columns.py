@@ -1,4 +1,4 @@
-"""The columns that say how each row of a batch of logits is sampled."""
+"""The columns of sampling parameters: one value for each row of a batch of logits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 IN_PROMPT = 1 << 30
-"""The bit of a token's count for "the prompt has it"; the bits below count generated ones."""
+"""The bit of a token's count that is set if the prompt contains the token. The lower bits are the
+number of times that the token was generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +19,12 @@ class Penalties:
     Columns are [n_penalized], on the device of the logits.
     """
 
-    rows: Tensor  # int64, in order
+    rows: Tensor  # int64, in ascending order
     repetition: Tensor  # float32, above 0; 1 changes nothing
     frequency: Tensor  # float32; 0 changes nothing
     presence: Tensor  # float32; 0 changes nothing
-    count_rows: Tensor  # int64, the row of each in `counts`
-    counts: Tensor  # [any, vocab_size] int32: times that it was generated, and IN_PROMPT
+    count_rows: Tensor  # int64, the row of `counts` that belongs to each penalised row
+    counts: Tensor  # [any, vocab_size] int32: times that a token was generated, and IN_PROMPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +32,25 @@ class Biases:
     """Numbers that are added to single logits; columns are [n_biases], on the logits' device."""
 
     rows: Tensor  # int64
-    ids: Tensor  # int64, within the vocabulary; each once in a row
+    ids: Tensor  # int64, within the vocabulary; a row has no id twice
     values: Tensor  # float32
 
 
 @dataclass(frozen=True, slots=True)
 class AllowedTokens:
-    """The rows of a batch of logits in which only some tokens may be sampled, at least one."""
+    """The rows of a batch of logits in which only some tokens may be sampled, with masks of these
+    tokens. A mask allows at least one token."""
 
-    rows: Tensor  # [n_masked] int64, in order
+    rows: Tensor  # [n_masked] int64, in ascending order
     masks: Tensor  # [n_masked, vocab_size / 32, rounded up] int32: bit b of word w is id 32 w + b
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingColumns:
-    """How each row is sampled, as `Ops.sample` describes.
+    """The sampling parameters of each row of logits, for `Ops.sample`.
 
-    Columns are [n_rows], on the device of the logits; if `is_greedy` they may be empty. The flags
-    tell the host what to launch, so that it fetches nothing from the device.
+    Columns are [n_rows], on the device of the logits; if `is_greedy` they may be empty. From the
+    flags the host knows which kernels to launch without reading the columns from the device.
     """
 
     temperature: Tensor  # float32; 0 takes the argmax, above it a token is sampled
@@ -56,18 +58,18 @@ class SamplingColumns:
     top_p: Tensor  # float64, in (0, 1]
     min_p: Tensor  # float32, in [0, 1]
     uniform: Tensor  # float64, in [0, 1): the random number
-    banned_rows: Tensor  # [n_banned] int64, in order; the row of each pair
-    banned_ids: Tensor  # [n_banned] int64, within the vocabulary; never all ids of a row
+    banned_rows: Tensor  # [n_banned] int64, in ascending order; the row of each banned token
+    banned_ids: Tensor  # [n_banned] int64, ids of banned tokens; a row never has all ids banned
     any_sampled: bool  # some temperature is above 0
     any_limited: bool  # some sampled row has a top_k or a top_p below 1
     any_min_p: bool  # some sampled row has a min_p above 0
-    penalties: Penalties | None = None  # if there is a row that has any
-    biases: Biases | None = None  # likewise
-    allowed: AllowedTokens | None = None  # likewise
+    penalties: Penalties | None = None  # None if no row has penalties
+    biases: Biases | None = None  # None if no row has biases
+    allowed: AllowedTokens | None = None  # None if every row may sample all tokens
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every row's token is the argmax of its logits, once they are adjusted."""
+        """Whether the token of every row is the argmax of the row's adjusted logits."""
         return not self.any_sampled and not len(self.banned_ids)
 
 
@@ -85,4 +87,5 @@ ALL_GREEDY = SamplingColumns(
     any_limited=False,
     any_min_p=False,
 )
-"""Greedy columns for any number of rows, on any device."""
+"""Columns with which the token of every row is the argmax, for any number of rows and any device.
+"""

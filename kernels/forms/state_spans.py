@@ -1,4 +1,4 @@
-"""The spans of a batch as layers see them that keep a state of each request."""
+"""The spans of a batch, for layers that keep a state of each request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StateSpans:
-    """Where each span of a batch lies, and the row of the layers' states that it goes on with.
+    """The tokens of each span of a batch, and the row of the layers' states that belongs to the
+    span's request.
 
     Columns are int64, dense and on the device. Spans of one batch have different rows, except for
     spans whose results are not read.
     """
 
-    first_tokens: Tensor  # [n_spans], places in the batch
-    n_tokens: Tensor  # [n_spans], one at least
-    rows: Tensor  # [n_spans]
-    start_positions: Tensor  # [n_spans], of first tokens in their sequences; at 0 a state is zeros
+    first_tokens: Tensor  # [n_spans], the index of each span's first token in the batch
+    n_tokens: Tensor  # [n_spans], at least 1
+    rows: Tensor  # [n_spans], the row of the states that a span reads and updates
+    start_positions: Tensor  # [n_spans], position of the first token; at 0 the state is zeros

@@ -1,7 +1,7 @@
-"""How arguments are passed to the native library.
+"""Passes arguments to the native library.
 
-Tensors are passed as addresses, sizes and strides, and nothing checks them on the other side. So
-each operation checks that they are what the library takes, and leaves others to PyTorch's version.
+Tensors are passed as addresses, sizes and strides, which the library does not check. So each
+operation first checks that the library takes the tensors, and calls PyTorch's operation otherwise.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ ELEMENT: Mapping[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
 
 NO_GATE = 0
 GATES: Mapping[str, int] = {"silu": 1, "gelu_tanh": 2}
-"""The functions that a product may end with, by their numbers in `operations.h`."""
+"""The number in `operations.h` of each gate function that a product can be fused with."""
 
 NO_MEMORY = -1
 """The status of an operation that could not allocate memory, as in `memory.h`."""
@@ -27,13 +27,14 @@ _RESULTS = {"void": None, "int64_t": ctypes.c_int64, "orcinus::Status": ctypes.c
 
 
 def declare(library: ctypes.CDLL, name: str, parameters: str) -> Callable[..., Any]:
-    """Returns the library's function `orcinus_<name>`, which takes `parameters` by their places.
+    """Returns the library's function `orcinus_<name>`, which takes positional arguments.
 
-    `parameters` are the names of what is passed, in order, with a space between; types are what the
-    library declares. A function that returns a status in C++ raises MemoryError here.
+    `parameters` are the expected names of the function's parameters, in order, separated by spaces.
+    The types are taken from the library's declaration. If the function returns a status in C++, the
+    returned function raises MemoryError when memory could not be allocated.
 
     Raises:
-        TypeError: the library names its parameters otherwise.
+        TypeError: the library declares parameters of other names.
     """
     declaration: Any = library[f"orcinus_{name}_declaration"]
     declaration.argtypes, declaration.restype = (), ctypes.c_char_p
@@ -52,7 +53,7 @@ def declare(library: ctypes.CDLL, name: str, parameters: str) -> Callable[..., A
 
 
 def _parsed(parameters: str) -> tuple[list[Any], list[str]]:
-    """Returns the types and the names of parameters as C++ declares them."""
+    """Returns the ctypes types and the names in a C++ list of parameters."""
     pairs = [each.rsplit(" ", 1) for each in parameters.split(", ") if each]
     kinds = [ctypes.c_void_p if kind[-1] == "*" else _PARAMETERS[kind] for kind, _ in pairs]
     return kinds, [name for _, name in pairs]
@@ -64,7 +65,7 @@ def _raise_no_memory(status: int, function: Any, arguments: Any) -> None:
 
 
 def dense_heads(x: Tensor) -> Tensor:
-    """Returns `x` [n_tokens, n_heads, head_dim], copied if a token's heads are not dense."""
+    """Returns `x` [n_tokens, n_heads, head_dim], copied if the heads of a token have gaps."""
     n_heads_apart, elements_apart = x.stride()[1:]
     if elements_apart == 1 and n_heads_apart == x.shape[2]:
         return x
@@ -72,9 +73,10 @@ def dense_heads(x: Tensor) -> Tensor:
 
 
 def dense_rows(x: Tensor) -> tuple[Tensor, int, int, int]:
-    """Returns `x` [..., size] as rows in memory, n_outer, elements between outers, and n_inner.
+    """Returns `x` [..., size], n_outer, outer_stride and n_inner, which describe rows in memory.
 
-    The rows of an outer lie one after the other. Where they do not, the result is a copy.
+    There are n_outer runs of n_inner adjacent rows. The runs begin outer_stride elements apart. If
+    the rows of `x` do not lie like this, the returned tensor is a dense copy.
     """
     size = x.shape[-1]
     if not x.is_contiguous():

@@ -1,4 +1,4 @@
-"""Gated DeltaNet between its projections on the CPU."""
+"""Gated DeltaNet on the CPU, without the projections before and after."""
 
 import ctypes
 

@@ -1,8 +1,8 @@
-"""Linear layers on the CPU whose weights stay small numbers with a scale for each group.
+"""Linear layers on the CPU whose weights stay quantised, with a scale for each group of inputs.
 
-`src/groups.h` has the form in memory. A word of numbers becomes floats in registers while it is
-multiplied, so that memory is read once, at its own rate, and tokens are not rounded. Every build of
-the library does this.
+`src/groups.h` describes the layout in memory. A product converts each word of quantised weights to
+floats in registers. So weights are read from memory only once, in their quantised form, and tokens
+are not rounded. Every build of the library has this product.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kernels.native.structs import GroupsStruct
 from kernels.weights.groups import MULTIPLE, GroupedMatrix
 from kernels.weights.linear import Gate
 
-_BYTES_AT_ONCE = 1 << 24  # of numbers that are packed
-# Places in a group of eight inputs, of the numbers in the lower and in the upper halves of bytes.
+_BYTES_AT_ONCE = 1 << 24  # bytes of unpacked numbers that are packed at once
+# The inputs, of eight in a word, whose numbers are the lower and the upper halves of its bytes.
 _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
 
 
@@ -63,7 +63,7 @@ def functions_of(loaded: ctypes.CDLL) -> _GroupFunctions:
 
 
 def has_groups() -> bool:
-    """Whether the library is there, which multiplies weights in groups."""
+    """Whether the native library, which multiplies weights in groups, is available."""
     return _functions() is not None
 
 
@@ -75,7 +75,8 @@ def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 
 def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether `NativeGroupsGatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
+    """Whether `NativeGroupsGatedWeight` takes this matrix [2 * n_out, n_in], the gate's rows first,
+    for tokens of `dtype`."""
     functions = _functions()
     return (
         can_take(matrix, dtype) and functions is not None and matrix.shape[0] % functions.panel == 0
@@ -84,17 +85,17 @@ def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class GroupPanels:
-    """Numbers and scales as the library takes them."""
+    """The numbers, scales and offsets of a matrix in the layout of the library."""
 
     packed: Tensor  # [n_panels, n_groups, bytes of a group] uint8
     form: GroupsStruct
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype, panel: int) -> GroupPanels:
-        """Packs a matrix for tokens of `dtype`, by which the type of scales is chosen."""
+        """Packs a matrix for tokens of `dtype`; the type of scales depends on `dtype`."""
         matrix = matrix.without_zeros().in_short_groups()
         scale_type = matrix.scale_type(dtype)
-        n_numbers = 1 if matrix.offsets is None else 2  # of a group, beside its weights
+        n_numbers = 1 if matrix.offsets is None else 2  # the scale, and the offset if there is one
         group_bytes = panel * (
             n_numbers * scale_type.itemsize + matrix.form.size * matrix.form.bits // 8
         )
@@ -124,7 +125,7 @@ class GroupPanels:
 
     @property
     def form_address(self) -> int:
-        """Where the form lies; it lives as long as this."""
+        """The address of `form`, which is valid as long as this object lives."""
         return ctypes.addressof(self.form)
 
 
@@ -132,7 +133,8 @@ class GroupPanels:
 class NativeGroupsWeight:
     """A matrix in groups; implements `kernels.weights.linear.TableWeight`.
 
-    `x` may be float32 or bfloat16, and bias and residual are of the same; rows are of `dtype`.
+    `x` may be float32 or bfloat16; bias and residual must have the type of `x`. Rows that are
+    looked up are of `dtype`.
     """
 
     panels: GroupPanels
@@ -144,7 +146,7 @@ class NativeGroupsWeight:
     def of(
         cls, matrix: GroupedMatrix, dtype: torch.dtype, /, functions: _GroupFunctions | None = None
     ) -> NativeGroupsWeight:
-        """Packs a matrix, one that the library `can_take`, for tokens of `dtype`."""
+        """Packs a matrix for tokens of `dtype`; `can_take` must be true for the matrix."""
         functions = functions or _needed_functions()
         panels = GroupPanels.of(matrix, dtype, functions.panel)
         return cls(panels, matrix.shape, dtype, functions)
@@ -165,7 +167,7 @@ class NativeGroupsWeight:
         """Returns rows of the matrix in `dtype`, [n, n_in].
 
         Raises:
-            IndexError: there is no such row.
+            IndexError: the matrix has no row of one of the indices.
         """
         n_out, n_in = self.shape
         indices = indices.long().contiguous()
@@ -186,10 +188,14 @@ class NativeGroupsWeight:
 
 @dataclass(frozen=True, slots=True)
 class NativeGroupsGatedWeight:
-    """Two matrices in groups, of which one half is gates and the other what they gate."""
+    """The gate and up matrices of a gated MLP in groups, with a fused gate function.
+
+    The first half of the outputs of a panel belongs to the gate matrix, the second half to the up
+    matrix.
+    """
 
     panels: GroupPanels
-    shape: tuple[int, int]  # of both together
+    shape: tuple[int, int]  # 2 * n_out, n_in
     functions: _GroupFunctions
     gate: int
 
@@ -202,7 +208,7 @@ class NativeGroupsGatedWeight:
         /,
         functions: _GroupFunctions | None = None,
     ) -> NativeGroupsGatedWeight:
-        """Packs a matrix, one that the library `can_gate`, for tokens of `dtype`."""
+        """Packs a matrix for tokens of `dtype`; `can_gate` must be true for the matrix."""
         functions = functions or _needed_functions()
         half = functions.panel // 2
         beside = torch.arange(matrix.shape[0]).view(2, -1, half).transpose(0, 1).flatten()
@@ -220,10 +226,10 @@ class NativeGroupsGatedWeight:
 
 
 NativeLinear = NativeWeight | NativeInt8Weight | NativeGroupsWeight
-"""A matrix in one of the library's forms."""
+"""A matrix that is packed for the library in any of the library's forms."""
 
 NativeGated = NativeGatedWeight | NativeInt8GatedWeight | NativeGroupsGatedWeight
-"""A matrix with its gate in one of the library's forms."""
+"""Gate and up matrices that are packed for the library, with a fused gate function."""
 
 
 def _needed_functions() -> _GroupFunctions:
@@ -234,14 +240,16 @@ def _needed_functions() -> _GroupFunctions:
 
 
 def _in_panels(numbers: Tensor, dtype: torch.dtype, panel: int) -> Tensor:
-    """Returns scales [n_out, n_groups] as bytes, [n_panels, n_groups, panel * itemsize]."""
+    """Returns scales or offsets [n_out, n_groups] in the layout of panels, as bytes
+    [n_panels, n_groups, panel * itemsize]."""
     n_out, n_groups = numbers.shape
     whole = F.pad(numbers.to(dtype), (0, 0, 0, -n_out % panel))
     return whole.view(-1, panel, n_groups).transpose(1, 2).contiguous().view(torch.uint8)
 
 
 def _words_in_panels(matrix: GroupedMatrix, panel: int) -> Tensor:
-    """Returns numbers as bytes, [n_panels, n_groups, bytes of the words of a group]."""
+    """Returns the numbers of a matrix in the layout of panels, as bytes
+    [n_panels, n_groups, bytes of the words of a group]."""
     form, (n_out, n_in) = matrix.form, matrix.shape
     n_groups, per_word = form.n_groups(n_in), 32 // form.bits
     whole = F.pad(matrix.numbers, (0, n_groups * form.size - n_in, 0, -n_out % panel))

@@ -1,9 +1,9 @@
-"""Programs in calls of the library: one call for all steps between two that it does not have.
+"""Runs programs with the native library: one call for each run of steps that the library has.
 
-The library computes the operations that the interpreter would call, in the same order, so results
-are equal to the bit. A call saves the time that Python takes between operations
-(`docs/performance.md` says how much that is). Steps that the library does not have are run by
-`kernels.pytorch.interpreter`, on tensors that share the memory of the library's buffers.
+The library computes the operations that the interpreter would call, in equal order, so results are
+equal to the bit. Calls of many steps save the time that Python takes between operations
+(`docs/performance.md` has measurements). The functions of `kernels.pytorch.interpreter` run the
+steps that the library does not have, on tensors that share the memory of the library's buffers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_LIMIT = 2**63 - 1
 
 
 def run_program(library: ctypes.CDLL, program: Program, ops: Ops, /) -> ProgramRunner:
-    """Implements `kernels.ops.RunProgram`, for one build of the library."""
+    """Implements `kernels.ops.RunProgram` with one build of the library."""
     if is_native(program):
         return NativeProgram(library, program, ops)
     return Interpreter(program, ops)
@@ -60,7 +60,7 @@ class NativeProgram:
         check(program)
         self.program = program
         self.seconds = Seconds()
-        """The time of the library's operations until now, by kind."""
+        """Total seconds that the library's operations have taken, by kind of operation."""
         self._ops = ops
         self._run = declare(library, "layers", "steps n_steps batch seconds")
         self._n_wrong = declare(library, "layers_n_wrong", "batch")
@@ -71,7 +71,7 @@ class NativeProgram:
             head = [*head, Greedy(program.logits)]
         self._layers = self._segments(steps[:n_hidden])
         self._whole = self._segments([*steps[:n_hidden], *head])
-        self._head = self._segments(head[1:])  # the first one selects
+        self._head = self._segments(head[1:])  # without the first step, which selects rows
         self._buffers = Buffers(program)
         self._storage = LayerStorage(program)
         self._angles = _AnglesAddresses(program)
@@ -87,7 +87,7 @@ class NativeProgram:
         """Implements `ProgramRunner.__call__`; if it raises IndexError, nothing was computed."""
         self._compute(self._layers, inputs, batch, kv, None)
         hidden = given(self.program.hidden)
-        # A copy, since it may still be sent when the next batch runs.
+        # A copy, since these hidden states may still be sent while the next batch runs.
         return self._buffers.tensor(hidden, inputs.shape[0]).clone()
 
     def logits(
@@ -111,11 +111,12 @@ class NativeProgram:
         self._buffers.tensor(given(self.program.selected), n).copy_(hidden)
         if n:
             self._run_segments(self._head, batch, Frame.of_head(self.program, self._ops, ranks))
-        # A copy, since more logits may be wanted while these are in use.
+        # A copy, since the method may be called again while these logits are in use.
         return self._buffers.tensor(logits, n).clone()
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
-        """Returns the steps up to each that the library does not have, and that one."""
+        """Splits steps into segments: each ends at a step that the library does not have, the last
+        one at the end of the steps."""
         segments: list[_Segment] = []
         native: list[StepStruct] = []
         for step in steps:
@@ -136,9 +137,9 @@ class NativeProgram:
         inputs: Tensor,
         batch: ProgramBatch,
         kv: Sequence[LayerKV],
-        sampled: Tensor | None,  # None: only hidden states are wanted
+        sampled: Tensor | None,  # None: only hidden states are computed
     ) -> None:
-        """Checks a batch and runs steps of the program; results are in its buffers."""
+        """Checks a batch and runs segments of the program, which leave results in the buffers."""
         n_tokens, n_sampled = inputs.shape[0], 0 if sampled is None else sampled.shape[0]
         positions, into = batch.positions, self.program.inputs
         if n_tokens != positions.shape[0]:
@@ -179,7 +180,7 @@ class NativeProgram:
     def _run_segments(
         self, segments: Sequence[_Segment], batch: BatchStruct, frame: Frame | None
     ) -> None:
-        """Runs steps; there is a frame if some are not the library's."""
+        """Runs segments; `frame` may be None if the library has all of their steps."""
         for segment in segments:
             self._run(
                 segment.steps, segment.n_steps, ctypes.byref(batch), ctypes.byref(self.seconds)
@@ -188,7 +189,7 @@ class NativeProgram:
                 self._run_other(segment.other, batch, frame)
 
     def _run_other(self, step: _OtherStep, batch: BatchStruct, frame: Frame) -> None:
-        """Runs a step that the library does not have."""
+        """Runs a step that the library does not have, on tensors of the library's buffers."""
         rows = [
             self._buffers.tensor(each, batch.n_sampled if each.is_of_sampled else batch.n_tokens)
             for each in step.buffers
@@ -202,14 +203,14 @@ class NativeProgram:
 
 
 def _is_of_library(step: object) -> bool:
-    """Whether the library runs a step: it looks up rows of some forms of tables only."""
+    """Whether the library can run a step; `EmbedPacked` only if the table is a `PanelTable`."""
     if isinstance(step, EmbedPacked):
         return isinstance(step.table, PanelTable)
     return type(step) in STEPS
 
 
 class _OtherStep:
-    """A step that the library does not have, with the function that computes it."""
+    """A step that the library does not have, with the interpreter's function for the step."""
 
     def __init__(self, step: object) -> None:
         self.step = step
@@ -237,14 +238,14 @@ _POSITIONED = (AddPositions, ScaleByPosition)
 
 
 def _n_positions(step: AddPositions | ScaleByPosition) -> int:
-    """Returns the positions that the tensor of a step has."""
+    """Returns the number of positions that the table or the factors of a step cover."""
     if isinstance(step, AddPositions):
         return len(step.table)
     return len(step.factors) * step.length
 
 
 class _Segment:
-    """Steps of the library, and the other step that follows, if any does."""
+    """A run of steps that the library has, and the other step that follows, if there is one."""
 
     def __init__(self, steps: Sequence[StepStruct], other: object) -> None:
         self.steps = (StepStruct * len(steps))(*steps)
@@ -253,13 +254,16 @@ class _Segment:
 
 
 class _AnglesAddresses:
-    """The addresses of the angles of all kinds, looked up again when they have been replaced."""
+    """The addresses of the tables of angles of all kinds of rotary embedding.
+
+    The addresses of a table are taken anew when a longer table has replaced the table.
+    """
 
     n_positions: int
-    """The positions that the tables of all kinds have."""
+    """Number of positions that the tables of all kinds cover."""
 
     def __init__(self, program: Program) -> None:
-        # With the size of the heads that each kind turns.
+        # The kinds that the program uses, each with a buffer of the width that its angles need.
         self._used = {
             step.rotary: (program.rotaries[step.rotary], step.cos)
             for step in program.steps
@@ -271,8 +275,8 @@ class _AnglesAddresses:
         self._look_up_new()
 
     def covering(self, positions: Tensor) -> int:
-        """Makes the tables long enough for `positions` and returns where the addresses of all kinds
-        lie; raises ValueError for angles that the library would misread."""
+        """Makes the tables long enough for `positions`, and returns the address of the structures
+        of all kinds; raises ValueError for tables of another type or shape than layers need."""
         for rotary, _ in self._used.values():
             rotary.cover(positions)
         self._look_up_new()
@@ -293,13 +297,14 @@ class _AnglesAddresses:
                     f"angles {tuple(each.shape)} of {each.dtype} where layers need "
                     f"{(len(cos), 1, buffer.width)} of {buffer.dtype}"
                 )
-        self._known[kind] = both  # which keeps them
+        self._known[kind] = both  # a reference, which keeps the tables alive
         self._structs[kind] = AnglesStruct(cos.data_ptr(), sin.data_ptr())
         self.n_positions = min(len(cos) for cos, _ in self._known.values())
 
 
 def tables_of(rotary: RotaryAngles) -> Angles:
-    """Returns the tables of angles; raises ValueError if there are none."""
+    """Returns the tables of angles of a rotary embedding; raises ValueError if the embedding has no
+    tables."""
     if rotary.angles is None:
         raise ValueError("a native program needs tables of angles")
     return rotary.angles

@@ -1,7 +1,8 @@
-"""What the steps of a program store, and where: keys and values in blocks, or states in rows.
+"""The storage that the steps of a program use: keys and values in blocks, or states in rows.
 
-The storage of a layer is two tensors, and which ones depends on the steps that use it. They are
-checked and their addresses looked up once for each epoch.
+The storage of a layer is two tensors, whose shapes depend on the steps of the layer. The tensors
+are checked and their addresses are taken when the first tensor is another object than in the
+previous run.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ _IN_BLOCKS = (RotaryWriteKV, WriteKV, WriteLatents, Attend)
 
 
 class LayerStorage:
-    """The storage of all layers of a program.
+    """The addresses of the storage of all layers of a program.
 
-    It is recognised by its first tensor, and not kept alive.
+    The addresses are taken anew when the first tensor is another object than before. Only a weak
+    reference to the first tensor is held, so that storage can be freed.
     """
 
     def __init__(self, program: Program) -> None:
@@ -44,8 +46,8 @@ class LayerStorage:
         self._structs: Any = None
 
     def of(self, kv: Sequence[LayerKV]) -> int:
-        """Returns where the structures of all layers lie; raises ValueError for storage that layers
-        cannot use."""
+        """Returns the address of the structures of all layers, 0 if no step uses storage; raises
+        ValueError for storage that does not fit the layers."""
         if not self._users:
             return 0
         first = kv[0][0]
@@ -62,12 +64,12 @@ class LayerStorage:
         return ctypes.addressof(self._structs)
 
     def places(self, batch: ProgramBatch, n_tokens: int) -> tuple[Any, ...]:
-        """Returns the fields of a `BatchStruct` that say where tokens are stored in blocks and how
-        they attend, in their order.
+        """Returns the fields of a `BatchStruct` from `slots` to `n_columns`: the slots of the
+        tokens and the spans for attention.
 
-        Raises ValueError for slots that are not as many as tokens, for block tables of different
-        shapes, and for a batch that lacks a K/V group of a layer; TypeError for a plan of other
-        operations.
+        Raises ValueError if the number of slots differs from the number of tokens, if block tables
+        have different shapes, and if the batch lacks the K/V group of a layer. Raises TypeError for
+        a plan that other operations made.
         """
         if not self._groups:
             return None, None, None, None, 0, 0
@@ -90,7 +92,8 @@ class LayerStorage:
         )
 
     def states(self, batch: ProgramBatch) -> StateSpansStruct:
-        """Returns where the states of a batch are; raises ValueError if it does not say so."""
+        """Returns the structure of the batch's `StateSpans`, all zeros if no layer keeps states;
+        raises ValueError if layers keep states but the batch has no `StateSpans`."""
         if not self._has_states:
             return StateSpansStruct()
         spans = batch.states
@@ -101,12 +104,12 @@ class LayerStorage:
 
 
 def _addresses(addresses: list[int]) -> Any:
-    """Returns an array of these addresses, which lives as long as what it is passed in."""
+    """Returns a C array of `addresses`; a structure with the array as a field keeps it alive."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def int64_address(x: Tensor) -> int:
-    """Returns where `x` lies; raises ValueError if it is not dense and int64."""
+    """Returns the address of the data of `x`; raises ValueError if `x` is not dense and int64."""
     if x.dtype != torch.int64 or not x.is_contiguous():
         raise ValueError(f"{x.dtype} with strides {x.stride()} where int64 without gaps is needed")
     return x.data_ptr()
@@ -114,7 +117,8 @@ def int64_address(x: Tensor) -> int:
 
 @singledispatch
 def _check(step: Any, stored: LayerKV, dtype: torch.dtype) -> None:
-    """Raises ValueError for storage that a step of a program of `dtype` would misread."""
+    """Raises ValueError if the storage of a layer has another type or shape than `step` needs, in a
+    program of `dtype`."""
 
 
 @_check.register

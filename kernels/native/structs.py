@@ -10,11 +10,11 @@ class, in their order, and the declared type of a field decides its type in C++.
     LinearWeight, Matrix,  Weight: a matrix as the library packs it
     TableWeight
     HeadProducts           HeadWeights: a matrix for each head
-    Sequence[Expert]       Experts: the address of structures, and their number
+    Sequence[Expert]       Experts: the address and the number of the structures of the experts
     another class          the structure of that class; all zeros for None
 
-So a field that is added to such a class is added to the struct in `src/*_steps.h` as well, in the
-same place, and nowhere else. `kernels.native.layout` compares both when the library is loaded, and
+To add a field to such a class, add the field to the struct in `src/*_steps.h` as well, at the same
+position. `kernels.native.layout` compares the classes with the structs when the library is loaded.
 `kernels.native.fill` fills the structures.
 """
 
@@ -41,13 +41,14 @@ MATRICES = (LinearWeight, TableWeight, Matrix)
 
 
 class ArrayStruct(ctypes.Structure):
-    """A dense tensor of a type that the library computes with."""
+    """A dense tensor: the address and the element type."""
 
     _fields_ = (("data", _pointer), ("element", _int))
 
 
 class WeightStruct(ctypes.Structure):
-    """A matrix in panels; of int8 if there are scales, and in groups if their form is there."""
+    """A matrix in panels. A matrix of int8 has `starts` and `scales`; a matrix in groups has the
+    address of a `GroupsStruct` in `groups`; other pointers are null."""
 
     _fields_ = (
         ("packed", _pointer),
@@ -67,25 +68,25 @@ class HeadWeightsStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """One step: the number of its kind, and its structure."""
+    """One step: the index of the step's class in `STEPS`, and the address of the step's structure."""
 
     _fields_ = (("kind", _int), ("what", _pointer))
 
 
 class BufferStruct(ctypes.Structure):
-    """Where a buffer lies, and its form."""
+    """A buffer: the address, the width, the element type, and whether rows are sampled tokens."""
 
     _fields_ = (("data", _pointer), ("width", _int), ("element", _int), ("is_of_sampled", _int))
 
     @classmethod
     def of(cls, buffer: Buffer, address: int) -> BufferStruct:
-        """Returns the structure of `buffer` with memory at `address`."""
+        """Returns the structure of `buffer`, whose memory begins at `address`."""
         element = ELEMENT.get(buffer.dtype, -1)
         return cls(address, buffer.width, element, buffer.is_of_sampled)
 
 
 class GroupsStruct(ctypes.Structure):
-    """The form of a matrix in groups; `src/groups.h` says what the fields are."""
+    """The form of a matrix in groups; `src/groups.h` describes the fields."""
 
     _fields_ = (
         ("bits", _int),
@@ -97,7 +98,7 @@ class GroupsStruct(ctypes.Structure):
 
 
 class AnglesStruct(ctypes.Structure):
-    """The angles of one kind of rotary embedding."""
+    """The addresses of the tables of angles of one kind of rotary embedding."""
 
     _fields_ = (("cos", _pointer), ("sin", _pointer))
 
@@ -109,7 +110,7 @@ class LayerKVStruct(ctypes.Structure):
 
 
 class StateSpansStruct(ctypes.Structure):
-    """The spans of a batch whose layers keep states, as `kernels.forms.state_spans` has them."""
+    """The columns of `kernels.forms.state_spans.StateSpans`, and the number `n` of spans."""
 
     _fields_ = (
         ("first_tokens", _pointer),
@@ -121,7 +122,7 @@ class StateSpansStruct(ctypes.Structure):
 
 
 class BatchStruct(ctypes.Structure):
-    """The arguments of one call; `Batch` in `src/program.h` says what they are."""
+    """The arguments of one call of the library; `Batch` in `src/program.h` describes the fields."""
 
     _fields_ = (
         ("buffers", _pointer),
@@ -170,7 +171,7 @@ SHARED: tuple[type[ctypes.Structure], ...] = (
     GroupsStruct,
     Seconds,
 )
-"""The structures that are passed to the library by address; others are fields of steps."""
+"""The structures that are not fields of steps, but are passed to the library by address."""
 
 
 @cache
@@ -182,7 +183,8 @@ def structure_of(description: type) -> type[ctypes.Structure]:
 
 @cache
 def sequence_of(description: type) -> type[ctypes.Structure]:
-    """Returns the structure of a sequence of structures: the address of the first, and how many."""
+    """Returns the structure of a sequence of structures of `description`, with the address of the
+    first structure and the number of structures."""
     first = ctypes.POINTER(structure_of(description))
     fields = (("first", first), ("n", _int))
     return type(f"{description.__name__}s", (ctypes.Structure,), {"_fields_": fields})
@@ -190,7 +192,8 @@ def sequence_of(description: type) -> type[ctypes.Structure]:
 
 @cache
 def declared(description: type) -> tuple[tuple[str, Any], ...]:
-    """Returns the names of the fields of a dataclass and their declared types, less None."""
+    """Returns the name and the declared type of each field of a dataclass; an optional type is
+    returned without None."""
     hints = get_type_hints(description)
     return tuple((f.name, _without_none(hints[f.name])) for f in dataclasses.fields(description))
 

@@ -1,1 +1,1 @@
-"""The form of a matrix that is fastest on a device; the only place that knows all forms."""
+"""Chooses the form of a matrix that is fastest on a device; only this package knows all forms."""

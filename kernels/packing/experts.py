@@ -1,7 +1,7 @@
-"""Experts of a mixture in the form that is fastest where their matrices lie.
+"""Experts of a mixture in the form that is fastest on the device of the matrices.
 
-On a CPU with the native library each matrix is packed by itself, as `kernels.packing.linear` packs
-it. Elsewhere the matrices of all experts stay side by side, for `Ops.expert_mlp`.
+On a CPU with the native library `kernels.packing.linear` packs each matrix separately. Elsewhere
+the matrices of all experts stay stacked in one tensor, for `Ops.expert_mlp`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from kernels.weights.linear import LinearWeight
 
 
 def pack_experts(gate_up: Tensor, down: Tensor, form: ExpertForm = PLAIN_EXPERTS) -> ExpertMatrices:
-    """Returns experts as they are computed fastest where they lie.
+    """Returns experts in the form that is fastest on the device of the matrices.
 
-    `gate_up` is [n_experts, 2 * size, hidden], the gate's matrix first, `down`
+    `gate_up` is [n_experts, 2 * size, hidden], the gate's matrix first, and `down` is
     [n_experts, hidden, size].
     """
     if not can_pack(down):
@@ -41,10 +41,10 @@ def pack_grouped_experts(
     dtype: torch.dtype,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Sequence[Expert]:
-    """Returns experts on a CPU whose matrices are in groups, for tokens of `dtype`.
+    """Returns experts on a CPU whose matrices are quantised in groups, for tokens of `dtype`.
 
-    The matrices are [2 * size, hidden], the gate's first, and [hidden, size]; each is needed only
-    until the next one is taken.
+    A matrix of `gate_up` is [2 * size, hidden], the gate's rows first; a matrix of `down` is
+    [hidden, size]. A matrix may be freed when the iterator returns the next one.
     """
     device = torch.device("cpu")
     gates: list[GatedMatrix] = []
@@ -64,7 +64,7 @@ def _expert(gate_up: GatedMatrix, down: LinearWeight, form: ExpertForm, index: i
 
 
 def _pack_gates(weight: Tensor, form: ExpertForm, index: int) -> GatedMatrix:
-    """Returns the first matrix of an expert, [2 * size, hidden], with its gate."""
+    """Returns the gate and up matrices of an expert, [2 * size, hidden], with the gate function."""
     if _is_plain_gate(form):
         return pack_gated(weight, form.gate)
     return _with_gate(pack(weight), form, index)

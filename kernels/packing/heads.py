@@ -1,8 +1,9 @@
-"""Matrices of heads, in the form that is fastest where they lie.
+"""Matrices of heads, in the form that is fastest on the device of the matrices.
 
-`pack_heads` picks it by device and element type. On a CPU the native library computes products;
-its sums of a token do not depend on how many others there are (`docs/determinism.md`). Elsewhere
-they are PyTorch's product of batches, a head for each of them.
+`pack_heads` picks the form by device and element type. On a CPU the native library computes the
+products; the result of a token does not depend on the number of other tokens in the batch
+(`docs/determinism.md`). Elsewhere PyTorch's batched matrix product computes them, with a batch
+entry for each head.
 """
 
 from __future__ import annotations
@@ -15,5 +16,5 @@ from kernels.weights.head_products import HeadProducts
 
 
 def pack_heads(weight: Tensor) -> HeadProducts:
-    """Returns `weight` [n_heads, n_out, n_in] in the form that is fastest where it lies."""
+    """Returns `weight` [n_heads, n_out, n_in] in the form that is fastest on its device."""
     return NativeHeads.of(weight) if can_pack_heads(weight) else PlainHeads(weight)

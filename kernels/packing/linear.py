@@ -1,20 +1,22 @@
-"""Linear layers whose weights lie in memory in the order in which they are computed with.
+"""Linear layers whose weights are stored in the order in which a product reads them.
 
-`pack(weight)` picks the form by device and element type, and the plain weight is not needed any
-more. On a CPU the native library's form comes first: at 1 to 16 tokens it is 1.2 to 1.8 times
-as fast as oneDNN's, and as fast at 512 (`benchmarks.engine.linear`). Its sums of a token do not
-depend on how many others there are (`docs/determinism.md`), which others do not promise. Where the
-library is not built, oneDNN gets the weight in blocks of its own choice, once, instead of with
-every call. On a GPU it stays as it is, for cuBLAS.
+`pack(weight)` picks the form by device and element type; the caller may free the plain weight
+afterwards. On a CPU the form of the native library is the first choice: at 1 to 16 tokens it is 1.2
+to 1.8 times as fast as oneDNN's form, and equally fast at 512 (`benchmarks.engine.linear`). With
+the native library the result of a token does not depend on the number of other tokens
+(`docs/determinism.md`), which oneDNN and cuBLAS do not promise. Where the library is not built,
+oneDNN reorders the weight into blocks once, instead of in every call. On a GPU the weight stays
+plain, for cuBLAS.
 
-With `quantization` a matrix becomes numbers of 8 or 4 bits, a half or a quarter of the memory to
-read. They are multiplied as they are (`pack_grouped` says the same of numbers that a checkpoint
-has): by the native library on a CPU, by Triton on a GPU. Inputs stay what they are, but for "int8"
-where a CPU has VNNI: there they become int8 with a scale for each token when they are multiplied,
-and sums are exact, which is twice the products per instruction. Embeddings and heads are in groups
-wherever they are quantised, and so is everything of 4 bits.
+With `quantization` a weight becomes a number of 8 or 4 bits, so that a product reads a half or a
+quarter of the memory. Weights stay quantised while they are multiplied, by the native library on a
+CPU and by Triton on a GPU. `pack_grouped` takes weights that are quantised in the checkpoint.
+Inputs are not quantised, with one exception: for "int8" on a CPU with VNNI inputs are rounded to
+int8 with a scale for each token. Sums of products are then exact integers, and an instruction
+computes twice as many products. Embeddings and heads are quantised in groups of inputs, and so are
+all weights of 4 bits.
 
-A residual is added to the sums before they are rounded, so that fusing it makes results no worse.
+A residual is added to the sums before rounding, so that fusing the addition loses no precision.
 """
 
 from __future__ import annotations
@@ -57,22 +59,22 @@ _BITS: dict[Quantization, Bits] = {"int8": 8, "int4": 4}
 
 
 def can_compute(quantization: Quantization, device: torch.device) -> bool:
-    """Whether weights on `device` can be quantised like this."""
+    """Whether weights on `device` can have this `quantization`."""
     return quantization == "none" or can_group(device)
 
 
 def can_group(device: torch.device) -> bool:
-    """Whether `pack_grouped` has forms on `device`."""
+    """Whether `pack_grouped` can pack matrices for `device`."""
     return _group_forms(device.type) is not None
 
 
 def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
-    """Returns `weight` [n_out, n_in] in the form that is fastest where it lies.
+    """Returns `weight` [n_out, n_in] in the form that is fastest on its device.
 
     A weight without storage (a meta tensor) or without elements is not quantised.
 
     Raises:
-        ValueError: it cannot be quantised here.
+        ValueError: the weight cannot be quantised on its device.
     """
     if _is_quantised(weight, quantization):
         forms = _int8_forms(weight.device.type) if quantization == "int8" else None
@@ -85,10 +87,10 @@ def pack(weight: Tensor, quantization: Quantization = "none") -> LinearWeight:
 
 
 def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeight:
-    """Returns `weight` [n_rows, size] in the fastest form that can be looked up in as well.
+    """Returns `weight` [n_rows, size] in the fastest form whose rows can also be looked up.
 
     Raises:
-        ValueError: it cannot be quantised here.
+        ValueError: the weight cannot be quantised on its device.
     """
     if _is_quantised(weight, quantization):
         return pack_grouped(in_groups(weight, _BITS[quantization]), weight.device, weight.dtype)
@@ -96,7 +98,7 @@ def pack_table(weight: Tensor, quantization: Quantization = "none") -> TableWeig
 
 
 def pack_gated(weight: Tensor, gate: Gate, quantization: Quantization = "none") -> GatedMatrix:
-    """Returns `weight` [2 * n_out, n_in] in the fastest form: the gate's matrix comes first."""
+    """Returns `weight` [2 * n_out, n_in], the gate's rows first, in the fastest form."""
     if _is_quantised(weight, quantization):
         forms = _int8_forms(weight.device.type) if quantization == "int8" else None
         if forms is None:
@@ -110,10 +112,12 @@ def pack_gated(weight: Tensor, gate: Gate, quantization: Quantization = "none") 
 
 
 def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype) -> TableWeight:
-    """Returns a matrix in groups on `device`, for tokens of `dtype`, which are also its rows.
+    """Returns a matrix that is quantised in groups, packed on `device`, for tokens of `dtype`.
+
+    Rows that are looked up are of `dtype`, too.
 
     Raises:
-        ValueError: there is no form for it.
+        ValueError: `device` has no form for the matrix and `dtype`.
     """
     forms = _group_forms(device.type)
     if forms is None or not forms.can_take(matrix, dtype):
@@ -124,9 +128,9 @@ def pack_grouped(matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype
 def pack_grouped_gated(
     matrix: GroupedMatrix, device: torch.device, dtype: torch.dtype, gate: Gate
 ) -> GatedMatrix:
-    """Returns a matrix [2 * n_out, n_in] in groups with its gate, whose rows come first.
+    """Returns a matrix [2 * n_out, n_in] that is quantised in groups, packed with its gate.
 
-    `pack_grouped` describes the other arguments and the errors.
+    The gate's rows come first. `pack_grouped` describes the other arguments and the errors.
     """
     forms = _group_forms(device.type)
     if forms is not None and forms.can_take_gated(matrix, dtype):
@@ -136,7 +140,8 @@ def pack_grouped_gated(
 
 @dataclass(frozen=True, slots=True)
 class _Int8Forms:
-    """The forms that a kind of device has for int8, and which matrices they take."""
+    """Functions that pack matrices as int8 on one type of device, and that check whether a matrix
+    can be packed."""
 
     can_take: Callable[[Tensor], bool]
     plain: Callable[[Tensor], LinearWeight]
@@ -146,13 +151,14 @@ class _Int8Forms:
 
 @cache
 def _int8_forms(device_type: str) -> _Int8Forms | None:
-    """Returns the forms of a kind of device with a scale for each output; None without any."""
+    """Returns the int8 forms of a type of device, which have a scale for each output; None if the
+    device has no such form."""
     if device_type == "cpu" and has_int8():
         return _Int8Forms(
             can_quantise, NativeInt8Weight.of, can_quantise_gated, NativeInt8GatedWeight.of
         )
     if device_type == "cuda" and find_spec("triton") is not None:
-        # Not above: without Triton there is nothing to import, and on a CPU it is for nothing.
+        # Imported here, since Triton may not be installed, and a CPU does not need it.
         from kernels.triton import linear_int8
 
         return _Int8Forms(
@@ -166,7 +172,8 @@ def _int8_forms(device_type: str) -> _Int8Forms | None:
 
 @dataclass(frozen=True, slots=True)
 class _GroupForms:
-    """The forms that a kind of device has for weights in groups, and which matrices they take."""
+    """Functions that pack matrices in groups on one type of device, and that check whether a matrix
+    can be packed."""
 
     can_take: Callable[[GroupedMatrix, torch.dtype], bool]
     plain: Callable[[GroupedMatrix, torch.dtype], TableWeight]
@@ -176,7 +183,7 @@ class _GroupForms:
 
 @cache
 def _group_forms(device_type: str) -> _GroupForms | None:
-    """Returns the forms of a kind of device; None where there are none."""
+    """Returns the forms of a type of device for matrices in groups; None if it has no such form."""
     if device_type == "cpu" and native_groups.has_groups():
         return _GroupForms(
             native_groups.can_take,

@@ -1,8 +1,9 @@
-"""The steps of a program (`kernels.program`): what each computes, with which buffers and tensors.
+"""The steps of a program (`kernels.program`): a dataclass for each kind of step.
 
-A step is a dataclass. `kernels.pytorch.interpreter` has a function for each. `STEPS` are the steps
-that the native library has too, by their numbers there. The library's structures are derived from
-the fields of the dataclasses, in their order (`kernels.native.structs`).
+The fields of a step are the buffers and tensors that the step computes with.
+`kernels.pytorch.interpreter` has a function for each step. `STEPS` are the steps that the native
+library has, too; the index of a step in `STEPS` is the step's number in the library. The library's
+structures are derived from the fields of the dataclasses, in order (`kernels.native.structs`).
 """
 
 from kernels.steps.buffer import Buffer, buffers_of
@@ -106,7 +107,7 @@ __all__ = [
     "buffers_of",
 ]
 
-# In the order of their numbers.
+# In the order of the steps' numbers in the native library.
 STEPS: tuple[type, ...] = (
     Embed,
     EmbedPacked,

@@ -1,4 +1,4 @@
-"""What steps read and write."""
+"""Buffers: the arrays that the steps of a program read and write."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """Numbers of every token of a batch, or of every sampled token, [n, width]."""
+    """An array [n, width] with a row for every token of a batch, or for every sampled token."""
 
-    index: int  # in the program
+    index: int  # the index of the buffer in the program
     width: int
     dtype: torch.dtype
     is_of_sampled: bool = False

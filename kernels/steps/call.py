@@ -1,4 +1,4 @@
-"""The step that is a Python function."""
+"""The step that calls a Python function."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from kernels.steps.buffer import Buffer
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Computes what no other step does: `outputs = function(*inputs)`.
+    """Calls a Python function: `outputs = function(*inputs)`.
 
-    The function gets a tensor [n, width] for each input, and returns a tensor for each output, or
-    the tensor itself if there is one output. It may change and return an input that is an output,
-    too; other inputs stay as they are, and other results are new.
+    The function receives a tensor [n, width] for each input. The function returns a tuple with a
+    tensor for each output, or only the tensor if there is one output. If a buffer is an input and
+    an output, the function may change the tensor in place and return the changed tensor. The
+    function must not change other inputs, and other results must be new tensors.
     """
 
-    name: str  # what is computed, for readers of a program
+    name: str  # a description of the computation, for readers of a program
     function: Callable[..., Tensor | tuple[Tensor, ...]]
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]

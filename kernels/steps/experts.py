@@ -1,4 +1,4 @@
-"""Gates, and the mixtures of experts that have them."""
+"""Steps of gated MLPs and of mixtures of experts."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ GATES = ("silu", "gelu_tanh", "clamp")
 
 @dataclass(frozen=True, slots=True)
 class GateForm:
-    """The function of a gate: the number of one of `GATES`, and the numbers of a `Clamp`."""
+    """The function of a gate: an index of `GATES`, and the slope and the limit of a `Clamp`."""
 
-    function: int
+    function: int  # index of `GATES`
     slope: float = 0.0
     limit: float = 0.0
 
     @classmethod
     def of(cls, gate: Gate | Clamp) -> GateForm:
-        """Returns the form of a gate."""
+        """Returns the form of the gate function `gate`."""
         if isinstance(gate, Clamp):
             return cls(GATES.index("clamp"), gate.slope, gate.limit)
         return cls(GATES.index(gate))
@@ -35,7 +35,7 @@ class GateForm:
 
 @dataclass(frozen=True, slots=True)
 class ApplyGate:
-    """Gates one half by the other: gates and what they gate lie side by side."""
+    """Applies a gate function: the first half of each row of `x` gates the second half."""
 
     x: Buffer
     form: GateForm
@@ -44,15 +44,16 @@ class ApplyGate:
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """The first half of a gated MLP."""
+    """The gate and up matrices of a gated MLP, with the gate function."""
 
     weight: Matrix
     bias: Tensor | None
-    form: GateForm | None  # None: the matrix gates by itself
+    form: GateForm | None  # None: the product with the matrix applies the gate
 
     @classmethod
     def of(cls, weight: GatedMatrix) -> Gated:
-        """Returns the description of a matrix, and of what gates after it."""
+        """Returns the description of a matrix and of the gate function that is applied after the
+        product, if the product does not apply the function."""
         if isinstance(weight, GatedInTwo):
             return cls(weight.weight, weight.bias, GateForm.of(weight.gate))
         return cls(weight, None, None)
@@ -68,7 +69,7 @@ class Expert:
 
 
 ExpertMatrices = Sequence[Expert] | StackedExperts
-"""All experts of a layer, as they are computed fastest where they lie."""
+"""All experts of a layer: one by one on a CPU with the native library, else in stacked tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +94,23 @@ class RouteInGroups:
 
 @dataclass(frozen=True, slots=True)
 class RunExperts:
-    """Computes the weighted sum of the chosen experts, expert by expert."""
+    """Computes the weighted sum of the outputs of the chosen experts, expert by expert."""
 
     x: Buffer
     experts: Buffer
     weights: Buffer
     each: Sequence[Expert]
-    gathered: Buffer  # memory for the tokens of one expert, as the next three
-    both: Buffer
-    inner: Buffer
-    outer: Buffer
-    sums: Buffer
+    gathered: Buffer  # scratch memory for the inputs of the tokens of one expert
+    both: Buffer  # scratch memory for the gate and up products of these tokens
+    inner: Buffer  # scratch memory for the gated products of these tokens
+    outer: Buffer  # scratch memory for the expert's outputs for these tokens
+    sums: Buffer  # scratch memory for the weighted sums of all tokens, float32
     out: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class RunStackedExperts:
-    """Computes `Ops.expert_mlp`, the weighted sum of the chosen experts."""
+    """Computes `Ops.expert_mlp`, the weighted sum of the outputs of the chosen experts."""
 
     x: Buffer
     experts: Buffer

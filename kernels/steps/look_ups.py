@@ -1,4 +1,4 @@
-"""Steps that begin a program or its head: they look up or copy whole rows."""
+"""Steps that look up or copy rows, such as the first steps of a program and of the head."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class EmbedPacked:
-    """Looks up the rows of tokens in a matrix that is multiplied with, too."""
+    """Looks up the rows of tokens in a packed matrix, which the head may multiply with, too."""
 
     table: TableWeight  # [vocab_size, width]
     out: Buffer
@@ -32,14 +32,14 @@ class EmbedShare:
 
     table: TableWeight  # [len(share), width]
     share: range  # the tokens whose rows the table has
-    vocab_size: int  # of the shares of all ranks
+    vocab_size: int  # number of rows of the shares of all ranks together
     is_open: bool  # whether tokens from `vocab_size` on are looked up as token 0
     out: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class AddPositions:
-    """Adds the rows of positions in a table."""
+    """Adds the row of `table` at each token's position to the token's row of `x`, in place."""
 
     table: Tensor  # [n_positions, width]
     x: Buffer
@@ -47,16 +47,17 @@ class AddPositions:
 
 @dataclass(frozen=True, slots=True)
 class LookUpAngles:
-    """Looks up the angles of positions, of one kind of rotary embedding."""
+    """Looks up the cosines and sines of one kind of rotary embedding at the tokens' positions."""
 
-    rotary: int  # which kind
+    rotary: int  # the index of the kind in `Program.rotaries`
     cos: Buffer
     sin: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class CopyPart:
-    """Copies `size` elements of each row, from the element `first` on, to a row of `out`."""
+    """Copies the elements `first : first + size` of each row of `x` to the elements
+    `out_first : out_first + size` of the row of `out`."""
 
     x: Buffer
     first: int
@@ -70,4 +71,4 @@ class Select:
     """Copies the rows of sampled tokens."""
 
     x: Buffer
-    out: Buffer  # of sampled tokens, as the buffers of all later steps
+    out: Buffer  # has rows of sampled tokens only, like the buffers of all later steps

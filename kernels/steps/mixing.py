@@ -1,4 +1,4 @@
-"""Steps that mix the tokens of a sequence, and so use the storage of a layer."""
+"""Steps of attention and of Gated DeltaNet, most of which read or write the storage of a layer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from kernels.weights.head_products import HeadProducts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heads:
-    """The heads in a fused projection: a token's queries, keys and values one after the other."""
+    """The heads in a row of a fused projection, which holds a token's queries, then keys, then
+    values."""
 
     n_heads: int
     n_kv_heads: int
@@ -24,14 +25,14 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class RotaryWriteKV:
-    """Computes `Ops.rotary_write_kv`; the queries stay where they are."""
+    """Computes `Ops.rotary_write_kv`; the rotated queries replace the queries in `qkv`."""
 
     qkv: Buffer
     cos: Buffer
     sin: Buffer
     heads: Heads
     norms: HeadNorms | None
-    layer: int  # whose storage keys and values go to
+    layer: int  # the layer in whose storage keys and values are stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +46,21 @@ class WriteKV:
 
 @dataclass(frozen=True, slots=True)
 class Attend:
-    """Computes attention over what a layer has stored."""
+    """Computes attention over the keys and values in the storage of a layer."""
 
     qkv: Buffer
     heads: Heads
     form: AttentionForm
     sinks: Tensor | None  # [n_heads] float32
     layer: int
-    n_shared: int  # first elements of a key that are its value; 0: values lie beside keys
+    n_shared: int  # number of first elements of a key that are the value; 0: values are stored, too
     out: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class TurnHeads:
-    """Computes `Ops.rotary` of the last elements of each head, and lets them be the last of
-    each head of `out`, which may be `x`."""
+    """Computes `Ops.rotary` of the last elements of each head of `x`, and writes the result to the
+    last elements of each head of `out`, which may be `x`."""
 
     x: Buffer
     cos: Buffer
@@ -70,8 +71,8 @@ class TurnHeads:
 
 @dataclass(frozen=True, slots=True)
 class MultiplyHeads:
-    """Computes `HeadProducts` of the first elements of each head; they become the first elements of
-    each head of `out`."""
+    """Computes `HeadProducts` of the first elements of each head of `x`, and writes the products to
+    the first elements of each head of `out`."""
 
     x: Buffer
     weight: HeadProducts
@@ -80,7 +81,7 @@ class MultiplyHeads:
 
 @dataclass(frozen=True, slots=True)
 class WriteLatents:
-    """Stores rows as the keys of one head, and no values."""
+    """Stores each row of `x` as the key of a layer's only K/V head, without a value."""
 
     x: Buffer
     layer: int

@@ -1,4 +1,4 @@
-"""Steps at which the ranks that share a stage meet."""
+"""Steps of communication between the ranks that share a stage."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """Puts the rows of all ranks side by side, in the order of the ranks.
+    """Joins the rows of all ranks side by side, in the order of the ranks.
 
-    The rows of each rank are filled up to `size` elements first. What is beyond the width of `out`
-    is left out.
+    The rows of each rank are padded to `size` elements before. Elements of the joined rows beyond
+    the width of `out` are dropped.
     """
 
     x: Buffer

@@ -1,4 +1,4 @@
-"""Steps that compute each row by itself: norms, products, and what is done to every element."""
+"""Steps that compute each row independently: norms, products and elementwise functions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class RMSNorm:
 
 @dataclass(frozen=True, slots=True)
 class RMSNormPart:
-    """Computes `Ops.rms_norm` of `n` parts of each row, `size` elements each, which lie side by
-    side from the element `first` on; in place."""
+    """Computes `Ops.rms_norm` of `n` parts of each row, in place.
+
+    Each part has `size` elements. The parts are adjacent and begin at the element `first` of a row.
+    """
 
     x: Buffer
     first: int
@@ -49,7 +51,11 @@ class LayerNorm:
 
 @dataclass(frozen=True, slots=True)
 class Multiply:
-    """Multiplies with a matrix, and may gate, or add a bias and a residual."""
+    """Multiplies rows with a matrix.
+
+    If the matrix has a fused gate, the product is gated. Otherwise a bias and a residual may be
+    added.
+    """
 
     x: Buffer
     weight: Matrix
@@ -63,7 +69,7 @@ class Activate:
     """Applies a function to every element, in place."""
 
     x: Buffer
-    function: int  # the number of one of `ACTIVATIONS`
+    function: int  # index of `ACTIVATIONS`
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +91,12 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class ScaleByPosition:
-    """Multiplies the first elements of each row by a factor of its token's position, in place."""
+    """Multiplies the first elements of each row by the factor of the token's position, in place."""
 
     x: Buffer
-    size: int  # how many elements
-    factors: Tensor  # [n_lengths]
-    length: int  # positions that have one factor
+    size: int  # number of elements of each row that are multiplied
+    factors: Tensor  # [n_factors], the factor of a position is `factors[position // length]`
+    length: int  # number of consecutive positions that share a factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,8 @@ class SoftCap:
 
 @dataclass(frozen=True, slots=True)
 class Mul:
-    """Multiplies with the elements of each row of `y` from the element `first` on, in place."""
+    """Multiplies each row of `x` by the elements of the row of `y` from the element `first` on, in
+    place."""
 
     x: Buffer
     y: Buffer
@@ -121,7 +128,8 @@ class Mul:
 
 @dataclass(frozen=True, slots=True)
 class SigmoidAndMul:
-    """Computes `Ops.sigmoid_and_mul`, in place; gates begin at the element `first` of a row."""
+    """Computes `Ops.sigmoid_and_mul`, in place. The gates of a row begin at the element `first` of
+    the row of `gates`."""
 
     gates: Buffer
     first: int
@@ -130,6 +138,6 @@ class SigmoidAndMul:
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Finds the argmax of logits."""
+    """Computes the argmax of each row of logits."""
 
     logits: Buffer

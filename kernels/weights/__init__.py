@@ -1,1 +1,1 @@
-"""What a matrix is to the code that multiplies with it, and how it is quantised."""
+"""The interfaces of matrices that tokens are multiplied with, and the quantisation of matrices."""

@@ -1,4 +1,4 @@
-"""A gated product in two operations, where no matrix gates by itself."""
+"""A gated product in two operations, for devices without a fused gated product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kernels.weights.linear import Clamp, Gate, GatedWeight, LinearWeight
 
 @dataclass(frozen=True, slots=True)
 class GatedInTwo:
-    """A matrix to gates and to the numbers that are gated, whose gate is another operation."""
+    """The gate and up matrices of a gated MLP in one matrix; the gate function is applied to the
+    product in a second operation."""
 
     weight: LinearWeight  # [2 * n_out, n_in], the gate's rows first
     gate: Gate | Clamp
@@ -24,4 +25,4 @@ class GatedInTwo:
 
 
 GatedMatrix = GatedWeight | GatedInTwo
-"""What computes the first half of a gated MLP."""
+"""The gate and up matrices of a gated MLP with the gate function, fused or in two operations."""

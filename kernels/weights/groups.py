@@ -1,11 +1,11 @@
-"""Matrices of small whole numbers with a scale for each group of neighbouring inputs.
+"""Quantised matrices: small whole numbers with a scale for each group of neighbouring inputs.
 
-A weight is `value * scale + offset`. With eight bits the value is the number itself; with four the
-number names one of sixteen values, by default -8 to 7. That is what quantised checkpoints store,
-whatever their layout: a zero point becomes an offset, and so does a minimum.
+A weight is `value * scale + offset`. A number of eight bits is the value itself. A number of four
+bits is the index of one of sixteen values, by default -8 to 7. All layouts of quantised checkpoints
+can be converted to this form: a zero point or a minimum becomes an offset.
 
-Numbers have a byte each here, as they are on their way into a packed form; those forms are the
-business of `kernels.native.groups` and `kernels.triton.linear_groups`.
+Each number takes a byte here, also a number of four bits. `kernels.native.groups` and
+`kernels.triton.linear_groups` pack the numbers for products.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from torch import Tensor
 Bits = Literal[4, 8]
 
 WHOLE = tuple(range(-8, 8))
-"""The values of four bits that are whole numbers."""
+"""The default values of numbers of four bits: -8 to 7."""
 
 MULTIPLE = 8
-"""Inputs of a group are a multiple of this in every packed form."""
+"""Number that divides the number of inputs of a group in every packed form."""
 
 LONGEST = 128
-"""Inputs of a group at most in a packed form; longer groups are stored as several."""
+"""Largest number of inputs of a group in a packed form; a longer group is stored as several."""
 
 HALF_STEP = 2.0**-11
-"""Half of a step of float16, relative."""
+"""Largest relative error of rounding to float16."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupForm:
-    """The meaning of a matrix's numbers, and how many of them share a scale."""
+    """The meaning of a matrix's numbers, and how many inputs share a scale."""
 
     bits: Bits
-    size: int  # inputs of a group; the last one may have fewer
-    values: tuple[int, ...] = WHOLE  # of four bits, int8 each
+    size: int  # inputs of a group; the last group may have fewer
+    values: tuple[int, ...] = WHOLE  # the value of each number of four bits, in the range of int8
 
     def n_groups(self, n_in: int) -> int:
-        """Returns the number of groups of an output."""
+        """Returns the number of groups of each output in a matrix with `n_in` inputs."""
         return -(-n_in // self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatrix:
-    """A matrix [n_out, n_in] in groups."""
+    """A matrix [n_out, n_in] that is quantised in groups of inputs."""
 
     form: GroupForm
-    numbers: Tensor  # [n_out, n_in]: uint8 below 16, or int8 of eight bits
+    numbers: Tensor  # [n_out, n_in]: uint8 below 16 for four bits, int8 for eight bits
     scales: Tensor  # [n_out, n_groups] float32
     offsets: Tensor | None = None  # [n_out, n_groups] float32
 
@@ -75,7 +75,7 @@ class GroupedMatrix:
         return table.index_select(0, self.numbers.flatten().int()).view(self.numbers.shape)
 
     def to(self, device: torch.device) -> GroupedMatrix:
-        """Returns the same matrix on `device`."""
+        """Returns a copy of the matrix on `device`."""
         offsets = None if self.offsets is None else self.offsets.to(device)
         return replace(
             self,
@@ -85,19 +85,21 @@ class GroupedMatrix:
         )
 
     def rows(self, order: Tensor | slice) -> GroupedMatrix:
-        """Returns the outputs that `order` names."""
+        """Returns the matrix of the outputs that `order` selects, in that order."""
         offsets = None if self.offsets is None else self.offsets[order]
         return replace(
             self, numbers=self.numbers[order], scales=self.scales[order], offsets=offsets
         )
 
     def without_zeros(self) -> GroupedMatrix:
-        """Returns the same matrix, without offsets if all of them are zero."""
+        """Returns the matrix with `offsets` None if all offsets are zero."""
         return self if self.offsets is None or self.offsets.any() else replace(self, offsets=None)
 
     def in_groups_of(self, size: int) -> GroupedMatrix:
-        """Returns the same matrix with groups of `size`, which divides that of its groups or is of
-        a matrix with one group for each output."""
+        """Returns the matrix with its groups split into groups of `size` inputs.
+
+        `size` must divide the present size of groups, unless each output has only one group.
+        """
         if size == self.form.size:
             return self
         n_groups = -(-self.shape[1] // size)
@@ -107,7 +109,11 @@ class GroupedMatrix:
         return replace(self, form=form, scales=self.scales[:, places], offsets=offsets)
 
     def in_short_groups(self) -> GroupedMatrix:
-        """Returns the same matrix with groups of `LONGEST` at most, where long ones are so many."""
+        """Returns the matrix with groups of at most `LONGEST` inputs.
+
+        Longer groups are split if `LONGEST` divides their size, or if each output has only one
+        group. Other matrices are returned unchanged.
+        """
         n_in, size = self.shape[1], self.form.size
         if self.form.n_groups(n_in) == 1:
             whole = -(-n_in // MULTIPLE) * MULTIPLE
@@ -116,18 +122,22 @@ class GroupedMatrix:
         return self.in_groups_of(LONGEST if size % LONGEST == 0 else size)
 
     def scale_type(self, dtype: torch.dtype) -> torch.dtype:
-        """Returns float16 if scales and offsets lose nothing by it that counts beside tokens of
-        `dtype`, else float32."""
+        """Returns the type in which scales and offsets are to be stored, for tokens of `dtype`.
+
+        The type is float16 if `fits_half` accepts scales and offsets, else float32. For tokens of
+        float32 rounding to float16 must change no number.
+        """
         tolerance = 0.0 if dtype == torch.float32 else HALF_STEP
         numbers = [self.scales] if self.offsets is None else [self.scales, self.offsets]
         return torch.float16 if all(fits_half(n, tolerance) for n in numbers) else torch.float32
 
 
 def joined(parts: Sequence[GroupedMatrix]) -> GroupedMatrix:
-    """Returns the matrices joined along their outputs, in a form that has all of them exactly.
+    """Returns the matrices joined along their outputs, without any loss of precision.
 
-    All have as many inputs. Parts of different bits become numbers of eight, groups as small as
-    all need them.
+    All parts must have an equal number of inputs. If parts have different values of numbers, all
+    numbers become numbers of eight bits. The size of groups becomes the greatest common divisor of
+    the parts' sizes.
     """
     n_in = parts[0].shape[1]
     sizes = {part.form.size if part.form.n_groups(n_in) > 1 else 0 for part in parts}
@@ -150,13 +160,16 @@ def joined(parts: Sequence[GroupedMatrix]) -> GroupedMatrix:
 
 
 def _widened(matrix: GroupedMatrix) -> GroupedMatrix:
-    """Returns the same matrix with numbers of eight bits."""
+    """Returns the matrix with its numbers converted to eight bits."""
     return replace(matrix, form=GroupForm(8, matrix.form.size), numbers=matrix.values())
 
 
 def fits_half(numbers: Tensor, tolerance: float = HALF_STEP) -> bool:
-    """Whether numbers [n_out, n_groups] are as good in float16: no error is larger than `tolerance`
-    of the largest of an output."""
+    """Whether `numbers` [n_out, n_groups] are precise enough in float16.
+
+    They are if no rounding error is larger than `tolerance` times the largest absolute number of
+    the same output.
+    """
     if not numbers.numel():
         return True
     error = (numbers.half().float() - numbers).abs()

@@ -1,6 +1,7 @@
-"""Products of every head's vector with a matrix of the head's own, as latent attention needs them.
+"""Products of every head's vector with a matrix of the head, which latent attention needs.
 
-Their forms are in `kernels.packing.heads` and `kernels.native.heads`.
+`kernels.pytorch.heads` and `kernels.native.heads` implement the products; `kernels.packing.heads`
+chooses between the two.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from torch import Tensor
 
 
 class HeadProducts(Protocol):
-    """A matrix [n_out, n_in] for each head."""
+    """A matrix [n_out, n_in] for each head, with which the head's vectors are multiplied."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Heads, outputs and inputs."""
+        """The numbers of heads, of outputs and of inputs: n_heads, n_out and n_in."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns [n_tokens, n_heads, n_out] for `x` [n_tokens, n_heads, n_in]."""
+        """Returns the products [n_tokens, n_heads, n_out] for `x` [n_tokens, n_heads, n_in]."""

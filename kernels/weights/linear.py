@@ -1,6 +1,6 @@
-"""What a linear layer's matrix is to the code that multiplies with it.
+"""The interfaces of the matrices of linear layers, and the plain matrix.
 
-A residual is added to the sums before they are rounded, so that fusing it makes results no worse.
+A residual is added to the sums before rounding, so that fusing the addition loses no precision.
 `kernels.packing.linear` picks the form that is fastest on a device.
 """
 
@@ -18,9 +18,9 @@ Gate = Literal["silu", "gelu_tanh"]
 
 @dataclass(frozen=True, slots=True)
 class Clamp:
-    """The gate `(up + 1) * gate * sigmoid(slope * gate)` of clamped inputs (gpt-oss).
+    """The gate `(up + 1) * gate * sigmoid(slope * gate)` with clamped inputs (gpt-oss).
 
-    Gates are at most `limit`, and what they gate is between `-limit` and `limit`.
+    `gate` is clamped to at most `limit`, and `up` to the range from `-limit` to `limit`.
     """
 
     slope: float
@@ -29,7 +29,7 @@ class Clamp:
 
 @runtime_checkable
 class LinearWeight(Protocol):
-    """A matrix [n_out, n_in] in some form, which multiplies tokens."""
+    """A matrix [n_out, n_in] in any form, with which tokens are multiplied."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -37,43 +37,49 @@ class LinearWeight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Number of bytes of memory that the matrix takes."""
 
     def __call__(
         self, x: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """Returns `x @ weight.T + bias + residual`, [n_tokens, n_out].
 
-        `x` is [n_tokens, n_in], `bias` [n_out] and `residual` [n_tokens, n_out], which is used up:
-        the result may take its place.
+        `x` is [n_tokens, n_in], `bias` [n_out] and `residual` [n_tokens, n_out]. The residual may
+        be overwritten by the result.
         """
 
 
 class TableWeight(LinearWeight, Protocol):
-    """A matrix that is multiplied with and looked up in: embedding and head in one."""
+    """A matrix that tokens can be multiplied with and whose rows can be looked up; embedding and
+    head may share such a matrix."""
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns rows of the matrix, [n, n_in], for `indices` [n]."""
+        """Returns the rows of the matrix at `indices` [n], [n, n_in]."""
 
 
 @runtime_checkable
 class PanelTable(TableWeight, Protocol):
-    """A table that lies in panels of whole numbers of a word, as the native library packs it."""
+    """A table that is packed for the native library, in panels.
+
+    A panel is a group of rows that are stored interleaved: one 32-bit word of each row after the
+    other.
+    """
 
     @property
     def packed(self) -> Tensor:
-        """The rows in their panels, [n_panels, n_steps, panel, inputs]."""
+        """The rows in panels, [n_panels, n_steps, panel, inputs]: `panel` rows, with `inputs`
+        elements in each word."""
 
 
 class GatedWeight(Protocol):
-    """Two matrices [n_out, n_in] each: a gate's, and that of what it gates."""
+    """The gate and up matrices of a gated MLP, [n_out, n_in] each, with a fused gate function."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The sizes of both together, 2 * n_out and n_in."""
+        """The sizes of the two matrices together, 2 * n_out and n_in."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Returns `gate(x @ first.T) * (x @ second.T)`, [n_tokens, n_out].
+        """Returns `gate(x @ gate_matrix.T) * (x @ up_matrix.T)`, [n_tokens, n_out].
 
         `x` is [n_tokens, n_in].
         """
@@ -81,7 +87,7 @@ class GatedWeight(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
-    """The matrix as it is."""
+    """A matrix in PyTorch's own layout."""
 
     weight: Tensor  # [n_out, n_in]
 

@@ -1,9 +1,10 @@
 """Symmetric quantisation of a matrix, with a scale for each output or for each group of inputs.
 
-With a scale for each output, its largest weight becomes 127, so that the scale is its 127th part.
-Every form of int8 weights that rounds inputs too begins with this. Groups have a scale each: with
-eight bits it is found alike, with four it is the one of several that leaves the smallest sum of
-squared errors. How they are multiplied is the form's business.
+With a scale for each output (`quantised`), the scale is the output's largest absolute weight
+divided by 127. All forms of int8 weights that quantise inputs as well use this quantisation. With a
+scale for each group (`in_groups`), a scale for eight bits is the group's largest absolute weight
+divided by 127. For four bits several scales are tried, and the scale with the smallest sum of
+squared errors is taken. The modules of the packed forms describe the products.
 """
 
 import torch
@@ -11,23 +12,24 @@ from torch import Tensor
 
 from kernels.weights.groups import Bits, GroupedMatrix, GroupForm, fits_half
 
-LARGEST = 127  # of an int8 that has its negative
+LARGEST = 127  # the largest int8 whose negative is an int8, too
 
 GROUP_SIZES: dict[Bits, int] = {4: 32, 8: 128}
-"""Inputs of a group, by the bits of a number."""
+"""Number of inputs of a group, for each number of bits."""
 
-_NOTHING = 1e-30  # all of a row below this is zero
+_NOTHING = 1e-30  # a row whose absolute weights are all at most this becomes zeros
 _ROWS_AT_ONCE = 1024
-_WEIGHTS_AT_ONCE = 1 << 18  # what is computed of them stays in a cache
+_WEIGHTS_AT_ONCE = 1 << 18  # so few that intermediate results stay in a cache
 
-# Of a group's largest weight, which becomes -8 times the scale and may be cut off a little.
+# Factors that are tried: `-8 * scale` is a factor times the group's largest weight. With a factor
+# below 1 the largest weight is clipped a little.
 _CUTS = (1.0, 0.93, 0.86, 0.79, 1.08)
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Returns `weight` [n_out, n_in] as int8 of the same shape, and scales [n_out] in float32.
 
-    A row times its scale is what it was, up to half the scale.
+    A quantised row times its scale differs from the original row by at most half of the scale.
     """
     pieces = [_quantised(rows.float()) for rows in torch.split(weight, _ROWS_AT_ONCE)]
     whole, scales = zip(*pieces, strict=True)
@@ -37,14 +39,15 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 def _quantised(rows: Tensor) -> tuple[Tensor, Tensor]:
     largest = rows.abs().amax(1)
     steps = torch.where(largest > _NOTHING, largest.new_tensor(LARGEST) / largest, 0.0)
-    # By a tensor: by a number CUDA multiplies with its inverse, and scales would differ.
+    # The divisor is a tensor: CUDA multiplies by the inverse of a Python number, which would give
+    # other scales.
     return (rows * steps[:, None]).round_().to(torch.int8), largest / largest.new_tensor(LARGEST)
 
 
 def in_groups(weight: Tensor, bits: Bits) -> GroupedMatrix:
-    """Returns `weight` [n_out, n_in] with numbers of `bits`, in groups of `GROUP_SIZES`.
+    """Returns `weight` [n_out, n_in] quantised to `bits`, in groups of `GROUP_SIZES[bits]` inputs.
 
-    Scales are numbers of float16 where that is precise enough.
+    Scales are rounded to float16 if `fits_half` accepts them.
     """
     form = GroupForm(bits, GROUP_SIZES[bits])
     n_rows = max(1, _WEIGHTS_AT_ONCE // max(weight.shape[1], 1))
@@ -54,7 +57,8 @@ def in_groups(weight: Tensor, bits: Bits) -> GroupedMatrix:
 
 
 def _in_groups(rows: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
-    """Returns the numbers [n_rows, n_in] of rows, and scales [n_rows, n_groups] in float32."""
+    """Returns the quantised numbers [n_rows, n_in] of `rows` [n_rows, n_in], and the scales of the
+    groups, [n_rows, n_groups] in float32."""
     n_rows, n_in = rows.shape
     missing = -n_in % form.size
     groups = torch.nn.functional.pad(rows, (0, missing)).view(n_rows, -1, form.size)
@@ -68,13 +72,15 @@ def _in_groups(rows: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
 
 
 def _four_bit_scales(groups: Tensor) -> Tensor:
-    """Returns the best scales of groups [n_rows, n_groups, size], which may be negative."""
+    """Returns the scales [n_rows, n_groups] with the smallest squared errors for `groups`
+    [n_rows, n_groups, size]. A scale may be negative."""
     places = groups.abs().argmax(2, keepdim=True)
     largest = groups.gather(2, places).squeeze(2)
     best, best_gain = torch.zeros_like(largest), torch.zeros_like(largest)
     for cut in _CUTS:
         whole = _rounded(groups, largest * (cut / -8), 4)
-        # The scale with the least error for these numbers, and how much less than with none.
+        # The scale with the least squared error for these numbers, and the decrease of the error
+        # from that of a scale of zero.
         products, squares = (groups * whole).sum(2), whole.square().sum(2)
         scale = torch.where(squares > 0, products / squares, 0.0)
         gain = scale * products
@@ -84,7 +90,8 @@ def _four_bit_scales(groups: Tensor) -> Tensor:
 
 
 def _rounded(groups: Tensor, scales: Tensor, bits: Bits) -> Tensor:
-    """Returns groups divided by their scales as whole numbers, [n_rows, n_groups, size]."""
+    """Returns groups divided by their scales and rounded to whole numbers within the range of
+    `bits`, [n_rows, n_groups, size]."""
     steps = torch.where(scales.abs() > _NOTHING, 1 / scales, 0.0)
     low, high = (-8, 7) if bits == 4 else (-LARGEST, LARGEST)
     return (groups * steps[..., None]).round_().clamp_(low, high)
