@@ -24,6 +24,9 @@ SOURCES := services simulator kernels benchmarks clients examples models tests
 TEST_WORKERS ?= 3
 IN_PARALLEL  := -n $(TEST_WORKERS) --dist worksteal
 
+# Examples that the thorough tests try of each property.
+EXAMPLES ?= 100
+
 # Faults that are injected one after the other, eight seconds each, and the seed that they are drawn by.
 FAULTS_N    ?= 200
 FAULTS_SEED ?=
@@ -110,8 +113,8 @@ tune: setup  ## Find the best settings for MODEL on this machine, in three minut
 test: setup  ## Run the tests, TEST_WORKERS (3) at a time; ARGS goes to pytest
 	$(BIN)/python -m pytest $(IN_PARALLEL) $(ARGS)
 
-test-thorough: setup  ## Run more cases of what `make test` holds, which take minutes
-	$(BIN)/python -m pytest -m '(thorough or hypothesis) and not triton and not gpu and not real and not fuzz' \
+test-thorough: setup  ## Run more cases of what `make test` holds, and EXAMPLES (100) of each property, which takes minutes
+	EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m '(thorough or hypothesis) and not triton and not gpu and not real and not fuzz' \
 	  --hypothesis-profile=thorough $(IN_PARALLEL) $(ARGS)
 
 test-system: setup  ## Run only the tests of whole processes

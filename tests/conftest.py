@@ -11,9 +11,10 @@ import pytest
 from hypothesis import settings
 
 # Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
-# has few examples, and as many as Hypothesis would make in the thorough tests.
+# has few examples, and `EXAMPLES` in the thorough tests, by default as many as Hypothesis makes.
+N_EXAMPLES = int(os.environ.get("EXAMPLES", "100"))
 settings.register_profile("orcinus", deadline=None, max_examples=15)
-settings.register_profile("thorough", deadline=None)
+settings.register_profile("thorough", deadline=None, max_examples=N_EXAMPLES)
 settings.load_profile("orcinus")
 
 # Where there is no GPU, Triton's kernels are interpreted. It looks when it is imported, which
