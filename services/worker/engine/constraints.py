@@ -1,5 +1,4 @@
-"""The requests of a rank whose output follows a grammar: how far each has come, and what may
-follow.
+"""Position in the grammar, and allowed next tokens, of each request that follows a grammar.
 
 A row's matcher has taken the generated tokens up to some position. It takes the tokens that a plan
 brings, for a request that goes on after a loss, and the tokens that this rank has sampled. On a CPU
@@ -22,11 +21,13 @@ from services.worker.engine.plan import Ints, PlanError
 
 
 class Matcher(Protocol):
-    """The place of one output in its grammar: that of `services.grammar`, whose library the engine
-    core does not need."""
+    """The position of one output in its grammar.
+
+    `services.grammar` implements this protocol, so the engine core does not need its library.
+    """
 
     def take(self, token_id: int) -> None:
-        """Moves on by a token."""
+        """Advances the position in the grammar by one token."""
 
     @property
     def is_cut(self) -> bool:
@@ -40,7 +41,7 @@ class Grammars(Protocol):
     """The grammars of a model: `services.grammar.grammars.Grammars`."""
 
     def begin_iteration(self) -> None:
-        """Begins the masks of another iteration, whose work is counted anew."""
+        """Begins the masks of a new iteration and resets the count of work."""
 
     def matcher(self, grammar: str) -> Matcher:
         """Returns a matcher at the beginning of an output, which ends at once if nothing can follow
@@ -90,7 +91,7 @@ class Constraints:
         return row in self._held
 
     def admit(self, row: int, grammar: str, *, n_prompt_tokens: int) -> None:
-        """Takes a request in.
+        """Adds a request that follows `grammar`.
 
         Raises:
             PlanError: the model can follow no grammar, which the scheduler should have refused.
@@ -123,8 +124,10 @@ class Constraints:
         return ConstrainedRows(places, rows[places], positions[places], held)
 
     def masks(self, constrained: ConstrainedRows, uploads: Uploads) -> AllowedTokens:
-        """Returns what may be sampled, readable when `uploads` has been flushed; waits for tokens
-        that are on their way."""
+        """Returns the tokens that may be sampled, readable when `uploads` has been flushed.
+
+        Waits for sampled tokens that have not yet arrived from the device.
+        """
         for rows, arrival in self._arriving:
             self._take_sampled(rows, arrival.wait())
         self._arriving.clear()
@@ -142,7 +145,10 @@ class Constraints:
         return [place for place, one in places if one.matcher.is_cut]
 
     def sampled(self, constrained: ConstrainedRows, tokens: Ints | Tensor) -> None:
-        """Takes what was sampled for a batch, [n_sampled], now or when it has arrived."""
+        """Takes the tokens sampled for a batch, [n_sampled].
+
+        Tokens on a device are taken later, when the copy has arrived on the host.
+        """
         if isinstance(tokens, Tensor):
             self._arriving.append((constrained, _DeviceArrival(tokens)))
         else:
@@ -162,7 +168,7 @@ class Constraints:
 
 
 class _DeviceArrival:
-    """Tokens on their way from a GPU; the copy is queued behind what samples them."""
+    """Tokens in flight from a GPU; the copy is queued behind the kernels that sample."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens.to("cpu", non_blocking=True)

@@ -48,18 +48,18 @@ class InputBatch:
 
     @property
     def slots(self) -> Tensor:
-        """Where the first group stores each token's K and V, [n_tokens] int64."""
+        """Slots where the first K/V group stores the K and V of each token, [n_tokens] int64."""
         return self.kv[0].slots
 
     @property
     def attention(self) -> AttentionPlan:
-        """The plan of the first group."""
+        """The attention plan of the first K/V group."""
         return self.kv[0].attention
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeShape:
-    """A batch of decodes as a graph needs it: all tensors' shapes depend on these two alone."""
+    """Size of a padded batch of decodes; the shapes of all tensors depend only on these fields."""
 
     n_spans: int
     n_columns: int  # blocks of the longest sequence that there may be
@@ -125,7 +125,7 @@ class BatchBuilder:
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
     def n_tokens(self, lengths: Sequence[int]) -> int:
-        """Returns the tokens of a batch that `build` makes of spans of `lengths`."""
+        """Returns the number of tokens of a batch that `build` makes of spans of `lengths`."""
         return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:

@@ -27,9 +27,9 @@ class LastTokens(Protocol):
         """Makes room for `n_rows` rows."""
 
     def numbers(self, values: Ints, uploads: Uploads) -> Numbers:
-        """Returns rows, or places in a batch, as the other methods take them.
+        """Converts rows, or places in a batch, to the type that the other methods take.
 
-        They may be used when `uploads` has been flushed.
+        The result may be used when `uploads` has been flushed.
         """
 
     def keep(self, rows: Numbers, tokens: Numbers) -> None:
@@ -43,7 +43,7 @@ class LastTokens(Protocol):
 
 
 def last_tokens(device: torch.device) -> LastTokens:
-    """Returns the last tokens of no rows yet, kept where it is best for `device`."""
+    """Returns an empty store of last tokens, on the host for a CPU, else on `device`."""
     return TokensOnHost() if device.type == "cpu" else TokensOnDevice(device)
 
 
@@ -67,7 +67,7 @@ class TokensOnHost:
 
 
 class TokensOnDevice:
-    """Last tokens in a tensor of the device; waits for nothing."""
+    """Last tokens in a tensor of the device; no method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]

@@ -24,7 +24,7 @@ from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import Admission, Ints, PlanError, Spans
 
 ROWS_AT_ONCE = 64
-"""Rows of logits that are looked at together: copies of so many are in memory."""
+"""Number of rows of logits that are processed together, which limits the memory for copies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +50,18 @@ class WantedLogprobs:
 
     @property
     def n_top(self) -> int:
-        """Alternatives that are wanted for a token, at most."""
+        """The largest number of alternatives that any span wants for a token."""
         return max(span.n_top for span in self.spans)
 
     @property
     def of_prompts(self) -> bool:
-        """Whether some are of tokens of prompts."""
+        """Whether log-probabilities of any prompt token are wanted."""
         return len(self.prompt_places) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities of tokens and of the most likely ones in their places, in columns."""
+    """Log-probabilities and ranks of tokens, and the most likely alternatives, in columns."""
 
     logprobs: Tensor  # [n] float32
     ranks: Tensor  # [n] int64, from 1
@@ -90,7 +90,7 @@ class LogprobColumns:
         )
 
     def to_host(self) -> LogprobColumns:
-        """Returns the columns in the host's memory, where they are when the device gets there."""
+        """Returns the columns in the host's memory, readable after the device's copies."""
         return LogprobColumns(
             self.logprobs.to("cpu", non_blocking=True),
             self.ranks.to("cpu", non_blocking=True),
@@ -118,7 +118,7 @@ class BatchLogprobs:
     columns: LogprobColumns
 
     def to_host(self) -> BatchLogprobs:
-        """Returns them in the host's memory, see `LogprobColumns.to_host`."""
+        """Returns the log-probabilities in the host's memory, see `LogprobColumns.to_host`."""
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
@@ -147,7 +147,7 @@ class LogprobRequests:
         self._n_prompt: dict[int, tuple[int, int]] = {}  # likewise, and the length of the prompt
 
     def admit(self, admission: Admission) -> None:
-        """Notes what a new request wants."""
+        """Records which log-probabilities a new request wants."""
         if admission.n_logprobs is not None:
             self._n_sampled[admission.row] = admission.n_logprobs
         if admission.n_prompt_logprobs is not None:
@@ -180,12 +180,15 @@ class LogprobRequests:
         return row in self._n_sampled
 
     def are_of_prompts(self, spans: Spans) -> bool:
-        """Returns whether tokens of prompts are wanted among those after the tokens of `spans`."""
+        """Returns whether log-probabilities of prompt tokens are wanted in `spans`."""
         return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedLogprobs | None:
-        """Returns what is wanted of a batch whose spans begin at `first_tokens`, readable when
-        `uploads` has been flushed; None if nothing is."""
+        """Returns the log-probabilities wanted of a batch whose spans begin at `first_tokens`.
+
+        The tensors are readable when `uploads` has been flushed. Returns None if no
+        log-probabilities are wanted.
+        """
         if not self._n_sampled and not self._n_prompt:
             return None
         found: list[LogprobSpan] = []
@@ -216,8 +219,11 @@ class LogprobRequests:
         )
 
     def _prompts(self, spans: Spans) -> Iterator[tuple[LogprobSpan, int, int | None]]:
-        """Yields each span of a prompt of which log-probabilities are wanted, its first token's
-        place in `token_ids`, and the token after it if the last one is of that."""
+        """Yields each span of a prompt whose log-probabilities are wanted.
+
+        With each span come the index in `token_ids` of the first token of the span, and the
+        token after the span if that token belongs to the prompt, else None.
+        """
         if not self._n_prompt:
             return
         end_sent = n_next = 0
@@ -249,9 +255,11 @@ def logprobs_of(
     *,
     logits_at: Callable[[Tensor], Tensor],
 ) -> BatchLogprobs:
-    """Returns what is wanted of a batch, given the logits [n_sampled, vocab_size] and the tokens
-    [n_sampled] that were sampled. `logits_at` returns the logits [n, vocab_size] after the tokens
-    at places [n] of the batch."""
+    """Returns the wanted log-probabilities of a batch, given sampled logits and tokens.
+
+    The logits are [n_sampled, vocab_size], the tokens [n_sampled]. `logits_at` returns the logits
+    [n, vocab_size] after the tokens at places [n] of the batch.
+    """
     n_top, parts = wanted.n_top, []
     if wanted.n_sampled:
         tokens = torch.as_tensor(sampled_tokens)

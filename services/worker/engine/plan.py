@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 class PlanError(ValueError):
-    """A plan breaks the protocol; the message says where. Nothing after it can be trusted."""
+    """A plan breaks the protocol; the message says where. Later plans cannot be trusted."""
 
 
 @dataclass(frozen=True, slots=True)

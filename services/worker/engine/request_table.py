@@ -33,7 +33,7 @@ from services.worker.engine.token_rules import TokenRules
 _CPU = torch.device("cpu")
 
 MAX_ROWS = 1 << 16
-"""Rows are handed out densely, so one above this is a mistake and not a reason to allocate."""
+"""Limit on row numbers. Rows are assigned densely, so a larger number is an error in a plan."""
 
 
 @dataclass(slots=True)
@@ -46,7 +46,10 @@ class _Held:
     n_drafts: int = 0  # of these tokens, drafts at the end of the last span
 
     def may_begin_at(self, start: int) -> bool:
-        """Returns whether the next span may: it follows what is stored, or replaces drafts."""
+        """Returns whether the next span may begin at `start`.
+
+        The span must follow the stored tokens, or replace drafts at the end of the stored tokens.
+        """
         return self.n_tokens - self.n_drafts <= start <= self.n_tokens
 
 
@@ -126,7 +129,10 @@ class RequestTable:
         self._token_counts.add(token_ids, counted)
 
     def count_rows(self, rows: Ints) -> Ints | None:
-        """Returns the rows of the counts of `rows`, or NOT_COUNTED; None if no row is counted."""
+        """Returns the row of the counts for each of `rows`; None if none of `rows` is counted.
+
+        NOT_COUNTED stands for each of `rows` whose tokens are not counted.
+        """
         if not self._token_counts.n_reserved:
             return None
         count_rows = self._count_rows[rows]
@@ -137,8 +143,10 @@ class RequestTable:
         return self._n_prompt_tokens[rows]
 
     def block_tables(self, rows: Ints) -> Ints:
-        """Returns the blocks of `rows` in order, [n_groups, n_spans, most blocks of these],
-        padded."""
+        """Returns the blocks of `rows` in order, [n_groups, n_spans, n_columns].
+
+        `n_columns` is the largest number of blocks of a row in `rows`; shorter rows are padded.
+        """
         return self._block_ids[:, rows, : max(self._n_blocks(rows))]
 
     def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:

@@ -21,7 +21,7 @@ from torch import Tensor
 from kernels.forms.sampling_columns import IN_PROMPT
 
 NOT_COUNTED = -1
-"""Stands in the place of a row for a request whose tokens are not counted."""
+"""Value used instead of a row number for a request whose tokens are not counted."""
 
 # Rows by which the counts grow, 16 MB for Llama 3; there are as many as were needed at once.
 _STEP = 32

@@ -20,7 +20,7 @@ from services.common.sampling import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """The rules of one request."""
+    """The biases and the mask of one request."""
 
     biased_ids: NDArray[np.int64]  # [n_biases]
     biases: NDArray[np.float32]  # [n_biases]
@@ -29,7 +29,7 @@ class TokenRules:
 
     @classmethod
     def of(cls, sampling: SamplingParams, *, vocab_size: int) -> Self | None:
-        """Returns the rules among the options of a request, or None."""
+        """Returns the token rules that the options of a request set, or None without any."""
         if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_token_ids):
             return None
         biases = dict(sampling.logit_bias)

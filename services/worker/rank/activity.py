@@ -21,7 +21,7 @@ PROFILE_LIMIT_S = 300.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One thing that the main thread does."""
+    """One activity of the main thread, with a name and a limit."""
 
     name: str
     limit_s: float | None = None
@@ -43,7 +43,7 @@ class Activity:
 
     @property
     def floor_s(self) -> float:
-        """Time for whatever takes next to none."""
+        """Seconds allowed for a step that should take almost no time."""
         return self._limit.floor_s
 
     def turn(self) -> None:
@@ -75,7 +75,7 @@ class Activity:
         return step.limit_s if step.work is None else self._limit.of(step.work)
 
     def computed(self, work: IterationSize, elapsed_s: float) -> None:
-        """Takes in how long an iteration took."""
+        """Records how long an iteration took, from which later limits are learned."""
         self._limit.learn(work, elapsed_s)
 
 
