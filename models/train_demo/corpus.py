@@ -45,8 +45,7 @@ class Document:
 
     @property
     def answer(self) -> str | None:
-        """The first paragraph that says something, for the assistant's turn; None if it isn't
-        whole."""
+        """The first paragraph that is a sentence, as an answer; None if it is cut or too long."""
         for paragraph in self.text.split("\n\n"):
             if len(paragraph.split()) >= 4 and paragraph[0].isupper():
                 is_whole = len(paragraph) <= 700 and paragraph.endswith((".", "!", "?", ")"))
@@ -76,7 +75,7 @@ def reflow(paragraph: str) -> str:
 
 
 def is_prose(paragraph: str) -> bool:
-    """Returns whether letters and ordinary punctuation carry it: no code, tables or doctests."""
+    """Returns whether a paragraph is prose, and not code, a table or a doctest."""
     if ">>>" in paragraph or "::=" in paragraph or re.match(r"\s*[.$]{2,}", paragraph):
         return False
     n_plain = sum(char.isalpha() or char in " ,.'\n" for char in paragraph)

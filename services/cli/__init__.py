@@ -1,5 +1,5 @@
-"""The command `orcinus`: serves a checkpoint by its name, and chats, checks, measures and watches.
+"""The command `orcinus`, with subcommands to serve a model, chat, check, measure, watch and tune.
 
-The command starts services as programs and talks to them as clients do. Only `inspection.py`, which
-runs in a process of its own, reads a checkpoint as the services would.
+The command starts services as programs and calls them as a client does. Only `inspection.py`, which
+runs in a process of its own, reads a checkpoint with the code of the services.
 """

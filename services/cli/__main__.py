@@ -13,7 +13,7 @@ from services.console import __main__ as console
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds after which threads that still download are ended with the process."""
+"""Seconds that threads which still download get to stop before the process ends anyway."""
 
 
 def watch(arguments: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ COMMANDS: Mapping[str, Command] = {
 
 
 def usage() -> str:
-    """Returns the usage, with a line for each subcommand."""
+    """Returns the text about the usage, with a line for each subcommand."""
     lines = [f"  {name:<8} {command.summary}" for name, command in COMMANDS.items()]
     return "\n".join(
         [

@@ -1,4 +1,4 @@
-"""Parsers of option values that people write."""
+"""Parsers of the values of options on the command line."""
 
 import argparse
 
@@ -6,15 +6,22 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 
 def count(text: str) -> int:
-    """Returns a whole number of at least 1; raises argparse's error for any other text."""
+    """Returns the whole number in a text.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no whole number of at least 1.
+    """
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
     return int(text)
 
 
 def size(text: str) -> int:
-    """Returns a number of bytes, written like 512MiB; raises argparse's error for any other
-    text."""
+    """Returns the number of bytes that a text such as `512MiB` means.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is no size.
+    """
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError:

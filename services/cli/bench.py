@@ -1,6 +1,6 @@
-"""`orcinus bench`: the throughput and latency that a server gives to a number of users at once.
+"""`orcinus bench`: measures throughput and latency of a server under a number of concurrent users.
 
-To compare figures with other engines, see `benchmarks/` in the sources.
+For comparisons with other engines, see `benchmarks/` in the sources.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from services.common.http_api import ApiError
 
 PERCENTILES = (50, 90, 99)
 TEXT = "The quick brown fox jumps over the lazy dog. Pack my box with five dozen liquor jugs."
-"""A text whose tokens, in random order, make the prompts."""
+"""A text whose tokens are drawn at random to make the prompts."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -41,7 +41,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measures and prints; returns the exit status, which is 1 if a request failed."""
+    """Runs the benchmark and prints the figures; returns the exit status.
+
+    The status is 1 if a request failed or the server cannot be used.
+    """
     options, rest = parsed(parser(), arguments)
     try:
         with opened(options, rest) as target:
@@ -59,7 +62,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
-    """Returns how the requests went, after a first request that is not measured."""
+    """Sends the requests and returns the result of each.
+
+    One request is sent before as a warm-up, and is not in the results.
+    """
     vocabulary = sorted(set(target.api.post("/tokenize", {"prompt": TEXT})["tokens"]))
 
     def load(n_requests: int, seed: int) -> Load:
@@ -80,8 +86,11 @@ def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
 
 
 def figures(answered: Sequence[Answered]) -> dict[str, Any]:
-    """Returns throughput in tokens a second, and percentiles of latencies in seconds, over the
-    requests that did not fail."""
+    """Returns the figures that are computed from the results of requests.
+
+    Throughput is in tokens and requests a second, and latencies are percentiles in seconds. Failed
+    requests are counted but are not part of throughput and latencies.
+    """
     good = [each for each in answered if not each.error]
     seconds = max((it.last for it in good), default=0) - min((it.sent for it in good), default=0)
     n_tokens = sum(each.n_tokens for each in good)
@@ -98,13 +107,13 @@ def figures(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns the percentiles of the values, by nearest rank."""
+    """Returns the percentiles `PERCENTILES` of the values by nearest rank; empty without values."""
     ordered = sorted(values)
     return {f"p{p}": ordered[-(-p * len(ordered) // 100) - 1] for p in PERCENTILES if ordered}
 
 
 def report(found: dict[str, Any], options: argparse.Namespace) -> list[str]:
-    """Returns the figures as lines for people."""
+    """Returns the figures as lines of text for a terminal."""
     lines = [
         f"{found['n_requests'] - found['n_failed']} requests of {options.prompt_tokens} + "
         f"{options.output_tokens} tokens, {options.users} users, {found['seconds']:.1f} s",

@@ -1,6 +1,7 @@
-"""`orcinus chat`: a conversation on a terminal.
+"""`orcinus chat`: a conversation with a model on a terminal.
 
-Answers come as they are written; Ctrl-C ends one, and what came of it stays in the conversation.
+Each answer is printed while it is generated. Ctrl-C ends an answer; the part that was received
+stays in the conversation.
 """
 
 import argparse
@@ -28,14 +29,17 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class AnswerPart:
-    """A piece of an answer, or of the reasoning before it, which the conversation does not keep."""
+    """A piece of an answer, or a piece of the reasoning before the answer.
+
+    The conversation does not keep reasoning.
+    """
 
     text: str
     is_reasoning: bool = False
 
 
 class ChatSession:
-    """A conversation with a model: its messages so far, and the next answer as it streams."""
+    """A conversation with a model: keeps the messages so far, and streams the next answer."""
 
     def __init__(self, target: Target, *, system: str | None, options: dict[str, Any]) -> None:
         self._target = target
@@ -47,15 +51,17 @@ class ChatSession:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets what was said."""
+        """Forgets all messages but the system message."""
         self.messages = list(self._beginning)
 
     def say(self, text: str) -> Generator[AnswerPart]:
-        """Yields the pieces of the answer to a text. An answer that is not read to its end stays as
-        far as it was read; one that fails takes the text with it.
+        """Sends a text of the user, and yields the pieces of the answer.
+
+        If the caller stops reading before the end, the part of the answer that was read stays in
+        the conversation. If the call fails, the text of the user is removed from the conversation.
 
         Raises:
-            ApiError: the server refuses, or is lost.
+            ApiError: the server refuses the call, or the connection is lost.
         """
         self.messages.append({"role": "user", "content": text})
         answer = ""
@@ -102,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Chats until the end of the input; returns the exit status."""
+    """Runs a conversation until the end of the input; returns the exit status."""
     options, rest = parsed(parser(), arguments)
     given = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     try:
@@ -115,7 +121,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _talk(conversation: ChatSession, target: Target) -> None:
-    # Ctrl-C ends an answer, also where a script that was started in the background began this.
+    # A shell makes background commands ignore SIGINT; with this handler, SIGINT ends an answer.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     readline.set_history_length(MAX_HISTORY)
     if sys.stdin.isatty():
@@ -138,7 +144,7 @@ def _talk(conversation: ChatSession, target: Target) -> None:
 
 
 def _read() -> str | None:
-    """Returns the next line; None at the end."""
+    """Returns the next line of the input; None at the end of the input."""
     while True:
         try:
             return input(PROMPT if sys.stdin.isatty() else "")
@@ -159,7 +165,7 @@ def _answer(conversation: ChatSession, text: str) -> None:
     except ApiError as error:
         print_error(str(error))
     finally:
-        pieces.close()  # ends the call, if it has not ended
+        pieces.close()  # ends the call to the server, if the answer is not complete
     _write("\n")
 
 

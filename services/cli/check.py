@@ -1,8 +1,7 @@
-"""`orcinus check MODEL`: whether a checkpoint can be served, what it is and how much memory it
-takes.
+"""`orcinus check MODEL`: prints whether a checkpoint can be served, its properties and its memory.
 
-The exit status is 0 if the checkpoint can be served with the given options, else 1, and the output
-says why. Only the headers of files are read, and no weights.
+The exit status is 0 if the checkpoint can be served with the given options. Otherwise the status is
+1 and the output has the reasons. Only the headers of files are read, and no weights.
 """
 
 import argparse
@@ -17,7 +16,7 @@ from services.cli.model import KINDS, find
 from services.common.ending import give_up
 
 INSPECTION_LIMIT_S = 300.0
-DEFAULT_KV_MEMORY = "512MiB"  # that of services.local
+DEFAULT_KV_MEMORY = "512MiB"  # the default of services.local
 _KIB = 1024
 
 
@@ -42,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Inspects a checkpoint and prints what it is; returns the exit status."""
+    """Inspects a checkpoint and prints the facts about it; returns the exit status."""
     options = parser().parse_args(arguments)
     model = find(options.model)
     done = subprocess.run(
@@ -73,7 +72,7 @@ _PASSED = ("dtype", "quantization", "stages", "tp")
 
 
 def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
-    """Returns the facts as lines for people."""
+    """Returns the facts about a checkpoint as lines of text for a terminal."""
     refused = facts["refused"]
     lines = [f"{facts['model']} can{'not' if refused else ''} be served"]
     lines += [f"  refused        {reason}" for reason in refused]
@@ -145,7 +144,7 @@ def counted(n: int) -> str:
 
 
 def human(n_bytes: int) -> str:
-    """Returns a number of bytes in a unit that keeps it short."""
+    """Returns a number of bytes in the largest fitting binary unit, like 1.5 GiB."""
     n, unit = float(n_bytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if n < _KIB:

@@ -1,8 +1,8 @@
-"""`python -m services.cli.inspection MODEL …`: prints what a checkpoint is, as JSON.
+"""`python -m services.cli.inspection MODEL …`: prints the facts about a checkpoint as JSON.
 
-The checkpoint is read as stages and frontends read it, but for the weights. The program is a
-process of its own because it needs PyTorch, which takes seconds to import and memory that the other
-commands do not need.
+The checkpoint is read with the code of stages and frontends, but no weights are read. The program
+runs in a process of its own because it needs PyTorch. PyTorch takes seconds to import, and memory
+that the other commands of `orcinus` do not need.
 """
 
 import argparse
@@ -40,24 +40,27 @@ from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 
 MAX_TP = 64
-"""Largest number of ranks of a stage that is tried."""
+"""Largest number of ranks for which the program checks whether a stage can be divided so."""
 _CPU = torch.device("cpu")
 _SCALE_BITS = 16
 _ELEMENT_BITS: Mapping[Quantization, float] = {
     "int8": 8 + _SCALE_BITS / GROUP_SIZES[8],
     "int4": 4 + _SCALE_BITS / GROUP_SIZES[4],
 }
-"""Bits of an element of a quantized matrix, with its share of a scale."""
+"""Bits for one element of a quantized matrix, including a part of the scale of the element's group.
+"""
 
 
 class _Counted(WantedTensors):
-    """Wanted tensors that note, besides, which of them become one matrix, which may be
-    quantized."""
+    """The tensors that a rank wants, with a list of the matrices that are made of them.
+
+    Matrices may be quantized, so their bytes are counted apart from other tensors.
+    """
 
     def __init__(self, tp_rank: int, tp_size: int) -> None:
         super().__init__(tp_rank, tp_size)
         self.matrices: list[Sequence[Part]] = []
-        self.mixtures: list[list[Sequence[Part]]] = []  # the matrices of experts, never quantized
+        self.mixtures: list[list[Sequence[Part]]] = []  # experts' matrices, never quantized
 
     def weight(self, parts: Sequence[Part], order: Tensor | None = None) -> LinearWeight:
         self.matrices.append(parts)
@@ -93,7 +96,8 @@ class _Counted(WantedTensors):
 def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the facts about a checkpoint.
 
-    `refused` has the reasons why it cannot be served; the list is empty if it can.
+    The list under the key `refused` has the reasons why the checkpoint cannot be served. It is
+    empty for a checkpoint that can be served.
     """
     facts: dict[str, Any] = {"refused": []}
     for read in (_model, _layout, _text):
@@ -133,7 +137,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Returns the memory that each rank of the pipeline takes."""
+    """Returns the memory that each rank of the pipeline needs, and the room for tokens."""
     config, files = open_checkpoint(path)
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
     stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
@@ -168,8 +172,10 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _room(stages: Sequence[Division]) -> dict[str, Any]:
-    """Returns how many tokens all stages have room for and, for models with states, how many
-    requests."""
+    """Returns the room of the whole pipeline: the smallest room of any stage.
+
+    The room is a number of tokens and, for models with recurrent states, a number of requests.
+    """
     n_rows = [stage.n_state_rows for stage in stages if stage.n_state_rows]
     return {
         "room_tokens": min(stage.n_kv_blocks for stage in stages),
@@ -178,8 +184,11 @@ def _room(stages: Sequence[Division]) -> dict[str, Any]:
 
 
 def _wanted(config: ModelConfig, dtype: torch.dtype, layers: range, rank: int, tp: int) -> _Counted:
-    """Returns the tensors that a rank would ask of the checkpoint; raises UnsupportedModel if the
-    model cannot be divided so."""
+    """Returns the tensors that a rank would read from the checkpoint.
+
+    Raises:
+        UnsupportedModel: the model cannot be divided among `tp` ranks.
+    """
     place = StagePlace(
         layers=layers,
         is_first=layers.start == 0,
@@ -199,7 +208,7 @@ def _divides(config: ModelConfig, dtype: torch.dtype, tp: int) -> bool:
     layers = reversed(list(enumerate(zip(config.layer_kv, config.layer_states, strict=True))))
     first_of_kinds = {kind: layer for layer, kind in layers}
     try:
-        for layer in first_of_kinds.values():  # with the one whose keys and values it reads
+        for layer in first_of_kinds.values():  # and the layer whose K/V this one reads
             _wanted(config, dtype, range(config.kv_sources[layer], layer + 1), 0, tp)
     except UnsupportedModel:
         return False
@@ -213,8 +222,11 @@ def _source(
     dtype: torch.dtype,
     quantization: Quantization,
 ) -> CheckpointTensors:
-    """Returns the wanted tensors in the files; raises CheckpointError for tensors of another
-    form."""
+    """Returns the source of the wanted tensors in the files.
+
+    Raises:
+        CheckpointError: a tensor in the files has another form than the model wants.
+    """
     return CheckpointTensors(
         files,
         wanted,
@@ -227,7 +239,10 @@ def _source(
 
 
 def _bytes_of(share: _Counted, source: CheckpointTensors, dtype: torch.dtype) -> int:
-    """Returns the bytes of a rank's weights, quantized matrices in their quantized form."""
+    """Returns the number of bytes of a rank's weights in memory.
+
+    Quantized matrices count with their quantized size.
+    """
     n_plain = sum(part.n_elements for part in share.parts)
     n_bytes = 0
     for parts in share.matrices:
@@ -247,7 +262,7 @@ def _bytes_of(share: _Counted, source: CheckpointTensors, dtype: torch.dtype) ->
 
 
 def _kv_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int) -> int:
-    """Returns the bytes of a token's keys and values on a rank, in the blocks of all K/V groups."""
+    """Returns the number of bytes of a token's keys and values on a rank, over all K/V groups."""
     n_bytes = kv_block_bytes(config, layers, block_size=1, dtype=dtype, tp_size=tp)
     return n_bytes * len(KVGroups.of(config).windows)
 
@@ -281,7 +296,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Prints the facts about a checkpoint; returns the exit status, 1 if it cannot be served."""
+    """Prints the facts about a checkpoint; returns the exit status.
+
+    The status is 1 if the checkpoint cannot be served.
+    """
     options = parser().parse_args()
     facts = inspect(options.model, options)
     sys.stdout.write(json.dumps(facts) + "\n")

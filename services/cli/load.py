@@ -1,8 +1,8 @@
-"""A small load for a server: users that send one request after the other.
+"""A small load generator: a number of users, of which each sends one request after the other.
 
-A user sends the next request as soon as the answer before is complete. Such a closed loop shows
-what a server gives to a number of users, not how it bears more load than it can serve. On the
-server's machine the load takes some of the server's processor time.
+A user sends the next request as soon as the previous answer is complete. Such a closed loop shows
+how a server performs for a number of users, not how the server behaves when it is overloaded. If
+the load runs on the server's machine, it takes some of the server's processor time.
 """
 
 import asyncio
@@ -21,23 +21,23 @@ PATH = "/v1/completions"
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How a request went; times are those of the event loop's clock, in seconds."""
+    """The result of a request; all times are seconds of the clock of the event loop."""
 
     sent: float
     first: float | None
-    """When the first token came; None if no token came."""
+    """Time of the first token; None if no token came."""
     last: float
     n_tokens: int
     error: str = ""
 
     @property
     def ttft_s(self) -> float:
-        """Seconds from sending to the first token."""
+        """Seconds from sending the request to the first token, or to the end if no token came."""
         return (self.last if self.first is None else self.first) - self.sent
 
     @property
     def tpot_s(self) -> float | None:
-        """Seconds for each token after the first; None if there is only one token."""
+        """Mean seconds for each token after the first; None for fewer than two tokens."""
         if self.first is None or self.n_tokens < 2:
             return None
         return (self.last - self.first) / (self.n_tokens - 1)
@@ -45,23 +45,23 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load on a server: requests of one length, whose prompts have nothing in common."""
+    """A load on a server: requests of equal lengths, with random prompts."""
 
     url: str
     model: str
     api_key: str | None
     vocabulary: Sequence[int]
-    """Tokens of which prompts are made."""
+    """Ids of the tokens from which prompts are drawn at random."""
     n_users: int
     n_requests: int
     n_prompt_tokens: int
     n_output_tokens: int
     seed: int = 0
     limit_s: float = 600.0
-    """Seconds that a request may take."""
+    """Seconds after which a request that is not complete counts as failed."""
 
     async def run(self) -> list[Answered]:
-        """Sends all requests, and returns how each went."""
+        """Sends all requests, and returns the result of each."""
         bodies = iter(self._bodies())
         users = [self._user(bodies) for _ in range(self.n_users)]
         return [each for answered in await asyncio.gather(*users) for each in answered]
@@ -127,7 +127,7 @@ class Load:
 
 
 class _StreamedAnswer:
-    """An answer while it streams. The server counts its tokens, at the end."""
+    """An answer that is being received. Its number of tokens comes from the server, at the end."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -140,12 +140,12 @@ class _StreamedAnswer:
         self._rest = b""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Takes bytes that have come at a time."""
+        """Takes bytes of the HTTP answer that arrived at the time `now`."""
         self._now = now
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of the answer; called by httptools."""
+        """Takes a part of the body of the answer; called by httptools."""
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
@@ -159,7 +159,7 @@ class _StreamedAnswer:
             self.error = f"HTTP {self._parser.get_status_code()}: {text[:200]}"
 
     def answered(self, sent: float) -> Answered:
-        """Returns how the request went."""
+        """Returns the result of the request, which was sent at the time `sent`."""
         error = self.error or ("" if self._first is not None else "no token came")
         return Answered(sent, self._first, self._last or sent, self._n_tokens, error)
 

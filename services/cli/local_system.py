@@ -1,4 +1,4 @@
-"""A local system for one command: on free ports, without output, and ended with the command."""
+"""A local system for one command: `services.local` on free ports, stopped when the command ends."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ from services.common.process import die_with_parent
 READY = re.compile(r"Orcinus serves .*: OpenAI (https?://\S+)/v1 ")
 """The line in which `services.local` prints the address at which it serves."""
 START_LIMIT_S = 1800.0
-"""Seconds within which a model must be loaded."""
+"""Seconds after which a system that has not started to serve is killed."""
 STOP_LIMIT_S = 30.0
 
 
@@ -22,12 +22,12 @@ class DoesNotServe(Exception):
 
 @contextmanager
 def serving(options: Sequence[str]) -> Iterator[str]:
-    """Starts `services.local` with some options, and yields the URL of its API.
+    """Starts `services.local` with the given options, and yields the URL of the HTTP API.
 
-    However this process ends, no process of the system is left.
+    No process of the system is left after this process has ended, even if this process is killed.
 
     Raises:
-        DoesNotServe: the system did not come up.
+        DoesNotServe: the system ended before it served, or did not serve in time.
     """
     process = subprocess.Popen(
         [
@@ -42,7 +42,7 @@ def serving(options: Sequence[str]) -> Iterator[str]:
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # Ctrl-C is for this process, which ends the other one itself
+        start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the other
         preexec_fn=die_with_parent,
     )
     timer = threading.Timer(START_LIMIT_S, process.kill)

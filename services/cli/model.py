@@ -1,4 +1,4 @@
-"""The names of models on the command line: a directory, a GGUF file, or a source elsewhere."""
+"""Finds the model that the command line names: a directory, a GGUF file or a remote source."""
 
 import sys
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ class FoundModel:
     path: Path
     """Path of the model's directory or GGUF file."""
     name: str | None = None
-    """Name of the model at its source; None for a model that was on this machine."""
+    """Name of the model at the remote source; None if the path was given on the command line."""
 
 
 def find(text: str) -> FoundModel:
-    """Returns the model that a text names, and fetches it from its source if need be.
+    """Returns the model that a text names; a model of a remote source is fetched first if needed.
 
     Raises:
         NoModel: there is no such model, or it cannot be fetched.

@@ -1,6 +1,6 @@
 """Commands that run a program with a model as first argument: `orcinus serve` and `orcinus tune`.
 
-The program replaces this process, so that signals and the exit status are the program's.
+The program replaces this process. So signals reach the program, and its exit status is returned.
 """
 
 import os
@@ -15,13 +15,15 @@ _NAME_OPTION = "--served-model-name"
 
 
 def serve(arguments: Sequence[str]) -> int:
-    """Replaces this process by `python -m services.local`, which serves a model under the name that
-    its source gives it, unless the options name it."""
+    """Replaces this process by `python -m services.local`, which serves a model.
+
+    A fetched model is served under its name at the source, unless the settings give a name.
+    """
     return _become("serve", "services.local", arguments, is_named=True)
 
 
 def tune(arguments: Sequence[str]) -> int:
-    """Replaces this process by `python -m services.tune` for a model."""
+    """Replaces this process by `python -m services.tune`, which finds settings for a model."""
     return _become("tune", "services.tune", arguments, is_named=False)
 
 
@@ -42,8 +44,11 @@ def _become(command: str, module: str, arguments: Sequence[str], *, is_named: bo
 
 
 def options_for(arguments: Sequence[str], *, is_named: bool) -> list[str]:
-    """Returns a program's options for the model that is the first of `arguments`, and the rest of
-    them.
+    """Returns the options for a program that uses a model.
+
+    The first of `arguments` names the model and becomes `--model`. The other arguments follow as
+    they are. With `is_named`, the options also have the model's name at its source, unless the
+    arguments or the environment set a name.
 
     Raises:
         NoModel: there is no such model.

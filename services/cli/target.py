@@ -13,7 +13,7 @@ from services.common.http_api import ApiError, HttpApi
 
 URL = "http://127.0.0.1:8000"
 ANSWER_LIMIT_S = 600.0
-"""Seconds that a server may be silent."""
+"""Seconds without a byte from the server after which a call fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Target:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that name a target."""
+    """Adds the options that choose a target to a parser."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -40,9 +40,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def parsed(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Returns a command's options, and the remaining options for `services.local`.
+    """Returns the options of a command, and the remaining options, which are for `services.local`.
 
-    Ends the process if there are remaining options without a MODEL, or both a MODEL and a URL.
+    The process ends with an error if there are remaining options without a MODEL, if both a MODEL
+    and a URL are given, or if the variable for the API key is not set.
     """
     options, rest = parser.parse_known_args(arguments)
     if rest and options.model is None:
@@ -56,11 +57,13 @@ def parsed(
 
 @contextmanager
 def opened(options: argparse.Namespace, rest: Sequence[str]) -> Iterator[Target]:
-    """Yields the target that the options name; a system that is started for it ends with the block.
+    """Yields the target that the options choose.
+
+    For a MODEL a local system is started, and is stopped at the end of the block.
 
     Raises:
-        NoModel: there is no such model.
-        DoesNotServe: the system did not come up.
+        NoModel: there is no such model, or it cannot be fetched.
+        DoesNotServe: the local system ended, or did not serve in time.
         ApiError: no server answers, or the key is wrong.
         ValueError: the URL is malformed.
     """

@@ -1,8 +1,8 @@
 """`python -m services.console`: shows what a pipeline does, live or from a recording.
 
-A terminal shows lanes, requests and K/V memory; other outputs get lines. Exit status 0 after
-Ctrl-C, or at the end of a recording that is written as lines; 1 when the frontend refuses or a file
-cannot be read.
+A terminal shows the iterations of each stage, the requests and the K/V memory. An output that is no
+terminal gets lines of text. The exit status is 0 after Ctrl-C, or at the end of a recording that is
+written as lines. It is 1 when the frontend refuses the call or the recording cannot be read.
 """
 
 import argparse
@@ -21,7 +21,10 @@ from services.console.screen import BrokenFeed, show, write
 
 URL = "http://127.0.0.1:8000"
 SILENCE_S = 60.0
-"""Seconds without a byte, comments included, after which a connection counts as lost."""
+"""Seconds without a byte from the frontend after which a connection counts as lost.
+
+The bytes of comments in the event stream count, too.
+"""
 
 
 def parser(program: str = "python -m services.console") -> argparse.ArgumentParser:
@@ -56,7 +59,7 @@ def main(arguments: Sequence[str] | None = None, *, program: str | None = None) 
         return give_up(error, ready_fd=None)
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:  # whoever read the lines has gone
+    except BrokenPipeError:  # the reader of the lines has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         feed.close()
@@ -64,7 +67,11 @@ def main(arguments: Sequence[str] | None = None, *, program: str | None = None) 
 
 
 def feed_of(options: argparse.Namespace, *, is_plain: bool) -> Feed:
-    """Returns the source of events that the options name; raises ValueError for wrong options."""
+    """Returns the source of events that the options choose: a recording, or a frontend.
+
+    Raises:
+        ValueError: an option is wrong.
+    """
     if options.file is not None:
         if options.speed < 0:
             raise ValueError("--speed must not be negative")

@@ -1,9 +1,14 @@
-"""The view of a pipeline as a console has been told it. Pure: time comes with the events.
+"""The state that a console shows of a pipeline, computed from events.
 
-The events are the changes that `services/common/watch_view.py` makes, and three about the stream
-itself: `gap` (some changes were missed) and `here`, after which everything is told anew, and `away`
-(no scheduler is watched now, and `text` says why). What is told anew comes kind by kind, so times
-may go back.
+The module reads no clock: each event carries its time. Most events are the changes that
+`services/common/watch_view.py` makes. Three events are about the stream itself:
+
+    gap     some changes were missed; the stream then repeats the present state
+    here    a scheduler is watched again; the stream then repeats the present state
+    away    no scheduler is watched now; `text` is the reason
+
+A repeated state comes as all events of one type, then all events of the next type. So the times of
+events may go back.
 """
 
 from collections import deque
@@ -14,19 +19,19 @@ from typing import Any
 Json = Mapping[str, Any]
 
 KEPT_S = 120.0
-"""Seconds for which iterations are kept."""
+"""Seconds for which an iteration is kept after its end."""
 MAX_ITERATIONS = 20_000
 MAX_MARKS = 50
 MAX_REQUESTS = 4096
 ENDED_S = 4.0
-"""Seconds for which requests that have ended are shown."""
+"""Seconds for which a request is shown after its end."""
 CONNECTING = "connecting"
 NO_FIGURES: Json = {"tokens_per_s": 0.0, "batch_size": 0.0}
 
 
 @dataclass(slots=True)
 class RequestRow:
-    """A request as far as its events have told."""
+    """The state of one request, from the events received so far."""
 
     number: int
     turn: str = "waiting"
@@ -43,7 +48,7 @@ class RequestRow:
 
 @dataclass(frozen=True, slots=True)
 class DrawnIteration:
-    """An iteration with what its blocks show."""
+    """An iteration, with the facts that the console draws of it."""
 
     number: int
     sent: float
@@ -51,19 +56,19 @@ class DrawnIteration:
     request: int
     """Number of the request with the most tokens in the iteration; 0 if there is none."""
     kind: str
-    """What the iteration computes of that request: `p`refill, `d`ecode, or `r`ecomputation."""
+    """Kind of work on the request `request`: `p` (prefill), `d` (decode) or `r` (recomputation)."""
     computing: tuple[tuple[float, float], ...]
-    """When each stage began and ended the iteration."""
+    """For each stage, the times at which the computation of the iteration began and ended."""
 
     @property
     def ended(self) -> float:
-        """When the result of the iteration was there."""
+        """Time at which the scheduler had the result of the iteration."""
         return self.sent + self.round_trip_s
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineMark:
-    """A point in time that explains what is seen around it."""
+    """A notable event of the pipeline, such as a new epoch, with its time and a text."""
 
     t: float
     kind: str
@@ -75,24 +80,24 @@ class PipelineMark:
 
 @dataclass(frozen=True, slots=True)
 class KvSlots:
-    """The K/V slots, divided by what they are for; the parts add up to all slots."""
+    """The number of K/V slots in each use; the numbers add up to all slots of the pipeline."""
 
     shared: int = 0
     used: int = 0
     reserved: int = 0
-    """Slots of requests that have not filled them yet."""
+    """Slots that are set aside for requests and have no keys and values yet."""
     cached: int = 0
     free: int = 0
 
 
 @dataclass(slots=True)
 class ConsoleState:
-    """Everything that a console has been told; `feed` changes it."""
+    """Everything that a console knows about a pipeline; each event given to `feed` updates it."""
 
     epoch: dict[str, Any] = field(default_factory=dict)
     """Fields of the last epoch event, without type and time; empty before the first event."""
     away: str = CONNECTING
-    """Why no scheduler is watched now; empty while one is."""
+    """Reason why no scheduler is watched now; empty while a scheduler is watched."""
     now: float = 0.0
     """Time of the latest event."""
     requests: dict[int, RequestRow] = field(default_factory=dict)
@@ -104,7 +109,7 @@ class ConsoleState:
     accounts: tuple[Json, ...] = ()
     kv: KvSlots = KvSlots()
     figures: Json = field(default_factory=lambda: NO_FIGURES)
-    """Figures of the last seconds."""
+    """Throughput and batch size over the last seconds."""
     iterations: deque[DrawnIteration] = field(default_factory=lambda: deque(maxlen=MAX_ITERATIONS))
     marks: deque[PipelineMark] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
     n_marks: int = 0
@@ -121,7 +126,7 @@ class ConsoleState:
         if take is None:
             return
         try:
-            if kind not in _OF_THE_STREAM:  # whose times are of another clock
+            if kind not in _OF_THE_STREAM:  # events of the stream have times of another clock
                 self.now = max(self.now, float(event.get("t", self.now)))
                 self.away = ""
             take(self, event)
@@ -135,10 +140,11 @@ class ConsoleState:
         return int(self.epoch.get("n_stages", 0))
 
     def shown_requests(self) -> Sequence[RequestRow]:
-        """Returns the requests in the order of the pool.
+        """Returns the requests in the order in which a table shows them.
 
-        Requests that run come first, then waiting requests, requests that the pool has not told
-        yet, and requests that have just ended.
+        Running requests come first, then waiting requests, both in the order of the scheduler's
+        pool. Requests follow that no event of the pool has named yet. Requests that have just ended
+        come last.
         """
         placed = {number: place for place, number in enumerate((*self.running, *self.waiting))}
 
@@ -154,12 +160,12 @@ class ConsoleState:
 
     def _mark(self, t: float, kind: str, text: str) -> None:
         mark = PipelineMark(t, _printable(kind), _printable(text))
-        if mark not in self.marks:  # told anew
+        if mark not in self.marks:  # a repeated event adds no mark
             self.marks.append(mark)
             self.n_marks += 1
 
     def _begin_anew(self) -> None:
-        """Forgets everything that the stream is about to tell again."""
+        """Forgets the requests and iterations, which the stream is about to repeat."""
         self.now = 0.0
         self.requests.clear()
         self.iterations.clear()
@@ -254,8 +260,10 @@ _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
 
 
 def _printable(value: Any) -> Any:
-    """Returns a value; in a text, characters that a terminal would take for commands are
-    replaced."""
+    """Returns a value; in a text, each unprintable character is replaced by a middle dot.
+
+    Unprintable characters could be commands to the terminal.
+    """
     if not isinstance(value, str):
         return value
     return "".join([letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in value])
@@ -264,7 +272,8 @@ def _printable(value: Any) -> Any:
 def _iteration(event: Json) -> DrawnIteration:
     sent = float(event["sent"])
     spans = [*zip(event["n_tokens"], event["numbers"], event["kinds"], strict=True)]
-    # The first of several with as many: a batch begins with those that have run longest.
+    # Of several requests with the most tokens, `max` returns the first in the batch, which is the
+    # request that has run longest.
     _, number, kind = max(spans, key=lambda span: int(span[0]), default=(0, 0, "d"))
     return DrawnIteration(
         number=int(event["iteration"]),

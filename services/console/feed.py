@@ -1,7 +1,7 @@
 """The sources of events: a frontend that streams a view, or a recording.
 
 Each source is read in a thread of its own, which passes events on through a queue. A frontend that
-is away is called again after longer and longer breaks.
+cannot be reached is called again, after pauses that grow.
 """
 
 import json
@@ -17,28 +17,31 @@ from services.common.http_api import ApiError, HttpApi
 
 EVENTS_PATH = "/pipeline/events"
 MAX_WAITING = 10_000
-"""Number of events that may wait to be shown; then the sender waits, and soon skips events."""
+"""Largest number of events that wait to be shown.
+
+At this limit nothing more is read from the source. A frontend soon skips events for this console.
+"""
 FIRST_BREAK_S = 0.5
 MAX_BREAK_S = 15.0
 MAX_LINE = 1 << 22
 """Largest number of bytes in a line of a recording."""
 TURN_S = 0.2
-"""Seconds after which a thread that waits for room in the queue checks whether to end."""
+"""Seconds of waiting for room in the queue after which a thread checks whether to end."""
 _MAY_PASS = frozenset((408, 429))
-"""HTTP statuses of refusals that may pass."""
+"""HTTP statuses of refusals after which the frontend is called again: the cause may go away."""
 
 Json = dict[str, Any]
 
 END: Final[Json] = {"type": "end"}
-"""The last event of a source that ends; `error` is the error that ended the source, if any."""
+"""The last event of a source. It has a field `error` if an error ended the source."""
 
 
 VERSION = 2
-"""The version of recordings that is read here."""
+"""The version of the format of recordings that this module reads."""
 
 
 class Feed(ABC):
-    """A source of events; `start` begins to read, and `close` ends the source."""
+    """A source of events, which a thread reads from `start` to `close`."""
 
     def __init__(self) -> None:
         self.events: queue.Queue[Json] = queue.Queue(MAX_WAITING)
@@ -46,11 +49,11 @@ class Feed(ABC):
         self._thread = threading.Thread(target=self._run_to_end, daemon=True)
 
     def start(self) -> None:
-        """Begins to read."""
+        """Begins to read events into the queue `events`."""
         self._thread.start()
 
     def close(self) -> None:
-        """Has the thread end at its next event; the thread also ends with the process."""
+        """Asks the reading thread to end at the next event. The process does not wait for it."""
         self._closing.set()
 
     def _run_to_end(self) -> None:
@@ -106,7 +109,10 @@ class LiveFeed(Feed):
 
 
 class RecordingFeed(Feed):
-    """The events of a file, at `speed` times their own pace; all at once if `speed` is 0."""
+    """The events of a recording, replayed at `speed` times the recorded pace.
+
+    With a speed of 0 there are no pauses between events.
+    """
 
     def __init__(self, path: Path, *, speed: float = 1.0) -> None:
         super().__init__()

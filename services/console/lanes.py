@@ -1,6 +1,7 @@
-"""Lanes: what each stage computed in the last seconds, as cells of a line. Pure.
+"""Lanes: one line of cells for each stage, which shows the iterations of the last seconds.
 
-A cell stands for a piece of time, and shows the iteration that took most of that time.
+A cell stands for a short span of time, and shows the iteration that took most of that time. The
+functions are pure: the time is an argument.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,20 +11,23 @@ from services.console.console_state import DrawnIteration
 
 WINDOWS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 MIN_CELLS = 2
-"""Number of cells that an iteration of median length should have at least."""
+"""Smallest number of cells that an iteration of median length should cover."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A piece of time in which a stage computed an iteration."""
+    """A short span of time, and the iteration that a stage computed in most of that time."""
 
     iteration: DrawnIteration
     is_first: bool
-    """Whether the cell before this one shows another iteration, or none."""
+    """Whether the cell to the left shows another iteration, or no iteration."""
 
 
 def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:
-    """Returns the seconds that a line of cells covers, few enough to tell iterations apart."""
+    """Returns the number of seconds that a line of cells covers.
+
+    The longest window is chosen in which an iteration of median length covers `MIN_CELLS` cells.
+    """
     durations = sorted(
         end - start for it in iterations[-200:] for start, end in it.computing if end > start
     )
@@ -37,8 +41,10 @@ def window_for(iterations: Sequence[DrawnIteration], n_cells: int) -> float:
 def cells_of(
     iterations: Iterable[DrawnIteration], stage: int, *, end: float, window_s: float, n_cells: int
 ) -> list[Cell | None]:
-    """Returns the cells of a stage in the `window_s` before `end`; None where the stage was
-    idle."""
+    """Returns the cells of a stage for the `window_s` seconds before `end`.
+
+    A cell is None where the stage was idle.
+    """
     begin, size = end - window_s, window_s / n_cells
     best: list[tuple[float, DrawnIteration | None]] = [(0.0, None)] * n_cells
     for iteration in iterations:
@@ -63,7 +69,7 @@ def cells_of(
 def busy_share(
     iterations: Iterable[DrawnIteration], stage: int, *, end: float, window_s: float
 ) -> float:
-    """Returns the fraction of the window in which a stage computed."""
+    """Returns the fraction of the `window_s` seconds before `end` in which a stage computed."""
     begin = end - window_s
     busy = sum(
         max(0.0, min(ended, end) - max(started, begin))

@@ -1,7 +1,7 @@
-"""The screen, as lines of text of a given size, from a state and a time. Pure.
+"""Renders a state at a time as the lines of a screen of a given size, without side effects.
 
-Colours tell requests apart, and glyphs tell prefill, decode and recomputation apart. Without
-colours each block begins with the last digit of its request's number.
+Each request has a colour; prefill, decode and recomputation have different glyphs. Without colours,
+the first cell of each iteration shows the last digit of the number of the request.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,13 @@ from services.console.lanes import Cell, busy_share, cells_of, window_for
 
 GLYPHS = {"p": "█", "d": "▄", "r": "▞"}
 FIRST_GLYPHS = {"p": "▐", "d": "▗", "r": "▝"}
-"""Glyphs of an iteration's first cell, so that two iterations in a row can be told apart."""
+"""Glyphs of the first cell of an iteration, which separate the iteration from the one before."""
 IDLE = "·"
 PALETTE = (39, 208, 76, 199, 220, 141, 51, 203, 112, 75, 214, 177)
-"""Numbers of 256 colours that can be told apart on dark and on light backgrounds."""
+"""Colours of requests, as numbers in the terminal palette of 256 colours.
+
+The colours differ clearly on dark and on light backgrounds.
+"""
 KV_PARTS = (
     ("shared", "█", "color(141)"),
     ("used", "▓", "color(39)"),
@@ -139,8 +142,10 @@ def _kv_bar(state: ConsoleState, width: int) -> Text:
 
 
 def _shares(counts: Sequence[int], n_cells: int) -> list[int]:
-    """Returns the number of cells of each part, which add up to `n_cells`; no part that exists has
-    0."""
+    """Returns the number of cells of each part of a bar, in proportion to `counts`.
+
+    The numbers add up to `n_cells`. A part whose count is above 0 has at least one cell.
+    """
     total = sum(counts)
     if total == 0:
         return [0] * (len(counts) - 1) + [n_cells]

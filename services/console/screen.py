@@ -1,4 +1,4 @@
-"""The loops that show a source: on a terminal eight times a second, else as lines."""
+"""The loops that show a source of events: on a terminal eight times a second, or as lines."""
 
 import queue
 import sys
@@ -15,17 +15,20 @@ from services.console.render import Screen, lines, summary
 FRAME_S = 1 / 8
 MAX_PER_FRAME = 20_000
 LAG_S = 0.3
-"""Seconds by which lanes lag behind: iterations are told up to a quarter of a second late."""
+"""Seconds by which the shown time is behind the present time.
+
+The event of an iteration comes up to a quarter of a second late.
+"""
 QUIET_S = 1.0
-"""Seconds between two lines of summary."""
+"""Seconds between two lines of summary in the output of `write`."""
 
 
 class BrokenFeed(Exception):
-    """The source ended with an error; the message says which."""
+    """The source of events ended with an error, which is the message."""
 
 
 def show(feed: Feed, console: Console) -> None:
-    """Shows a source on a terminal until Ctrl-C; at the source's end the last screen stays.
+    """Shows a source on a terminal until Ctrl-C. When the source ends, the last screen stays.
 
     Raises:
         BrokenFeed: the source ended with an error.
@@ -53,9 +56,9 @@ def show(feed: Feed, console: Console) -> None:
 
 
 def write(feed: Feed) -> None:
-    """Writes a source to standard output until it ends.
+    """Writes the events of a source to standard output, as lines, until the source ends.
 
-    There is a line for each mark, and one for each second in which an iteration ran.
+    There is a line for each mark, and a summary for each second in which an iteration ran.
 
     Raises:
         BrokenFeed: the source ended with an error.
@@ -78,7 +81,10 @@ def write(feed: Feed) -> None:
 
 
 class _Clock:
-    """The scheduler's time between two events, so that lanes move on while nothing happens."""
+    """An estimate of the scheduler's clock between two events.
+
+    With this estimate the lanes move on while no event comes.
+    """
 
     def __init__(self) -> None:
         self._latest = 0.0
@@ -92,7 +98,7 @@ class _Clock:
         return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard
 
     def stop(self) -> None:
-        """Stops the clock at the end of a source."""
+        """Stops the clock, since the source has ended."""
         self._is_stopped = True
 
 

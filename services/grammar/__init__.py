@@ -1,4 +1,4 @@
-"""The grammars of outputs, as frontends check them and the workers of the last stage follow them.
+"""Grammars of outputs: frontends check them, and workers of last stages apply them to outputs.
 
-This is no part of `services.common`, because the scheduler does not have llguidance.
+The package is not in `services.common`, since the scheduler runs without the library llguidance.
 """

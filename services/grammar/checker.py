@@ -65,7 +65,7 @@ class CheckedModel:
 
 
 def main() -> None:
-    """Reads the model and its grammars, and answers each until the input ends."""
+    """Reads the model, then one grammar after the other, and writes an answer for each line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is meant for the frontend
     model = CheckedModel(**json.loads(sys.stdin.readline()))
     try:
@@ -83,8 +83,9 @@ def main() -> None:
 
 
 def reason_against(grammars: Grammars, grammar: str, *, compile_s: float = COMPILE_S) -> str | None:
-    """Returns the reason why a grammar cannot be followed; None if it can. A child of this process
-    finds out, in `compile_s` seconds of processor time.
+    """Returns the reason why a grammar cannot be followed; None if the grammar can be followed.
+
+    A child process compiles the grammar, in at most `compile_s` seconds of processor time.
 
     Raises:
         ChildProcessError: something else ended the child.

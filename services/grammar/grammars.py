@@ -60,7 +60,7 @@ class InvalidGrammar(ValueError):
 
 
 class Grammars:
-    """Compiles grammars for one model, and keeps those that were used last."""
+    """Compiles grammars for one model, and keeps the most recently used compiled grammars."""
 
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
@@ -265,8 +265,10 @@ class _SharedVocabulary:
         self._is_cut = n_known > vocab_size
 
     def cut(self, mask: bytes) -> bytes | None:
-        """Turns a mask of the tokenizer's vocabulary into one of the model's; None if no token is
-        left."""
+        """Turns a mask over the tokenizer's vocabulary into a mask over the model's vocabulary.
+
+        Returns None if no token is left.
+        """
         if not self._is_cut:
             return mask[: self._n_bytes].ljust(self._n_bytes, b"\0")
         tokens = int.from_bytes(mask, "little") & self._common
@@ -306,8 +308,10 @@ def _thread_with_stack(n_bytes: int) -> ThreadPoolExecutor:
 
 
 def _is_full(matcher: LLMatcher) -> bool:
-    """Returns whether the lexer of a matcher has met as many states as it may. llguidance tells
-    this only in its message."""
+    """Returns whether the lexer of a matcher has reached the limit of its states.
+
+    llguidance reports this only in the text of its error.
+    """
     return matcher.is_error() and "too many states" in matcher.get_error()
 
 

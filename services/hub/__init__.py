@@ -1,7 +1,7 @@
-"""Fetches checkpoints from the Hugging Face Hub or from S3-compatible storage: a name becomes a
-directory of this machine or of a claim.
+"""Fetches checkpoints from the Hugging Face Hub or from S3-compatible storage into a directory.
 
-It fetches only files that serving reads, and nothing that runs code when it is read. Files from the
-hub go into the cache that other programs use, too. It knows no models: whether a checkpoint can be
-served is decided elsewhere.
+The directory is on this machine or on a shared volume. The package fetches only files that serving
+reads, and no files that run code when they are loaded. Files from the hub go into the cache of the
+hub's library, which other programs share. The package does not check whether a checkpoint can be
+served.
 """

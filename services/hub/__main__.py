@@ -1,8 +1,8 @@
 """`python -m services.hub SOURCE --to DIR`: fetches a checkpoint for several machines.
 
-It is for init containers, and for operators who fill a volume. It ends with status 0 when the
-checkpoint is there, which may be at once, and with status 1 and a line that says why when the
-checkpoint cannot be fetched.
+The command is for init containers, and for operators who fill a volume. The exit status is 0 when
+the checkpoint is in the directory, which may be at once. If the checkpoint cannot be fetched, the
+exit status is 1 and a line has the reason.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that reading threads may take to notice the end."""
+"""Seconds that threads which still download get to stop before the process ends anyway."""
 
 
 def say(line: str) -> None:
@@ -29,8 +29,11 @@ def say(line: str) -> None:
 
 
 def source(text: str) -> Source:
-    """Returns the source that a text names; raises the error that argparse expects if it names
-    none."""
+    """Returns the source that a text names.
+
+    Raises:
+        argparse.ArgumentTypeError: the text names no source.
+    """
     try:
         found = source_in(text)
     except ValueError as error:

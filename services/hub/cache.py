@@ -1,11 +1,10 @@
-"""The layout of the cache of the hub's library, as far as other programs rely on it, and its
-content.
+"""Finds checkpoints in the cache of the hub's library, whose layout other programs also rely on.
 
     models--ORG--NAME/blobs/SHA256          contents
     models--ORG--NAME/snapshots/COMMIT/     one state of the repository, as links to contents
     models--ORG--NAME/refs/REVISION         the commit that a branch or a tag was
 
-It does not need the library, so it is quick.
+The module does not import the library, which takes long to import.
 """
 
 import re
@@ -22,13 +21,15 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def folder_of(name: HubName, cache: Path) -> Path:
-    """Returns the folder of a repository."""
+    """Returns the folder of a repository in the cache."""
     return cache / f"models--{name.repository.replace('/', '--')}"
 
 
 def commit_of(name: HubName, cache: Path) -> str | None:
-    """Returns the commit that a name stood for when it was last fetched; None if that is not
-    known."""
+    """Returns the commit that a name meant when the checkpoint was last fetched into the cache.
+
+    Returns None if the cache does not know the commit.
+    """
     if _COMMIT.fullmatch(name.revision):
         return name.revision
     try:
@@ -42,8 +43,7 @@ def commit_of(name: HubName, cache: Path) -> str | None:
 
 
 def complete_snapshot(name: HubName, cache: Path) -> Path | None:
-    """Returns the directory of a checkpoint that is complete in the cache; None if any of it is
-    missing."""
+    """Returns the directory of a checkpoint in the cache; None if any file is missing."""
     commit = commit_of(name, cache)
     if commit is None:
         return None

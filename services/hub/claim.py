@@ -1,11 +1,11 @@
 """A checkpoint in a directory that several machines share, such as a claim of Kubernetes.
 
     PARENT/.hub/…      the cache, with all states that have been fetched
-    PARENT/NAME        a link to one of them, made when that is complete
+    PARENT/NAME        a link to one state, made when the state is complete
 
-So NAME always shows one complete state, however many processes fetch it, and whichever of them die.
-The meaning of a name is kept: when a branch moves on, a pod that starts again reads what it read
-before. A state that is no longer linked is kept, too, for processes that still read it.
+So NAME always shows one complete state, even if several processes fetch it or some of them die.
+When a branch on the hub moves on, a pod that starts again still reads the linked state. A state
+that is no longer linked is kept for processes that still read it.
 """
 
 import os
@@ -19,7 +19,7 @@ POLL_S = 1.0
 
 
 def cache_of(directory: Path) -> Path:
-    """Returns the cache beside a directory."""
+    """Returns the path of the cache that is next to a directory."""
     return directory.parent / CACHE
 
 
@@ -32,7 +32,7 @@ def there(source: Source, directory: Path) -> Fetched | None:
 
 
 def link(directory: Path, state: Path) -> None:
-    """Makes a directory a link to a state, in one step, whatever it was linked to before.
+    """Makes `directory` a link to a state, in one atomic step. An earlier link is replaced.
 
     Raises:
         FileExistsError: the directory exists and is no link.
@@ -46,8 +46,10 @@ def link(directory: Path, state: Path) -> None:
 
 
 def wait_until_there(source: Source, directory: Path, *, limit_s: float) -> Fetched | None:
-    """Waits until another process has fetched a checkpoint, and returns it; None if none has within
-    `limit_s`."""
+    """Waits until another process has fetched a checkpoint, and returns the checkpoint.
+
+    Returns None if the checkpoint is not there after `limit_s` seconds.
+    """
     deadline = time.monotonic() + limit_s
     while (found := there(source, directory)) is None and time.monotonic() < deadline:
         time.sleep(min(POLL_S, max(0.0, deadline - time.monotonic())))

@@ -1,4 +1,4 @@
-"""Errors between this machine and the hub, in words for people."""
+"""Explanations of the errors that occur while a checkpoint is fetched from the hub."""
 
 import errno
 from collections.abc import Iterator
@@ -22,8 +22,7 @@ from services.hub.source import SourceError
 
 @contextmanager
 def explained(name: HubName, cache: Path) -> Iterator[None]:
-    """Turns errors of the hub and of its library into SourceError, with the name of the
-    checkpoint."""
+    """Turns errors of the hub and of the hub's library into SourceError, with the repository."""
     try:
         yield
     except (*EXPLAINED, OSError) as error:

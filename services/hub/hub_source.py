@@ -18,8 +18,10 @@ class HubSource:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names; None if it has not the form of a name on the hub,
-        or ends like a GGUF file."""
+        """Returns the source that a text names; None if the text is no name of a repository.
+
+        A text that ends with `.gguf` is the name of a file, and gives None, too.
+        """
         name = None if text.endswith(".gguf") else HubName.parse(text)
         return None if name is None else cls(name)
 

@@ -1,4 +1,4 @@
-"""The kinds of sources, and how a text names one."""
+"""The list of the kinds of sources, and the function that finds the source named by a text."""
 
 from collections.abc import Callable
 

@@ -7,7 +7,7 @@ from typing import Self
 _PART = r"[A-Za-z0-9][\w.-]{0,95}"
 _NAME = re.compile(rf"({_PART}/{_PART})(?:@([\w.-][\w./-]{{0,199}}))?")
 MAIN = "main"
-"""Revision that a name without one means."""
+"""Revision that is meant by a name without a revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the name that a text is; None if it has not the form of a name."""
+        """Returns the repository and revision in a text; None if the text has another form."""
         found = _NAME.fullmatch(text)
         return None if found is None else cls(found[1], found[2] or MAIN)
 

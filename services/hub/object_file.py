@@ -5,8 +5,8 @@ call has begun.
     KEY.part          its pieces, each at its place
     KEY.pieces-N      which pieces of N bytes are in it
 
-A piece is noted once it is on the disk, so that the notes are right after any end of the process or
-of the machine.
+A piece is noted after its bytes are on the disk. So the notes stay right even if the process or the
+machine stops at any time.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ PIECE_BYTES = 16 << 20
 _MD5 = re.compile(r"[0-9a-f]{32}")
 _NOTE = re.compile(rb"^([0-9a-f]{8})$", re.M)
 _DIRECTORY_BUCKET = "--x-s3"
-"""End of the names of buckets whose ETags are no digests."""
+"""Suffix of the names of directory buckets, whose ETags are no digests of the content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class ObjectFile:
 
     @property
     def part(self) -> Path:
-        """Path of the file until then."""
+        """Path of the file while some of its pieces are missing."""
         return self.path.with_suffix(".part")
 
     @property
@@ -66,8 +66,10 @@ class ObjectFile:
         return min(PIECE_BYTES, self.stored.size - begin)
 
     def prepare(self) -> None:
-        """Makes a file of the full size for the pieces. Pieces in a file of another size are
-        dropped."""
+        """Makes a file of the full size for the pieces, unless there is one.
+
+        An existing file of another size is emptied, and its pieces are fetched again.
+        """
         if self.part.exists() and self.part.stat().st_size == self.stored.size:
             return
         self.notes.unlink(missing_ok=True)
@@ -93,11 +95,13 @@ class ObjectFile:
             notes.write(f"\n{begin // PIECE_BYTES:08x}\n".encode())
 
     def finish(self) -> None:
-        """Checks the pieces and makes them the file.
+        """Checks the content against the ETag, and gives the complete file its final name.
+
+        ETags of objects that were uploaded in parts, or are encrypted with a key of KMS, are no
+        digests; such content is not checked.
 
         Raises:
-            SourceError: they are not what the ETag promises. The ETags of objects that were
-            uploaded in parts, or are encrypted with a key of KMS, promise nothing.
+            SourceError: the content does not match the ETag.
         """
         if not self._is_as_promised():
             self.notes.unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """Fetches one large file from the hub into its cache, and resumes what an earlier call has begun.
 
-The library of the hub begins a file from its start in each process. So the parts are kept beside
-the blobs of the cache, under the name of their content, and become the blob when their digest is
-the promised one.
+The library of the hub starts each file anew in a new process. So this module keeps an incomplete
+file beside the blobs of the cache, under the SHA-256 of the full content. The file becomes the blob
+when it is complete and its digest matches.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ TIMEOUT_S = 30.0
 MAX_FAILURES = 5
 """Number of connections in a row without a byte after which a file is given up."""
 PAUSE_S = 1.0
-"""Seconds of pause after a connection that brought nothing."""
+"""Seconds of pause after a connection that brought no bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,21 +25,23 @@ class Fetched:
     """A checkpoint that is on this machine."""
 
     path: Path
-    """Path of its directory, or of its GGUF file."""
+    """Path of the checkpoint's directory, or of its GGUF file."""
     state: str
-    """State of the source that it is, in words."""
+    """Version of the checkpoint as a text for people, such as a commit."""
 
 
 class Source(Protocol):
-    """A checkpoint at a source. Its `str` is the text by which people name it."""
+    """A checkpoint at a source. Its `str` is the text that names the source on a command line."""
 
     @property
     def model_name(self) -> str:
         """Name of the model in the API, if the settings name no other."""
 
     def fetched_in(self, cache: Path) -> Fetched | None:
-        """Returns the checkpoint that was last fetched into a cache; None if it is not complete
-        there. It makes no connection."""
+        """Returns the checkpoint that was last fetched into a cache, without any connection.
+
+        Returns None if the checkpoint is not complete in the cache.
+        """
 
     def fetch(self, *, say: Say, cache: Path | None = None) -> Fetched:
         """Fetches the checkpoint as it is at the source into a cache, by default that of this user,

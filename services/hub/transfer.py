@@ -18,7 +18,7 @@ _GIB = 1 << 30
 
 
 class TransferProgress(Protocol):
-    """Is told the number of bytes that have come, and may end the transfer by an exception."""
+    """A function that takes a number of received bytes, and may raise to end the transfer."""
 
     def __call__(self, n_bytes: int) -> None: ...
 
@@ -63,8 +63,10 @@ def transfer(
 
 @contextmanager
 def _bar(n_bytes: int) -> Iterator[TransferProgress]:
-    """Yields the function for progress: of a bar on standard error, if that is a terminal; else of
-    lines, one for each tenth."""
+    """Yields the function that takes the progress of a transfer.
+
+    The progress is shown on standard error: as a bar on a terminal, else as a line for each tenth.
+    """
     if sys.stderr.isatty():
         with tqdm(desc="fetching", unit="B", unit_scale=True, total=n_bytes, leave=False) as bar:
 
@@ -86,7 +88,7 @@ class _Tenths:
         self._lock = threading.Lock()
 
     def add(self, n_bytes: int) -> None:
-        """Adds bytes that have come."""
+        """Adds a number of received bytes, and writes a line for each new tenth."""
         with self._lock:
             self._n_done += n_bytes
             tenths = 10 * self._n_done // max(self._n_bytes, 1)

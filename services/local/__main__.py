@@ -1,7 +1,8 @@
 """`python -m services.local --model DIR`: serves a model on this machine.
 
-Shows how far the weights are loaded, and prints one line when the model is served. Exit status 0
-after SIGINT or SIGTERM; 1 when a service has died and is not started again.
+The command shows how far the weights are loaded, and prints the addresses when the model is served.
+The exit status is 0 after SIGINT or SIGTERM. It is 1 when a setting is wrong, or when a service has
+died and is not started again.
 """
 
 import asyncio
@@ -21,13 +22,17 @@ from services.local.settings_check import is_open_to_all, trouble_with
 
 EXAMPLE = '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}'
 LAST_WORDS_S = 1.5
-"""Seconds in which a pipeline that has lost a member may tell its clients before all services are
-stopped."""
+"""Seconds from the loss of a service until all services are stopped.
+
+In this time the pipeline can send errors to its clients.
+"""
 
 
 class LoadingBar:
-    """A progress bar of the bytes that all stages have loaded, on standard error if that is a
-    terminal."""
+    """A progress bar of the bytes of weights that all stages have loaded.
+
+    The bar appears on standard error, and only if standard error is a terminal.
+    """
 
     def __init__(self) -> None:
         self._bar = tqdm(
@@ -36,7 +41,7 @@ class LoadingBar:
         self._stages: dict[int, tuple[int, int]] = {}
 
     def update(self, stage_index: int, n_done: int, n_total: int) -> None:
-        """Adds the progress of a stage."""
+        """Takes the number of loaded bytes and of all bytes of a stage, and redraws the bar."""
         self._stages[stage_index] = (n_done, n_total)
         done, total = (sum(column) for column in zip(*self._stages.values(), strict=True))
         self._bar.total = total
@@ -48,7 +53,7 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
-    """Prints the addresses for clients, and a command to try."""
+    """Prints the addresses for clients, and an example of a request."""
     name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
@@ -67,8 +72,10 @@ def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Serves until stopped or until a service is not started again; returns the exit status, 0 or
-    1."""
+    """Serves a model until a signal asks to stop, or until a service is not started again.
+
+    Returns the exit status: 0 after a signal, else 1.
+    """
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(launch(settings, launcher_class))
     try:
@@ -81,7 +88,10 @@ async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
 
 
 async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int:
-    """Starts all services and waits for the first that is not started again."""
+    """Starts all services, and waits until one of them has died and is not started again.
+
+    Returns the exit status, which is 1.
+    """
     bar = LoadingBar()
     has_served = False
     async with launcher_class(settings) as launcher:
@@ -90,7 +100,7 @@ async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int
             await asyncio.wait((starting, launcher.death), return_when=asyncio.FIRST_COMPLETED)
             bar.close()
             if starting.done():
-                with contextlib.suppress(ChildDied):  # `death` says which one, and how
+                with contextlib.suppress(ChildDied):  # the result of `death` is the reason
                     announce(settings, starting.result())
                     has_served = True
             reason = await launcher.death
@@ -100,13 +110,16 @@ async def launch(settings: LocalSettings, launcher_class: type[Launcher]) -> int
             bar.close()
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
-    return give_up(reason, ready_fd=None)  # nobody else writes anything any more
+    return give_up(reason, ready_fd=None)  # no service writes to the terminal any more
 
 
 def main(
     settings_class: type[LocalSettings] = LocalSettings, launcher_class: type[Launcher] = Launcher
 ) -> int:
-    """Serves a model; benchmarks pass another scheduler."""
+    """Serves a model, and returns the exit status.
+
+    Benchmarks pass classes of their own, to run another scheduler.
+    """
     settings = settings_class.load("local", sys.argv[1:])
     configure_logging("local", settings.log_level)
     if trouble := trouble_with(settings):

@@ -1,7 +1,7 @@
 """A service as a child process.
 
-On a pipe the service reports its address, its progress, that it is ready, and every second that its
-event loop turns.
+The service writes messages to a pipe: its address, its progress in loading, and that it is ready.
+Every second it also writes a message which shows that its event loop still runs.
 """
 
 import asyncio
@@ -19,15 +19,18 @@ from services.common.watchdog import HUNG_STATUS
 
 STOP_TIMEOUT_S = 10.0
 LAST_MESSAGE_S = 1.0
-"""Seconds within which the messages of a service that has ended must be read."""
+"""Seconds after the end of a service within which its last messages are read."""
 MAX_MISSED_BEATS = 8
-"""Turns of this process's event loop, one a second, without a message after which a service counts
-as hung.
+"""Number of checks without a new message after which a service counts as hung.
 
-On a machine that stands still or is overloaded the turns take longer, too.
+The event loop of this process checks once a second. On a machine that is suspended or overloaded
+the checks are delayed, too, so that the service is not killed for that.
 """
 MAX_TURNS_TO_FIRST_BEAT = 60
-"""Turns without a message that a service may take at first, while it imports."""
+"""Number of checks without a message after which a service that has never sent one counts as hung.
+
+A service sends no messages while it imports its modules.
+"""
 
 OnMessage = Callable[[dict[str, Any]], None]
 """A function that is given each message of a service."""
@@ -38,7 +41,7 @@ class ChildDied(Exception):
 
 
 class Child:
-    """A running service."""
+    """A service that runs as a child of this process."""
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, on_message: OnMessage
@@ -101,8 +104,10 @@ class Child:
         return self.said[key]
 
     async def obituary(self) -> str:
-        """Waits for the end of the service; returns how it ended, and why if the service has
-        reported that."""
+        """Waits for the end of the service, and returns a sentence about how the service ended.
+
+        The sentence has the error that the service reported, if it reported one.
+        """
         status = await self._process.wait()
         await asyncio.wait((self._reading,), timeout=LAST_MESSAGE_S)
         if self._is_hung or status == HUNG_STATUS:
@@ -114,7 +119,7 @@ class Child:
         return f"{self.name} exited with status {status}"
 
     async def kill_when_hung(self) -> None:
-        """Kills the service as soon as its event loop no longer turns."""
+        """Waits until the service sends no more messages for too long, and kills it then."""
         n_messages, n_missed = 0, 0
         while n_missed < (MAX_MISSED_BEATS if n_messages else MAX_TURNS_TO_FIRST_BEAT):
             await asyncio.sleep(BEAT_S)
@@ -136,7 +141,7 @@ class Child:
         self._reading.cancel()
 
     async def _read(self, lines: asyncio.StreamReader) -> None:
-        """Takes the service's messages until its end of the pipe is closed."""
+        """Reads the messages of the service until the service closes the pipe."""
         try:
             while line := await lines.readline():
                 self._n_messages += 1
@@ -154,5 +159,6 @@ class Child:
 
 
 def _environment() -> dict[str, str]:
-    # Settings reach a service on its command line; the launcher's own variables are not for it.
+    # A service gets its settings on the command line. The variables `ORCINUS_*` are settings of the
+    # launcher and would change the service.
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}

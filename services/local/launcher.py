@@ -1,8 +1,9 @@
-"""Starts the services in the order in which they need each other, and ends them in reverse.
+"""Starts the services of a pipeline, and stops them in reverse order.
 
-All services start at once as far as addresses allow: a service reports its address before it is
-ready, and each waits for the addresses that it needs. Once all serve, a service that dies or hangs
-is started again.
+The workers start first, then the scheduler, which needs their addresses, and then the frontend,
+which needs the scheduler's address. A service reports its address before it is ready, so that the
+services load side by side. Once the whole pipeline serves, a service that dies or hangs is started
+again.
 """
 
 import asyncio
@@ -21,14 +22,17 @@ from services.local.supervisor import RestartLimit, Supervisor
 HOST = "127.0.0.1"
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 DRAIN_S = 5
-"""Seconds that running requests get when all services are stopped; less than `Child.stop` waits."""
+"""Seconds that running requests get to finish when all services are stopped.
+
+The value is below the timeout after which `Child.stop` kills a service.
+"""
 OnProgress = Callable[[int, int, int], None]
 """A function of a stage's index, its loaded bytes and its total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAddresses:
-    """The addresses of the frontend and of the metrics, host:port."""
+    """The addresses of the frontend's APIs and of the services' metrics, as host:port."""
 
     http: str
     grpc: str
@@ -39,14 +43,17 @@ class LocalAddresses:
 class Launcher:
     """The process tree of one pipeline on this machine. It leaves no process behind."""
 
-    worker_module = "services.worker"  # benchmarks put others in the place of these two
+    worker_module = "services.worker"  # benchmarks override these two modules
     scheduler_module = "services.scheduler"
 
     def __init__(self, settings: LocalSettings) -> None:
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """A future whose result is the reason why a service has ended that is not started again."""
+        """A future that is done when a service has ended and is not started again.
+
+        Its result is the reason why the service ended.
+        """
         self._settings = settings
-        self._waves: list[list[Supervisor]] = []  # services that start, and stop, together
+        self._waves: list[list[Supervisor]] = []  # each wave starts and stops together
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,10 +63,10 @@ class Launcher:
             await asyncio.gather(*(service.stop() for service in wave))
 
     async def start(self, on_progress: OnProgress) -> LocalAddresses:
-        """Starts all services and returns when the pipeline serves.
+        """Starts all services, waits until the pipeline serves, and returns the addresses.
 
         Raises:
-            ChildDied: a service ended and has printed the reason; `death` names the service.
+            ChildDied: a service ended before the pipeline served; `death` has the reason.
         """
         self._waves = [[], [], []]
         workers = [
@@ -92,7 +99,7 @@ class Launcher:
         ready_key: str = "ready",
         on_message: OnMessage = lambda _: None,
     ) -> Child:
-        """Starts a service, which reports `ready_key` when it is ready."""
+        """Starts a service in a wave; `ready_key` is the key that it reports when it is ready."""
         service = Supervisor(
             name,
             module,
@@ -147,8 +154,10 @@ class Launcher:
         return await self._start(1, "scheduler", self.scheduler_module, options)
 
     def scheduler_options(self, stages: list[str]) -> dict[str, object]:
-        """Returns the scheduler's settings, by option; `stages` are the addresses of the
-        workers."""
+        """Returns the settings of the scheduler, keyed by option of its command line.
+
+        `stages` are the addresses of the workers, in the order of the stages.
+        """
         settings = self._settings
         return {
             "address": f"{HOST}:0",
@@ -170,7 +179,10 @@ class Launcher:
         return await self._start(2, "frontend", "services.frontend", options, ready_key="http")
 
     def frontend_options(self, scheduler: str) -> dict[str, object]:
-        """Returns the frontend's settings, by option; `scheduler` is the scheduler's address."""
+        """Returns the settings of the frontend, keyed by option of its command line.
+
+        `scheduler` is the address of the scheduler.
+        """
         settings = self._settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         return {
@@ -183,7 +195,7 @@ class Launcher:
             "public-tls-dir": settings.tls_dir,
             "page": settings.page,
             "drain-s": DRAIN_S,
-            # Nothing that dies comes back then.
+            # With `fail_fast` a lost pipeline does not come back, so requests do not wait for it.
             **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
             **dict(settings.frontend),
         }
@@ -194,8 +206,10 @@ def share_cpus(
 ) -> tuple[int, list[list[int]]]:
     """Returns the number of compute threads of each rank, and the CPUs of each stage's threads.
 
-    Threads are bound to a CPU each only if they use all CPUs: otherwise another pipeline on this
-    machine would choose equal ones. By a quota, `n_usable` may be fewer than `cpus`.
+    Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the list
+    of CPUs is empty, since another pipeline on this machine would choose equal CPUs. `n_usable` is
+    the number of CPUs whose time this process may use; a quota can make it smaller than the number
+    of `cpus`.
     """
     n_threads = settings.threads or max(1, n_usable // (settings.stages * settings.tp))
     per_stage = settings.tp * n_threads
@@ -212,8 +226,10 @@ def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]
 
 
 def _reachable(address: str) -> str:
-    """Returns an address that clients on this machine can use: a server's address for all
-    interfaces becomes loopback."""
+    """Returns an address at which clients on this machine reach a server.
+
+    An address that stands for all interfaces becomes the address of loopback.
+    """
     host, _, port = address.rpartition(":")
     return f"{LOOPBACK.get(host, host)}:{port}"
 

@@ -1,4 +1,4 @@
-"""Settings of the local launcher; it passes them on to the services it starts."""
+"""Settings of the local launcher, which passes them to the services that it starts."""
 
 import re
 from pathlib import Path
@@ -34,8 +34,8 @@ class LocalSettings(ServiceSettings):
     file."""
 
     served_model_name: ModelNames = ()
-    """Names by which clients know the model, separated by commas or given one by one. Without any,
-    the name of its directory or file."""
+    """Names of the model in the API, separated by commas or given one by one. The default is the
+    name of the model's directory or file."""
 
     stages: int = Field(default=1, ge=1)
     """Pipeline stages to cut the model into, one worker each."""
@@ -44,12 +44,12 @@ class LocalSettings(ServiceSettings):
     """Ranks that share each layer of a stage (tensor parallelism)."""
 
     load_format: Literal["safetensors", "random"] = "safetensors"
-    """Where weights come from. `random` makes them up, needs only config.json and the tokenizer,
-    and is for benchmarks."""
+    """Source of the weights. `random` is for benchmarks: the weights are random numbers, and only
+    config.json and the tokenizer are read."""
 
     host: str = Field(default="127.0.0.1", pattern=r"^[^\s/]+$")
-    """Address of this machine at which clients reach both APIs; `0.0.0.0` is all of its addresses.
-    The default keeps other machines out."""
+    """Address of this machine at which clients reach both APIs; `0.0.0.0` stands for all addresses
+    of the machine. At the default, only clients on this machine reach the APIs."""
 
     http_port: int = Field(default=8000, ge=0, lt=65536)
     """Port of the OpenAI API; 0 takes a free one."""
@@ -58,8 +58,8 @@ class LocalSettings(ServiceSettings):
     """Port of the gRPC API; 0 takes a free one."""
 
     api_keys_file: Path | None = None
-    """JSON file with the API keys that clients must show, as for the frontend. When not set, no key
-    is asked for."""
+    """JSON file with the API keys that clients must send, in the frontend's format. When not set,
+    no key is needed."""
 
     tls_dir: Path | None = None
     """Directory with `tls.crt` (the certificate, followed by intermediate ones) and `tls.key` (its
@@ -67,47 +67,47 @@ class LocalSettings(ServiceSettings):
     the `tls_dir` of a service. When not set, clients speak without TLS."""
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Element type of weights and K/V; `auto` takes the checkpoint's."""
+    """Element type of weights and K/V; `auto` takes the element type of the checkpoint."""
 
     quantization: Literal["none", "int8", "int4"] = "none"
-    """Quantization of matrices when they are loaded, as for the worker."""
+    """Quantization of the matrices while they are loaded, as in the worker's settings."""
 
     max_batch_size: int = Field(default=32, ge=1)
-    """Requests in one batch at most."""
+    """Largest number of requests in one batch."""
 
     pipeline_depth: int | None = Field(default=None, ge=1)
-    """Batches in flight at most. When not set, the number of stages, and at least two."""
+    """Largest number of batches in flight. The default is the number of stages, but at least 2."""
 
     policy: Literal["orca", "chunked"] | None = None
-    """How the scheduler fills batches; its default when not set."""
+    """How the scheduler fills batches. When not set, the scheduler's default applies."""
 
     max_batch_tokens: int | None = Field(default=None, ge=1)
-    """Tokens of one iteration at most, with the policy `chunked`; the scheduler's default when not
-    set."""
+    """Largest number of tokens of one iteration, with the policy `chunked`. When not set, the
+    scheduler's default applies."""
 
     prefix_cache: bool = True
     """Whether requests that begin with the same tokens share keys and values."""
 
     max_requests: int = Field(default=1024, ge=1)
-    """Requests in the pool at most; more are refused with a retry delay."""
+    """Largest number of requests in the pool. Further requests are refused with a retry delay."""
 
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] = ByteSize(2**29)
     """Memory for keys and values of each rank, in bytes or like `512MiB`. `auto` needs a GPU, which
     a worker has with `--worker device=cuda`."""
 
     iteration_limit_s: float = Field(default=900.0, gt=0)
-    """Seconds after which an iteration that has not returned ends the epoch; must exceed the
-    longest one. A stage that dies is noticed at once."""
+    """Seconds after which an iteration that has not returned ends the epoch. The value must exceed
+    the duration of the longest iteration. A stage that dies is noticed at once."""
 
     threads: int = Field(default=0, ge=0)
-    """Compute threads of each rank; 0 divides the CPUs that may be used among all ranks."""
+    """Compute threads of each rank. With 0, the usable CPUs are divided among all ranks."""
 
     page: bool = True
     """Whether the frontend serves a page at `/` that shows the pipeline at work. Without API keys,
-    every caller that reaches `host` may look."""
+    every caller that reaches `host` may see the page."""
 
     fail_fast: bool = False
-    """Whether everything ends with the first service that dies or hangs. Otherwise the service is
+    """Whether all services end when the first of them dies or hangs. Otherwise that service is
     started again, up to five times in a minute."""
 
     metrics: bool = False
@@ -115,22 +115,22 @@ class LocalSettings(ServiceSettings):
     """
 
     traced_iterations_per_s: float | None = Field(default=None, ge=0)
-    """Iterations that are recorded as spans per second at most, where `OTEL_EXPORTER_OTLP_ENDPOINT`
-    is set; the scheduler's own limit when not set."""
+    """Largest number of iterations per second that are recorded as spans, where
+    `OTEL_EXPORTER_OTLP_ENDPOINT` is set. When not set, the scheduler's default applies."""
 
     profile_dir: Path | None = None
-    """Directory for profiles that are ordered of stages. When not set, profiles cannot be ordered.
-    """
+    """Directory for profiles that are requested of stages. When not set, no profiles can be
+    requested."""
 
     frontend: Options = ()
-    """Further settings of the frontend, NAME=VALUE, separated by commas or given one by one; they
-    win over what this launcher sets."""
+    """Further settings of the frontend, NAME=VALUE, separated by commas or given one by one. They
+    override the settings that this launcher passes."""
 
     scheduler: Options = ()
-    """Further settings of the scheduler, in the same form."""
+    """Further settings of the scheduler, in the form of `frontend`."""
 
     worker: Options = ()
-    """Further settings of every worker, in the same form."""
+    """Further settings of every worker, in the form of `frontend`."""
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
-    """Least severe messages of the services to show."""
+    """Lowest level of the services' log messages that are shown."""

@@ -1,7 +1,7 @@
-"""Checks of settings that would otherwise fail when services have started, seconds or minutes
-later.
+"""Checks settings of the local launcher before it starts any service.
 
-The services check everything again.
+Without these checks, a wrong setting would fail seconds or minutes later, in a service. The
+services check all settings again.
 """
 
 import ipaddress
@@ -14,7 +14,7 @@ from services.local.settings import LocalSettings
 MAX_CONFIG_BYTES = 2**20
 FILES = ("config.json", "tokenizer.json")
 LAYER_KEYS = ("num_hidden_layers", "n_layer")
-"""Keys of the number of layers in `config.json`; the second is GPT-2's."""
+"""Keys of `config.json` that can hold the number of layers; GPT-2 uses the second."""
 
 
 def trouble_with(settings: LocalSettings) -> str:
@@ -43,7 +43,7 @@ def trouble_with(settings: LocalSettings) -> str:
 
 
 def is_open_to_all(settings: LocalSettings) -> bool:
-    """Returns whether other machines may call without a key."""
+    """Returns whether clients on other machines may call the APIs without a key."""
     if settings.api_keys_file is not None or settings.host == "localhost":
         return False
     try:

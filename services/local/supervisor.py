@@ -1,5 +1,7 @@
-"""Keeps a service running: a child that dies or hangs is started again at its former addresses, by
-which the other services know it."""
+"""Keeps a service running: a child that dies or hangs is started again.
+
+The new child gets the addresses of the former child, which the other services know.
+"""
 
 import asyncio
 import time
@@ -9,22 +11,24 @@ from typing import Any
 from services.local.child import Child, OnMessage
 
 MAX_RESTARTS = 5
-"""Restarts of one service within `WINDOW_S` at most; then the service stays dead."""
+"""Largest number of restarts of one service within `WINDOW_S`; then the service stays dead."""
 WINDOW_S = 60.0
 FIRST_PAUSE_S = 0.5
-"""Seconds before the second restart within `WINDOW_S`; the first restart is at once, and each later
-pause is twice as long."""
+"""Seconds of pause before the second restart within `WINDOW_S`.
+
+The first restart has no pause. The pause before each later restart is twice the previous one.
+"""
 ADDRESS_OPTIONS = {
     "address": "address",
     "http": "http-address",
     "grpc": "grpc-address",
     "metrics": "metrics-address",
 }
-"""The option that sets an address, by the key under which a service reports that address."""
+"""Options that set addresses, keyed by the name under which a service reports the address."""
 
 
 class RestartLimit:
-    """Counts the restarts of a service."""
+    """Counts the restarts of one service, and chooses the pauses before them."""
 
     def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
         self._first_pause_s = first_pause_s
@@ -32,13 +36,15 @@ class RestartLimit:
 
     @property
     def n_restarts(self) -> int:
-        """Number of restarts that count at present."""
+        """Number of past restarts that count towards the limit at present."""
         return len(self._times_s)
 
     def pause_s(self, now_s: float, *, was_ready: bool) -> float | None:
-        """Counts one more restart, and returns the pause before it; None if there were too many.
+        """Counts one more restart, and returns the seconds to pause before it.
 
-        Restarts count for `WINDOW_S`, and longer while the service does not become ready.
+        Returns None if `MAX_RESTARTS` restarts count already. A restart counts for `WINDOW_S`
+        seconds, and longer as long as the service does not become ready. `was_ready` says whether
+        the child that has ended was ready.
         """
         if was_ready:
             self._times_s = [time_s for time_s in self._times_s if now_s - time_s < WINDOW_S]
@@ -50,7 +56,7 @@ class RestartLimit:
 
 
 class Supervisor:
-    """One service: its present child, and the next child if that one ends."""
+    """Runs one service as a child process, and starts another child when the present one ends."""
 
     def __init__(
         self,
@@ -66,9 +72,10 @@ class Supervisor:
     ) -> None:
         self.child: Child
         self.restarts = False
-        """Whether a child that ends is started again.
+        """Whether another child is started when the present child ends.
 
-        It is set once the whole tree serves: a child that cannot start at all would fail again.
+        The launcher sets this once the whole pipeline serves. A child that ends earlier would fail
+        to start again.
         """
         self._name = name
         self._module = module
@@ -82,17 +89,17 @@ class Supervisor:
         self._task: asyncio.Task[None]
 
     async def start(self) -> Child:
-        """Starts the first child, which is kept running from now on."""
+        """Starts the first child; from now on the service is kept running."""
         await self._start_child()
         self._task = asyncio.create_task(self._keep_running(), name=self._name)
         return self.child
 
     async def stop(self) -> None:
-        """Ends the child, and starts no other."""
+        """Ends the present child, and starts no other child."""
         self._stopping.set()
         await self.child.stop()
         await self._task
-        await self.child.stop()  # one that was being started meanwhile
+        await self.child.stop()  # a child that was being started meanwhile
 
     async def _start_child(self) -> None:
         arguments = [
@@ -110,7 +117,7 @@ class Supervisor:
         self._on_message(message)
 
     async def _keep_running(self) -> None:
-        """Starts one child after the other, until there were too many or `stop` is called."""
+        """Starts a child whenever one ends, until the limit is reached or `stop` is called."""
         while True:
             reason = await self._end_of_child()
             if self._stopping.is_set():
@@ -132,10 +139,10 @@ class Supervisor:
                 self._give_up(f"{self._name} cannot be started again: {error}")
                 return
             if self._stopping.is_set():
-                return  # `stop` ends this one, too
+                return  # `stop` ends the new child, too
 
     async def _end_of_child(self) -> str:
-        """Waits for the end of the child, kills it if it hangs, and returns how it ended."""
+        """Waits for the end of the child, kills a child that hangs, and returns the reason."""
         watching = asyncio.create_task(self.child.kill_when_hung())
         try:
             return await self.child.obituary()
