@@ -1,4 +1,4 @@
-"""The way of the plans through a stage: in by RunIterations, out to the ranks and the next stage.
+"""Receives plans by RunIterations, and forwards them to the ranks and to the next stage.
 
 Plans are forwarded as the bytes that came. The next stage is sent each at once, so it knows what
 will come before the activations do (Orca, section 4.1).
@@ -24,14 +24,14 @@ RUN_ITERATIONS = rpc.method_path(
 
 
 class PlanRelay:
-    """The plan streams of the current epoch, and the one to the next stage."""
+    """Forwards the plans of the current epoch's streams to the ranks and to the next stage."""
 
     def __init__(
         self, epoch: Epoch, *, connect: rpc.Connect, on_next_lost: Callable[[str], None]
     ) -> None:
         """`on_next_lost` is called with the reason when the next stage takes no more plans."""
         self.n_plans = 0
-        """Plans forwarded."""
+        """Number of plans forwarded."""
         self._epoch = epoch
         self._connect = connect
         self._on_next_lost = on_next_lost

@@ -1,4 +1,4 @@
-"""The reports of a stage, given to all that watch it.
+"""Delivers the reports of a stage to all watchers of the stage.
 
 Most reports are bytes of a rank, which pass through unread. The stage itself adds two kinds: its
 heartbeat, and its failure.
@@ -13,7 +13,7 @@ from orcinus.v1 import worker_pb2
 from services.worker.controller.epoch import Epoch
 
 MAX_UNREAD_REPORTS = 4096
-"""Reports that wait for one watcher, at most."""
+"""Largest number of reports that may wait for one watcher."""
 
 
 class ReportFeed:

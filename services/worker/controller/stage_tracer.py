@@ -13,7 +13,7 @@ from orcinus.v1 import worker_pb2
 from services.common import semconv, tracing
 
 MAX_UNDER_WAY = 64
-"""Plans whose time is remembered; a pipeline has fewer under way."""
+"""Number of plans whose forwarding time is kept; a pipeline has fewer plans in flight."""
 
 
 class StageTracer:
