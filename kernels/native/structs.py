@@ -68,7 +68,7 @@ class HeadWeightsStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """One step: the index of the step's class in `STEPS`, and the address of the step's structure."""
+    """One step: the index of the step's class in `STEPS`, and the address of the structure."""
 
     _fields_ = (("kind", _int), ("what", _pointer))
 
