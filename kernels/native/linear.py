@@ -167,7 +167,7 @@ def can_quantise(weight: Tensor) -> bool:
 
 
 def can_quantise_gated(weight: Tensor) -> bool:
-    """Whether `NativeInt8GatedWeight` takes this matrix [2 * n_out, n_in], the gate's rows first."""
+    """Whether `NativeInt8GatedWeight` takes this matrix [2 * n_out, n_in], gate's rows first."""
     functions = _int8_functions()
     return can_quantise(weight) and functions is not None and weight.shape[0] % functions.panel == 0
 
