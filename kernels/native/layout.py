@@ -64,7 +64,7 @@ def _numbers(steps: Sequence[type]) -> Iterator[tuple[str, str]]:
 
 
 def _described(structure: type[ctypes.Structure]) -> Iterator[tuple[str, str]]:
-    """Returns the lines of a structure and of the structures within it."""
+    """Returns the lines of a structure and of all structures that its fields contain."""
     name = _name(structure)
     yield name, f"{ctypes.sizeof(structure)} bytes"
     for field, kind, *_ in structure._fields_:
@@ -79,7 +79,7 @@ def _name(structure: type[ctypes.Structure]) -> str:
 
 
 def _type_name(kind: Any) -> str:
-    """Returns the name of a field's type as the library spells it."""
+    """Returns the name that the library's layout uses for the type of a field."""
     if issubclass(kind, ctypes.Structure):
         return _name(kind)
     if issubclass(kind, ctypes.Array):

@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Returns the best build that this processor can run, and logs its instruction set; None if no
-    build can be run or loaded."""
+    """Returns the best build that this processor can run, and logs the build's instruction set;
+    None if no build can be run or loaded."""
     try:
         names = runnable()
     except OSError as error:
