@@ -239,8 +239,11 @@ class Program:
     def rotary_write_kv(
         self, qkv: Buffer, heads: Heads, norms: HeadNorms | None, *, rotary: int, layer: int
     ) -> None:
-        """Rotates queries and keys of `qkv` in place, by the angles of the rotary embedding with
-        the index `rotary`, and stores keys and values in the storage of a layer."""
+        """Rotates queries and keys of `qkv`, by the angles of the rotary embedding with the index
+        `rotary`, and stores keys and values in the storage of a layer.
+
+        The rotated queries replace the queries in `qkv`.
+        """
         cos, sin = self._angles_of(rotary, heads.head_dim)
         self.steps.append(RotaryWriteKV(qkv, cos, sin, heads, norms, layer))
 
