@@ -90,7 +90,7 @@ class PlanAttention(Protocol):
 
 
 class ComputeAttention(Protocol):
-    """Attends from every token of a batch to the stored tokens of its sequence."""
+    """Computes attention from every token to the stored tokens of the sequence of that token."""
 
     def __call__(
         self,
@@ -234,12 +234,12 @@ class ProgramRunner(Protocol):
         """
 
     def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
-        """Returns the logits [n, vocab_size] of any hidden states [n, hidden_size] after the last
-        layer; raises ValueError if the program has no head."""
+        """Returns the logits [n, vocab_size] for hidden states [n, hidden_size] after the last
+        layer, of this or another batch; raises ValueError if the program has no head."""
 
 
 class RunProgram(Protocol):
-    """Prepares a program for running."""
+    """Prepares a program, so that it can be run for many batches."""
 
     def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
         """Returns the fastest runner of the program on `ops`; this function is `ops.run_program`.

@@ -83,7 +83,7 @@ class RotaryAngles(Protocol):
 
     @property
     def angles(self) -> Angles | None:
-        """The tables; None where the angles of each batch are computed."""
+        """The tables of angles; None if there are no tables and angles are computed per batch."""
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
@@ -159,7 +159,7 @@ class Program:
         return out
 
     def embed_packed(self, table: TableWeight) -> Buffer:
-        """Looks up the batch's tokens in a `table` [vocab_size, width] of any form."""
+        """Looks up the batch's tokens in a `table` [vocab_size, width], which may be packed."""
         out = self.buffer(table.shape[1])
         self.steps.append(EmbedPacked(table, out))
         return out
@@ -231,7 +231,7 @@ class Program:
         return x
 
     def gate(self, gate: Gate | Clamp, x: Buffer) -> Buffer:
-        """Returns the second half of `x`, gated by the first."""
+        """Returns the second half of each row of `x`, gated by the first half."""
         out = self._like(x, x.width // 2)
         self.steps.append(ApplyGate(x, GateForm.of(gate), out))
         return out
@@ -239,8 +239,11 @@ class Program:
     def rotary_write_kv(
         self, qkv: Buffer, heads: Heads, norms: HeadNorms | None, *, rotary: int, layer: int
     ) -> None:
-        """Rotates queries and keys of `qkv` in place, by the angles of the rotary embedding with
-        the index `rotary`, and stores keys and values in the storage of a layer."""
+        """Rotates queries and keys of `qkv`, by the angles of the rotary embedding with the index
+        `rotary`, and stores keys and values in the storage of a layer.
+
+        The rotated queries replace the queries in `qkv`.
+        """
         cos, sin = self._angles_of(rotary, heads.head_dim)
         self.steps.append(RotaryWriteKV(qkv, cos, sin, heads, norms, layer))
 
@@ -284,7 +287,7 @@ class Program:
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
-        """Returns `Ops.delta_net` of `projected`, with the states of a layer."""
+        """Returns `Ops.delta_net` of `projected`; the step updates the states of `layer`."""
         out = self._like(projected, form.n_out)
         self.steps.append(RunDeltaNet(projected, form, form.kernel_size, LENGTH_EPS, layer, out))
         return out
@@ -324,14 +327,16 @@ class Program:
         return out
 
     def route(self, scores: Buffer, n_chosen: int, *, normalises: bool) -> tuple[Buffer, Buffer]:
-        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        """Returns the experts that `Ops.route` chooses and the experts' weights, [n_tokens,
+        n_chosen] each."""
         experts = self.buffer(n_chosen, torch.int64)
         weights = self.buffer(n_chosen, torch.float32)
         self.steps.append(Route(scores, int(normalises), experts, weights))
         return experts, weights
 
     def route_in_groups(self, logits: Buffer, form: RoutingForm) -> tuple[Buffer, Buffer]:
-        """Returns the chosen experts and their weights, [n_tokens, n_chosen] each."""
+        """Returns the experts that `Ops.route_in_groups` chooses and the experts' weights,
+        [n_tokens, n_chosen] each."""
         experts = self.buffer(form.n_chosen, torch.int64)
         weights = self.buffer(form.n_chosen, torch.float32)
         self.steps.append(RouteInGroups(logits, form, experts, weights))

@@ -1,4 +1,4 @@
-"""How a router chooses experts that lie in groups."""
+"""The parameters of a router that first chooses groups of experts, then experts in these groups."""
 
 from __future__ import annotations
 

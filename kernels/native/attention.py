@@ -1,8 +1,8 @@
-"""Attention of a mixed batch on the CPU: all of its spans in one call per layer.
+"""Attention of a batch on the CPU: all spans of the batch in one call per layer.
 
-The plan is that of `Ops.attention`, where the spans lie, and nothing more: the library divides
-the work itself, by the heads that it finds and the threads that there are (a few microseconds a
-call).
+The plan is PyTorch's `AttentionSpans`, which holds only the spans of the batch. The library divides
+the work among threads in each call, by the numbers of heads and of threads, which takes a few
+microseconds.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from kernels.pytorch.attention import AttentionSpans, attention
 
 
 def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
-    """Returns where the columns of `spans` lie: start positions, numbers of tokens, block tables.
+    """Returns the addresses of the columns of `spans`: start positions, numbers of tokens, block
+    tables.
 
-    These are tensors because tensors say it faster than arrays.
+    The columns are tensors because a tensor returns its address faster than an array.
     """
     return (
         spans.start_positions.data_ptr(),
@@ -31,7 +32,7 @@ def span_addresses(spans: AttentionSpans) -> tuple[int, int, int]:
 
 
 class NativeAttention:
-    """The attention of one build of the library."""
+    """Implements `Ops.attention` with one build of the library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._attention = declare(
@@ -53,7 +54,7 @@ class NativeAttention:
     ) -> Tensor:
         """Implements `ComputeAttention`; raises TypeError for a plan of other operations."""
         is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
-        # Values lie as keys do, or in them.
+        # The library needs equal strides: values have the layout of keys, or are a part of keys.
         if not is_taken or key_cache.stride() != value_cache.stride():
             return attention(q, key_cache, value_cache, plan, form, sinks)
         spans = AttentionSpans.of(plan)

@@ -1,7 +1,7 @@
-"""Where the buffers of a program lie.
+"""The memory of a program's buffers.
 
-Buffers of one form that are not in use at the same time share memory, so that layers use the same
-few, which stay in the caches.
+Buffers of equal width and type that are not in use at the same time share memory. So all layers use
+the memory of a few buffers, which stays in the processor's caches.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ _Form = tuple[int, torch.dtype, bool]
 
 
 class Buffers:
-    """The memory of a program, for batches of as many tokens as have occurred."""
+    """The memory of a program's buffers, which grows to the largest batch that has occurred."""
 
     def __init__(self, program: Program) -> None:
         self._buffers = program.buffers
         self._places, self._forms = _shared(program)
         self._memory: list[Tensor] = []
-        # Kept from call to call, since to make one costs more than to look it up.
+        # Views of buffers, kept from call to call, since creating a view costs more than a look-up.
         self._tensors: dict[int, Tensor] = {}
         self._n_tokens, self._n_sampled = -1, -1
         self._structs: Any = None
 
     def address(self, n_tokens: int, n_sampled: int) -> int:
-        """Returns where the structures of all buffers lie, which have memory for so many rows."""
+        """Returns the address of the structures of all buffers; first allocates memory for
+        `n_tokens` and `n_sampled` rows if there is less."""
         if n_tokens > self._n_tokens or n_sampled > self._n_sampled:
             self._allocate(max(n_tokens, self._n_tokens), max(n_sampled, self._n_sampled))
         return ctypes.addressof(self._structs)
 
     def tensor(self, buffer: Buffer, n_rows: int) -> Tensor:
-        """Returns the first rows of a buffer, [n_rows, width]."""
+        """Returns the first `n_rows` rows of a buffer, [n_rows, width]; memory is shared."""
         known = self._tensors.get(buffer.index)
         if known is None or known.shape[0] != n_rows:
             known = self._memory[self._places[buffer.index]][:n_rows]
@@ -47,9 +48,9 @@ class Buffers:
 
     def _allocate(self, n_tokens: int, n_sampled: int) -> None:
         self._n_tokens, self._n_sampled = n_tokens, n_sampled
-        self._tensors.clear()  # before there is more
+        self._tensors.clear()  # frees the old memory before the new memory is allocated
         self._memory.clear()
-        # Tensors that are made in inference mode could not be written to outside of it.
+        # Tensors that are made in inference mode could not be written to outside of that mode.
         with torch.inference_mode(False):
             for width, dtype, is_of_sampled in self._forms:
                 n_rows = n_sampled if is_of_sampled else n_tokens
@@ -63,7 +64,8 @@ class Buffers:
 
 
 def _shared(program: Program) -> tuple[list[int], list[_Form]]:
-    """Returns the place of each buffer, and the form of what lies at each place."""
+    """Returns the index of the piece of memory that each buffer uses, and the form of each piece:
+    the width, the type, and whether the rows are sampled tokens."""
     last = _last_uses(program)
     places = [-1] * len(program.buffers)
     forms: list[_Form] = []
@@ -89,7 +91,7 @@ def _shared(program: Program) -> tuple[list[int], list[_Form]]:
 
 
 def _last_uses(program: Program) -> dict[int, int]:
-    """Returns the last step that uses each buffer."""
+    """Returns the index of the last step that uses each buffer, by the index of the buffer."""
     return {buffer.index: i for i, step in enumerate(program.steps) for buffer in buffers_of(step)}
 
 

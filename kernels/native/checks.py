@@ -1,7 +1,7 @@
-"""Which programs the native library runs, and that a program is sound.
+"""Checks whether the native library can run a program, and whether a program's tensors are valid.
 
-The library follows addresses and checks nothing, so all of it is checked here, once, before any
-address is taken. A program with other forms of matrices is left to the interpreter; one whose
+The library follows addresses without checks. So this module checks a whole program once, before any
+address is taken. A program with matrices in other forms is left to the interpreter. A program whose
 tensors do not fit each other is an error.
 """
 
@@ -49,7 +49,8 @@ from kernels.steps import (
 
 
 def is_native(program: Program) -> bool:
-    """Whether all matrices of a program are packed for the library, and its tables on the CPU."""
+    """Whether the library can run a program: the library knows the type of hidden states, all
+    matrices are packed for the library, and all tables are on the CPU."""
     tables = (step.table for step in program.steps if isinstance(step, Embed | AddPositions))
     matrices = (weight for step in program.steps for weight in _matrices(step))
     return (
@@ -75,16 +76,17 @@ def _matrices(step: object) -> Iterator[object]:
 
 
 def check(program: Program) -> None:
-    """Raises ValueError for a tensor that the library would misread; the program `is_native`."""
+    """Raises ValueError for a tensor whose type or shape the library would misread; `is_native`
+    must be true for the program."""
     for step in program.steps:
         _check(step, program)
 
 
 @singledispatch
 def _check(step: Any, program: Program) -> None:
-    """Raises ValueError for tensors of a step that are not as its buffers need them.
+    """Raises ValueError if the tensors of a step do not fit the buffers of the step.
 
-    Steps without tensors are sound if their buffers are, which `Program` makes.
+    A step without tensors needs no check, since `Program` makes all buffers.
     """
 
 
@@ -270,7 +272,8 @@ def _(step: RunExperts, program: Program) -> None:
 
 
 def _check_choice(step: Route | RouteInGroups | RunExperts) -> None:
-    """Raises ValueError for chosen experts and weights of other types, or not as many of both."""
+    """Raises ValueError if experts are not int64, if weights are not float32, or if a token has
+    different numbers of chosen experts and of weights."""
     experts, weights = step.experts, step.weights
     types = experts.dtype, weights.dtype
     if experts.width != weights.width or types != (torch.int64, torch.float32):
@@ -299,14 +302,15 @@ def _check_expert(expert: Expert, step: RunExperts) -> None:
 
 
 def _check_gates(gate_up: Gated) -> None:
-    """Raises ValueError unless either the matrix gates, or an operation after it."""
+    """Raises ValueError unless exactly one of two applies the gate: the product with the matrix, or
+    an operation after the product."""
     is_gated = isinstance(gate_up.weight, NativeGated)
     if is_gated == (gate_up.form is not None):
         raise ValueError("a matrix that gates twice, or never")
 
 
 def _check_rows(table: Tensor, out: Buffer) -> None:
-    """Raises ValueError for a table whose rows have gaps, or another size or type than `out`."""
+    """Raises ValueError if `table` is not dense, or has rows of another size or type than `out`."""
     if table.dtype != out.dtype or table.shape[1:] != (out.width,) or not table.is_contiguous():
         raise ValueError(
             f"a table of rows {tuple(table.shape[1:])} of {table.dtype} where layers need "
@@ -315,7 +319,8 @@ def _check_rows(table: Tensor, out: Buffer) -> None:
 
 
 def _check_part(buffer: Buffer, first: int, size: int) -> None:
-    """Raises ValueError for elements that are not all in a row."""
+    """Raises ValueError if the elements `first : first + size` are not all within a row of
+    `buffer`."""
     if first < 0 or size < 1 or first + size > buffer.width:
         raise ValueError(f"{size} elements from {first} on in rows of {buffer.width}")
 
@@ -327,7 +332,7 @@ def _check_heads(heads: Heads, qkv: Buffer) -> None:
 
 def _check_product(weight: object, dtype: torch.dtype) -> None:
     if not isinstance(weight, NativeWeight | NativeGatedWeight):
-        return  # of numbers, which multiply tokens of every type
+        return  # a quantised matrix, which multiplies tokens of every type
     if weight.packed.dtype != dtype:
         raise ValueError(f"a weight of {weight.packed.dtype} where layers are {dtype}")
 

@@ -1,4 +1,4 @@
-"""Sums, factors and caps on the CPU."""
+"""Scaled sums and soft caps on the CPU."""
 
 import ctypes
 

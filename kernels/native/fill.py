@@ -1,7 +1,7 @@
 """Fills the structures of steps with the addresses and numbers that the native library needs.
 
-A structure holds addresses and keeps nothing alive: the caller keeps the step, and what is added to
-`kept`.
+A structure holds addresses, which keep nothing alive. The caller must keep the step and the list
+`kept`, to which the functions add all structures that others point to.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from kernels.weights.head_products import HeadProducts
 
 
 def step_of(step: object, kept: list[object]) -> StepStruct:
-    """Returns the structure of a step; structures that it points to are added to `kept`."""
+    """Returns the structure of a step; adds the structures that the result points to to `kept`."""
     what = _filled(type(step), step, kept)
     kept.append(what)
     return StepStruct(STEPS.index(type(step)), ctypes.addressof(what))
 
 
 def _filled(description: type, value: Any, kept: list[object]) -> ctypes.Structure:
-    """Returns the structure of `description` with the fields of `value`, an instance of it."""
+    """Returns the structure of the class `description`, filled from the instance `value`."""
     values = (_value(kind, getattr(value, name), kept) for name, kind in declared(description))
     return structure_of(description)(*values)
 
 
 def _value(kind: Any, value: Any, kept: list[object]) -> Any:
-    """Returns what a structure holds for the attribute `value`, which is declared as `kind`."""
+    """Returns the value of a structure's field for the attribute `value`, declared as `kind`."""
     if value is None:
         return -1 if kind is Buffer else form_of(kind)()
     if kind is Buffer:

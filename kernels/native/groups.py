@@ -30,7 +30,8 @@ from kernels.weights.groups import MULTIPLE, GroupedMatrix
 from kernels.weights.linear import Gate
 
 _BYTES_AT_ONCE = 1 << 24  # bytes of unpacked numbers that are packed at once
-# The inputs, of eight in a word, whose numbers are the lower and the upper halves of its bytes.
+# A word of four-bit numbers has eight inputs: those in the lower halves of the bytes, and those in
+# the upper halves.
 _LOWER, _UPPER = [0, 4, 1, 5], [2, 6, 3, 7]
 
 

@@ -1,7 +1,8 @@
-"""Products of every head's vector with a matrix of the head's own, on the CPU.
+"""Products of every head's vector with a matrix of the head, on the CPU.
 
-Packed matrices are [n_heads, n_panels, n_steps, panel, inputs]: an output is a place in a panel, an
-input a place in a step, as `src/heads.cpp` says. The last panel and step are filled up with zeros.
+Packed matrices are [n_heads, n_panels, n_steps, panel, inputs]: a panel has `panel` outputs, and a
+step has the `inputs` elements of a 32-bit word, as `src/heads.cpp` describes. The last panel and
+the last step are padded with zeros.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ _WORD_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class _HeadFunctions:
-    """The function of the library, and the outputs of its panels."""
+    """The library's function for products of heads, and the size of a panel."""
 
     heads: Callable[..., None]
-    panel: int
+    panel: int  # outputs of a panel
 
 
 @cache
 def _functions() -> _HeadFunctions | None:
-    """Returns the functions of the library; None if there is none."""
+    """Returns the functions of the library; None if there is no library."""
     loaded = library()
     if loaded is None:
         return None
@@ -45,14 +46,14 @@ def _functions() -> _HeadFunctions | None:
 
 
 def can_pack_heads(weight: Tensor) -> bool:
-    """Whether `NativeHeads` takes these matrices."""
+    """Whether `NativeHeads` takes the matrices `weight` [n_heads, n_out, n_in]."""
     is_here = weight.device.type == "cpu" and weight.numel() > 0
     return is_here and weight.dtype in ELEMENT and _functions() is not None
 
 
 @dataclass(frozen=True, slots=True)
 class NativeHeads:
-    """Matrices in panels; implements `kernels.weights.head_products.HeadProducts`."""
+    """The matrices of heads, in panels; implements `kernels.weights.head_products.HeadProducts`."""
 
     packed: Tensor  # [n_heads, n_panels, n_steps, panel, inputs]
     shape: tuple[int, int, int]
@@ -60,7 +61,7 @@ class NativeHeads:
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeHeads:
-        """Packs matrices [n_heads, n_out, n_in] that `can_pack_heads`."""
+        """Packs matrices [n_heads, n_out, n_in]; `can_pack_heads` must be true for the matrices."""
         functions = _functions()
         if functions is None:
             raise ValueError("there is no native library that computes products of heads")

@@ -1,11 +1,12 @@
 """Compares the structures and numbers that Python shares with the native library.
 
-Both languages spell them: a field in another place would make the library read wild memory. So the
-library tells the layout of its structs, as text that the compiler has filled in (`src/layout.h`),
-and loading the library compares each line with what ctypes says of Python's structures.
+Structures and numbers are written twice, in Python and in C++. A field at another offset would make
+the library read memory at wrong addresses. So the library has a text that describes the layout of
+its structs, which the compiler has filled in (`src/layout.h`). When the library is loaded, each
+line is compared with the layout of the ctypes structures.
 
     Embed: 24 bytes             the size of a struct
-    Embed.table: Array at 0     a field: its type, and where it begins
+    Embed.table: Array at 0     the type and the offset of a field
     STEPS.Embed: 0              a number
 """
 
@@ -21,13 +22,13 @@ from kernels.steps import ACTIVATIONS, STEPS
 from kernels.steps import GATES as GATE_FUNCTIONS
 
 Layout = Mapping[str, str]
-"""The lines of a layout, by what stands before their colon."""
+"""The lines of a layout: the text before the colon, mapped to the text after the colon."""
 
 
 def layout_of(
     structures: Sequence[type[ctypes.Structure]] = SHARED, steps: Sequence[type] = STEPS
 ) -> Layout:
-    """Returns the layout of `structures` and `steps`, and the numbers, as Python has them."""
+    """Returns Python's layout of `structures` and of `steps`, and Python's numbers."""
     lines = dict(_numbers(steps))
     for structure in (*structures, *map(structure_of, steps)):
         lines.update(_described(structure))
@@ -35,7 +36,8 @@ def layout_of(
 
 
 def check_layout(library: ctypes.CDLL, ours: Layout) -> None:
-    """Raises TypeError for the first field or number that `library` has otherwise than `ours`."""
+    """Raises TypeError if a struct, field or number of `library` differs from the layout `ours`;
+    the error names the first difference."""
     tell: Any = library.orcinus_layout
     tell.argtypes, tell.restype = (), ctypes.c_char_p
     theirs = dict(line.split(": ") for line in tell().decode().splitlines())
@@ -62,7 +64,7 @@ def _numbers(steps: Sequence[type]) -> Iterator[tuple[str, str]]:
 
 
 def _described(structure: type[ctypes.Structure]) -> Iterator[tuple[str, str]]:
-    """Returns the lines of a structure and of the structures within it."""
+    """Returns the lines of a structure and of all structures that its fields contain."""
     name = _name(structure)
     yield name, f"{ctypes.sizeof(structure)} bytes"
     for field, kind, *_ in structure._fields_:
@@ -77,7 +79,7 @@ def _name(structure: type[ctypes.Structure]) -> str:
 
 
 def _type_name(kind: Any) -> str:
-    """Returns the name of a field's type as the library spells it."""
+    """Returns the name that the library's layout uses for the type of a field."""
     if issubclass(kind, ctypes.Structure):
         return _name(kind)
     if issubclass(kind, ctypes.Array):

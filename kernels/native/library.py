@@ -1,11 +1,11 @@
-"""Loads the native library: the build of it that suits this processor, on PyTorch's threads.
+"""Loads the build of the native library that is best for this processor.
 
-There is one build for each instruction set, and the portable one can say which of them the
-processor has. None is linked with an OpenMP runtime; the one that PyTorch has loaded is made
-visible to them instead, so that both share their threads.
+There is one build for each instruction set. A function of the portable build tells which
+instruction sets the processor has. No build is linked with an OpenMP runtime. Instead, the runtime
+that PyTorch has loaded is made visible to the build, so that the library and PyTorch share threads.
 
-A build that has other structures than Python is refused (`kernels.native.layout`): it would read
-wild memory.
+A build whose structures differ from Python's is refused (`kernels.native.layout`), since the
+library would read memory at wrong addresses.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from pathlib import Path
 from kernels.build import PORTABLE, instruction_sets, library_path, sources_digest
 from kernels.native.layout import check_layout, layout_of
 
-# The path of a runtime, at the end of a line: it begins with the line's first slash.
+# The path of an OpenMP runtime: the rest of a line of /proc/self/maps from the first slash on.
 _OPENMP = re.compile(r"/.*/lib(?:gomp|iomp5|omp)\b[^/\n]*\.so[^/\n]*$", re.MULTILINE)
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,8 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Returns the best build that this processor can run, and logs which; None if there is none."""
+    """Returns the best build that this processor can run, and logs the build's instruction set;
+    None if no build can be run or loaded."""
     try:
         names = runnable()
     except OSError as error:
@@ -39,9 +40,9 @@ def library() -> ctypes.CDLL | None:
 
 
 def runnable() -> list[str]:
-    """Returns the instruction sets that are built for and that this processor has, best first.
+    """Returns the instruction sets that this processor has and that have a build, best first.
 
-    A build of other sources does not count. Raises OSError if one cannot be loaded.
+    A build from other sources is ignored. Raises OSError if a build cannot be loaded.
     """
     if _openmp_path() is None or not _is_current(PORTABLE):
         return []
@@ -58,8 +59,8 @@ def open_library(instruction_set: str) -> ctypes.CDLL:
     """Returns the build for `instruction_set`.
 
     Raises:
-        OSError: it cannot be loaded.
-        TypeError: it has other structures or numbers than Python.
+        OSError: the build cannot be loaded.
+        TypeError: the build has other structures or numbers than Python.
     """
     opened = _opened(instruction_set)
     check_layout(opened, layout_of())
@@ -72,7 +73,7 @@ def _opened(instruction_set: str) -> ctypes.CDLL:
 
 
 def _is_current(instruction_set: str) -> bool:
-    """Whether there is a build for `instruction_set` of the sources that lie here."""
+    """Whether there is a build for `instruction_set` that was made from the present sources."""
     if not library_path(instruction_set).exists():
         return False
     built = _opened(instruction_set)
@@ -86,7 +87,7 @@ def _is_current(instruction_set: str) -> bool:
 
 
 def _openmp_path() -> str | None:
-    """Returns where the OpenMP runtime lies that PyTorch has loaded; None if there is none."""
+    """Returns the path of the OpenMP runtime that PyTorch has loaded; None if there is none."""
     maps = Path("/proc/self/maps")
     found = _OPENMP.search(maps.read_text()) if maps.exists() else None
     return None if found is None else found.group()

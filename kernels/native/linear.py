@@ -1,11 +1,13 @@
 """Linear layers on the CPU over weights that are packed for the native library.
 
-A packed weight is [n_panels, n_steps, panel, inputs]: an output is a place in a panel, an input a
-place in a step, as `src/linear.cpp` says. The last panel and step are filled up with zeros.
+A packed weight is [n_panels, n_steps, panel, inputs]: a panel has `panel` outputs, and a step has
+the `inputs` elements of a 32-bit word, as `src/linear.cpp` describes. The last panel and the last
+step are padded with zeros.
 
-With int8 weights each output has a scale (`kernels.weights.quantise`), and so does each token of
-the inputs, which the library finds on the fly; sums are exact (symmetric quantisation of weights
-and activations). The library counts inputs from -128, and sums start with what makes up for that.
+With int8 weights each output has a scale (`kernels.weights.quantise`). The library quantises inputs
+during the product, with a scale for each token, and sums are exact (symmetric quantisation of
+weights and activations). The library adds 128 to each quantised input, so that inputs are unsigned.
+Each sum starts with -128 times the sum of the output's weights to correct for that.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from kernels.weights.linear import Gate
 from kernels.weights.quantise import LARGEST, quantised
 
 _WORD_BYTES = 4
-_MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more may not fit into 32 bits
+_MAX_INPUTS = (2**31 - 1) // LARGEST**2  # a sum of more products may not fit into 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class _LinearFunctions:
 
 @cache
 def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
-    """Returns the functions for `dtype`; None if there is no library or it does not know it."""
+    """Returns the functions for `dtype`; None if there is no library or if the library does not
+    compute with `dtype`."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
@@ -58,7 +61,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def can_gate(weight: Tensor) -> bool:
-    """Whether `NativeGatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
+    """Whether `NativeGatedWeight` takes this matrix [2 * n_out, n_in], the gate's rows first."""
     if not can_pack(weight):
         return False
     functions = _functions(weight.dtype)
@@ -75,7 +78,7 @@ class NativeWeight:
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeWeight:
-        """Packs a matrix that `can_pack`."""
+        """Packs a matrix; `can_pack` must be true for the matrix."""
         functions = _functions(weight.dtype)
         if functions is None:
             raise ValueError(f"the native library does not compute with {weight.dtype}")
@@ -95,7 +98,7 @@ class NativeWeight:
         return out  # [n_tokens, n_out]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns rows of the matrix as it was, [n, n_in]."""
+        """Returns rows of the matrix in their original form, [n, n_in]."""
         panel = self.functions.panel
         rows = self.packed[indices // panel, :, indices % panel]  # [n, n_steps, inputs]
         return rows.flatten(1)[:, : self.shape[1]]
@@ -103,16 +106,20 @@ class NativeWeight:
 
 @dataclass(frozen=True, slots=True)
 class NativeGatedWeight:
-    """Two matrices in panels, of which one half is gates and the other what they gate."""
+    """The gate and up matrices of a gated MLP in panels, with a fused gate function.
+
+    The first half of the outputs of a panel belongs to the gate matrix, the second half to the up
+    matrix.
+    """
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs]
-    shape: tuple[int, int]  # of both together
+    shape: tuple[int, int]  # 2 * n_out, n_in
     functions: _LinearFunctions
     gate: int
 
     @classmethod
     def of(cls, weight: Tensor, gate: Gate) -> NativeGatedWeight:
-        """Packs a matrix that `can_gate`."""
+        """Packs a matrix; `can_gate` must be true for the matrix."""
         functions = _functions(weight.dtype)
         if functions is None:
             raise ValueError(f"the native library does not compute with {weight.dtype}")
@@ -132,7 +139,7 @@ class NativeGatedWeight:
 
 
 def has_int8() -> bool:
-    """Whether the library is there and multiplies int8 weights at the processor's rate."""
+    """Whether the library is available and multiplies int8 weights with instructions for int8."""
     return _int8_functions() is not None
 
 
@@ -160,17 +167,17 @@ def can_quantise(weight: Tensor) -> bool:
 
 
 def can_quantise_gated(weight: Tensor) -> bool:
-    """Whether `NativeInt8GatedWeight` takes this matrix [2 * n_out, n_in], gates first."""
+    """Whether `NativeInt8GatedWeight` takes this matrix [2 * n_out, n_in], gate's rows first."""
     functions = _int8_functions()
     return can_quantise(weight) and functions is not None and weight.shape[0] % functions.panel == 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Int8Panels:
-    """Quantised weights as the library takes them; the last panel is filled up with zeros."""
+    """Quantised weights in the layout of the library; the last panel is padded with zeros."""
 
     packed: Tensor  # [n_panels, n_steps, panel, inputs], int8
-    starts: Tensor  # [n_panels * panel], int32
+    starts: Tensor  # [n_panels * panel], int32, the number that the sum of each output starts with
     scales: Tensor  # [n_panels * panel], float32
 
     @classmethod
@@ -189,7 +196,7 @@ class _Int8Panels:
 class NativeInt8Weight:
     """A matrix in panels of int8; implements `kernels.weights.linear.LinearWeight`.
 
-    `x` may be float32 or bfloat16, and bias and residual are of the same.
+    `x` may be float32 or bfloat16; bias and residual must have the type of `x`.
     """
 
     panels: _Int8Panels
@@ -198,7 +205,7 @@ class NativeInt8Weight:
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeInt8Weight:
-        """Quantises and packs a matrix; it must be one that `can_quantise`."""
+        """Quantises and packs a matrix; `can_quantise` must be true for the matrix."""
         functions = _needed_int8_functions()
         n_out, n_in = weight.shape
         return cls(_Int8Panels.of(weight, functions.panel), (n_out, n_in), functions)
@@ -219,16 +226,20 @@ class NativeInt8Weight:
 
 @dataclass(frozen=True, slots=True)
 class NativeInt8GatedWeight:
-    """Two matrices in panels of int8, of which one half is gates and the other what they gate."""
+    """The gate and up matrices of a gated MLP in panels of int8, with a fused gate function.
+
+    The first half of the outputs of a panel belongs to the gate matrix, the second half to the up
+    matrix.
+    """
 
     panels: _Int8Panels
-    shape: tuple[int, int]  # of both together
+    shape: tuple[int, int]  # 2 * n_out, n_in
     functions: _LinearFunctions
     gate: int
 
     @classmethod
     def of(cls, weight: Tensor, gate: Gate) -> NativeInt8GatedWeight:
-        """Quantises and packs a matrix; it must be one that `can_quantise_gated`."""
+        """Quantises and packs a matrix; `can_quantise_gated` must be true for the matrix."""
         functions = _needed_int8_functions()
         n_out, n_in = weight.shape
         panels = _Int8Panels.of(_gates_beside(weight, functions.panel), functions.panel)
@@ -254,7 +265,8 @@ def _needed_int8_functions() -> _LinearFunctions:
 
 
 def _gates_beside(weight: Tensor, panel: int) -> Tensor:
-    """Returns `weight` [2 * n_out, n_in] with its rows in the order of gated panels."""
+    """Returns `weight` [2 * n_out, n_in] with rows reordered for gated panels: each panel has rows
+    of the gate first, then an equal number of rows of the up matrix."""
     halves = weight.view(2, -1, panel // 2, weight.shape[1])
     return halves.transpose(0, 1).reshape(weight.shape)
 
@@ -270,7 +282,7 @@ def _in_panels(weight: Tensor, panel: int) -> Tensor:
 def _linear(
     functions: _LinearFunctions,
     x: Tensor,
-    weights: tuple[Tensor, ...],  # as the function takes them
+    weights: tuple[Tensor, ...],  # the packed weights, and for int8 also starts and scales
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,

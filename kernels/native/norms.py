@@ -1,4 +1,4 @@
-"""Root-mean-square and layer normalisation on the CPU."""
+"""Root-mean-square normalisation and layer normalisation on the CPU."""
 
 import ctypes
 

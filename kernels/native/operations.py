@@ -1,4 +1,4 @@
-"""The operations of the native library as `Ops`; PyTorch has what the library does not."""
+"""The operations of the native library as `Ops`; operations that it lacks are PyTorch's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def native_ops() -> Ops | None:
 
 
 def ops_of(library: ctypes.CDLL) -> Ops:
-    """Returns the operations of one build."""
+    """Returns the operations of one build of the library."""
     greedy = NativeGreedy(library)
     return Ops.of(
         NativeAttention(library),

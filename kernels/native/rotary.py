@@ -9,7 +9,7 @@ from kernels.forms.head_norms import HeadNorms
 from kernels.native.call import ELEMENT, declare, dense_heads
 from kernels.pytorch.rotary import rotary, rotary_write_kv, write_kv
 
-# Their element type, the weights of queries and of keys, and epsilon.
+# The arguments for no norms: element type, weights of queries and of keys, and epsilon.
 _NO_NORMS = (0, None, None, 0.0)
 
 
@@ -106,13 +106,13 @@ class NativeRotary:
 
 
 def _are_angles_of(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the angles are as the library takes them: dense, and of the type of `x`."""
+    """Whether the library takes the angles `cos` and `sin`: dense, and of the type of `x`."""
     is_dense = cos.is_contiguous() and sin.is_contiguous()
     return is_dense and cos.dtype == sin.dtype == x.dtype
 
 
 def _are_taken(norms: HeadNorms | None) -> bool:
-    """Whether the library takes these: weights of one type that it knows."""
+    """Whether the library takes `norms`: None, or weights of one type that the library knows."""
     return norms is None or (norms.q.dtype == norms.k.dtype and norms.q.dtype in ELEMENT)
 
 

@@ -1,7 +1,7 @@
 """The structures that Python and the native library share.
 
-The structure of a step is derived from its class in `kernels.steps`: it has the fields of the
-class, in their order, and the declared type of a field decides its type in C++.
+The structure of a step is derived from the step's class in `kernels.steps`. The structure has the
+fields of the class, in order. The declared type of a field decides the type of the field in C++.
 
     declared type          field in C++
     int, bool, float       int64_t, int64_t, float; 0 for None
@@ -68,7 +68,7 @@ class HeadWeightsStruct(ctypes.Structure):
 
 
 class StepStruct(ctypes.Structure):
-    """One step: the index of the step's class in `STEPS`, and the address of the step's structure."""
+    """One step: the index of the step's class in `STEPS`, and the address of the structure."""
 
     _fields_ = (("kind", _int), ("what", _pointer))
 
@@ -104,7 +104,8 @@ class AnglesStruct(ctypes.Structure):
 
 
 class LayerKVStruct(ctypes.Structure):
-    """The storage of one layer: keys and values, or the last inputs and the states of requests."""
+    """The storage of one layer: the addresses of keys and values, or of the last inputs and the
+    states of requests."""
 
     _fields_ = (("keys", _pointer), ("values", _pointer), ("block_size", _int), ("group", _int))
 

@@ -28,7 +28,8 @@ class EmbedPacked:
 
 @dataclass(frozen=True, slots=True)
 class EmbedShare:
-    """Looks up the rows of tokens in a rank's share of a table; rows of other tokens are zeros."""
+    """Looks up the rows of tokens in a rank's share of a table; the result is zeros for tokens
+    whose rows other ranks have."""
 
     table: TableWeight  # [len(share), width]
     share: range  # the tokens whose rows the table has
@@ -68,7 +69,7 @@ class CopyPart:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """Copies the rows of sampled tokens."""
+    """Copies the rows of sampled tokens from `x` to `out`."""
 
     x: Buffer
     out: Buffer  # has rows of sampled tokens only, like the buffers of all later steps

@@ -89,7 +89,7 @@ class WriteLatents:
 
 @dataclass(frozen=True, slots=True)
 class RunDeltaNet:
-    """Computes `Ops.delta_net` with the states of a layer."""
+    """Computes `Ops.delta_net`, and updates the states in the storage of a layer."""
 
     projected: Buffer
     form: DeltaNetForm
