@@ -2,8 +2,8 @@
 
 `tiles_for` returns what `python -m kernels.triton.tune` has measured on a device of the same name,
 if it has, and else a default for its compute capability. Measurements are a JSON file per device in
-the folder that ORCINUS_TUNING_DIR names, or in the user's cache; it is read once per process. What
-else is measured (`kernels.triton.product_tiles`) is kept in the same file.
+the user's cache (XDG_CACHE_HOME, else `~/.cache`); a process reads a file once. Measurements of
+other kernels (`kernels.triton.product_tiles`) are kept in the same file.
 """
 
 from __future__ import annotations
@@ -115,11 +115,9 @@ def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
 
 def measurements_path(device_name: str) -> Path:
     """Returns the file of the measurements on devices of that name."""
-    folder = os.environ.get("ORCINUS_TUNING_DIR")
-    if folder is None:
-        cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = str(Path(cache_home, "orcinus", "tuning"))
-    return Path(folder, re.sub(r"[^\w.-]+", "_", device_name) + ".json")
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = re.sub(r"[^\w.-]+", "_", device_name)
+    return Path(cache_home, "orcinus", "tuning", f"{name}.json")
 
 
 @cache
