@@ -1,11 +1,11 @@
-"""Settings of a stage, and what it tells each of its ranks.
+"""The settings of a stage, and the settings that it passes to each of its ranks.
 
-    SharedSettings   what controller and ranks are told alike
-    PipelinePlace    which stage a worker is, by its settings or by a leader's word
-    RankSettings     SharedSettings, resolved for one rank
-    WorkerSettings   SharedSettings, the settings of every server, and of the controller alone
+    SharedSettings   settings of the controller and of the ranks
+    PipelinePlace    the stage that a worker is, by its settings or by a leader's assignment
+    RankSettings     SharedSettings, with the values for one rank
+    WorkerSettings   SharedSettings, the settings of every server, and those of the controller only
 
-A setting for ranks is spelled once, in SharedSettings.
+A setting of ranks is defined once, in SharedSettings.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Quantization = Literal["none", "int8", "int4"]
 
 
 class SharedSettings(BaseModel):
-    """Settings that the controller of a stage and its ranks are told alike."""
+    """Settings that the controller of a stage and its ranks have in common."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -120,15 +120,15 @@ class PipelinePlace:
 
 
 NO_SETTINGS = "{}"
-"""In the place of a rank's settings on its command line: they come later, by its channel."""
+"""The argument of a rank in place of settings, if the settings come later as a message."""
 
 
 class RankSettings(SharedSettings):
-    """Settings of one rank, which it is given as JSON."""
+    """Settings of one rank, which the rank receives as JSON."""
 
     tp_rank: int
     stage_index: int
-    kv_memory_bytes: int | None  # None: all that the device has left
+    kv_memory_bytes: int | None  # None: all memory that the device has left
     log_level: str
     log_format: LogFormat = "text"
 
@@ -206,13 +206,13 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return self
 
     def cpus_of(self, tp_rank: int) -> list[int]:
-        """Returns the CPUs of one rank's threads; none where the system decides."""
+        """Returns the CPUs for one rank's threads; empty if the operating system decides."""
         cpus = [int(cpu) for cpu in self.cpus.split(",") if cpu]
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 
     @property
     def place(self) -> PipelinePlace | None:
-        """The stage that this worker is by its settings; None if one is assigned to it."""
+        """The stage of this worker according to its settings; None if a leader assigns one."""
         return None if self.stage_index is None else PipelinePlace(self.stage_index, self.n_stages)
 
     @property
@@ -222,8 +222,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return None if self.device == "cuda" else 2**30
 
     def for_rank(self, tp_rank: int, place: PipelinePlace) -> RankSettings:
-        """Returns the settings of the rank of that number of a stage."""
-        # As the operator calls it: where it is a link, what it leads to may be a hash.
+        """Returns the settings of the rank `tp_rank` of the stage `place`."""
+        # The default name is taken from the path as given: a link may lead to a name that is a
+        # hash.
         own = {
             "tp_rank": tp_rank,
             "stage_index": place.stage_index,
