@@ -21,7 +21,7 @@ PERIOD_S = 0.5
 
 
 class ServingWatch:
-    """Knows whether one process serves at present. `reason_against` may be called from any
+    """Tells whether one process serves at present. `reason_against` may be called from any
     thread."""
 
     def __init__(
@@ -53,7 +53,7 @@ class ServingWatch:
             self._well_at = self._looked_at
 
     def reason_against(self) -> str:
-        """Returns why requests that come now would wait; empty if they would be served."""
+        """Returns the reason why new requests would wait; empty if they would be served."""
         now = self._clock()
         if now - self._looked_at > HELD_UP_S:
             return f"this process has been held up for {now - self._looked_at:.0f} s"

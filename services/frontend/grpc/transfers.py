@@ -198,7 +198,7 @@ class LimitedExchange(TimedExchange):
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()
         transfers.n_unread[self._unread_peer] += 1
-        self._share.close()  # what was counted before
+        self._share.close()  # the share of the message before it was unread
         with suppress(errors.PoolFull):  # the answer cannot be taken back
             self._share.grow(_n_bytes(message) + UNREAD_CALL_BYTES)
 

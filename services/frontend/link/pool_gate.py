@@ -45,12 +45,12 @@ class PoolGate:
         self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
-        """Forgets what the scheduler said, since there is another scheduler or a new stream."""
+        """Drops the last reported number of free places; the scheduler or the stream is new."""
         self._n_free, self._n_unanswered = None, 0
         self._late.clear()
 
     def update(self, response: scheduler_pb2.ConnectResponse, *, now: float) -> None:
-        """Notes what a message of the scheduler says about its pool."""
+        """Notes the state of the pool that a message of the scheduler reports."""
         self._n_unanswered -= len(response.accepted) + len(response.rejected)
         if response.HasField("n_free"):
             self._n_free, self._told_at = response.n_free, now
