@@ -47,7 +47,7 @@ class Timer:
 
     def time(self, calls: Sequence[Call], *, is_capturable: bool = True) -> Timing:
         """Returns the median times of one call; `calls` are run in turn."""
-        calls[0]()  # compiles what is to be compiled
+        calls[0]()  # compiles kernels
         self.synchronize()
         if self.device.type != "cuda":
             call_s = self._repeat(lambda: _run(calls), self._wall_s) / len(calls)

@@ -167,7 +167,7 @@ def clients_of(system: System) -> Clients:
 
 
 async def rate_of(system: System, options: argparse.Namespace) -> float:
-    """Returns the rate of the small client in requests a second: a share of the system's
+    """Returns the rate of the small client in requests per second: a share of the system's
     capacity."""
     sample = OwnedRequest(0.0, tuple(range(7, 7 + options.n_prompt)), options.n_output)
     per_s = await capacity(clients_of(system), sample, for_s=options.capacity_s)

@@ -28,7 +28,7 @@ OVERLOAD = 1.2
 
 
 def limits(gpu: Gpu, load: Load) -> dict[str, Any]:
-    """Returns upper bounds on the throughput in requests a second, by the largest batch. Also
+    """Returns upper bounds on the throughput in requests per second, by the largest batch. Also
     returns latencies in ms per token in overload, in the order of arrival and with the shortest
     requests first."""
     n_requests = len(load.lengths)

@@ -41,7 +41,7 @@ class Pace:
 
     name: str
     highest: float
-    """Throughput in requests a second."""
+    """Throughput in requests per second."""
     p99_gap_ms: float
     longest_gap_ms: float
     p99_first_token_ms: float

@@ -86,7 +86,7 @@ class Trial:
         return Simulation(scheduler, costs, arrivals, clock=clock).run()
 
     def highest(self) -> float:
-        """Returns the highest throughput in requests a second."""
+        """Returns the highest throughput in requests per second."""
         return middle_throughput(self.outcome(None).requests)
 
     def within(self, limit_s: float = HEADLINE_MS_PER_TOKEN / 1e3) -> float:
