@@ -80,10 +80,10 @@ class PoolGate:
             self._late[account] = Lateness(priority, believed_until, now + for_s)
 
     def check_time(self, account: str, priority: int, *, now: float) -> None:
-        """Returns if a request of an account can have its first token in time.
+        """Checks that a request of an account can have its first token in time.
 
         Raises:
-            PoolFull: its first token would be too late.
+            PoolFull: the first token of the request would be too late.
         """
         late = self._late.get(account)
         if late is not None and priority >= late.priority and now < late.believed_until:
