@@ -7,13 +7,13 @@
 
 Clients that send one request after the other find the capacity in complete answers per second,
 before and after the overload; the mean is used. During the overload, requests arrive as a Poisson
-process at a multiple of the capacity, whether or not earlier requests have ended. Goodput is the complete
-answers per second, from the time at which the queue is full until requests stop arriving. `on time`
-counts the answers whose first tokens came within the largest of the goals. A batch of answers of
-one length ends at one time, so each answer counts by the part of its tokens that came within this
-period. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from the sending of the
-request. The pool accepts a quarter of the connections of a frontend, so that without a goal the
-pool is the limit that is reached.
+process at a multiple of the capacity, whether or not earlier requests have ended. Goodput is the
+complete answers per second, from the time at which the queue is full until requests stop arriving.
+`on time` counts the answers whose first tokens came within the largest of the goals. A batch of
+answers of one length ends at one time, so each answer counts by the part of its tokens that came
+within this period. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from the sending
+of the request. The pool accepts a quarter of the connections of a frontend, so that without a goal
+the pool is the limit that is reached.
 
 The engine has a processor of its own, as its pod has. All other processes share the other
 processors with the client, which only stamps answers during the run and parses them afterwards. The
