@@ -3,11 +3,11 @@ paper.
 
     python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
 
-Prints for each batch the milliseconds of an iteration, and a floor beside them. The floor is the
-larger of two times: reading the weights at the measured bandwidth, and running the linear layers
-alone, one after the other, over the same weights. In a model with experts, the floor counts the
-largest number of experts that the tokens can choose, each with an even part of the tokens.
-Iterations and linear layers run in turns, and medians are compared.
+Prints for each batch the milliseconds of an iteration, and a lower bound, the floor: the larger of
+two times, reading the weights at the measured bandwidth, and running the linear layers alone, one
+after the other, over the same weights. In a model with experts, the floor counts the largest number
+of experts that the tokens can choose, each with an even part of the tokens. Iterations and linear
+layers run in turns, and medians are compared.
 
 The other columns say where the iteration's time goes, by medians too: linear layers, attention,
 other operations (norms, rotary embedding with K/V, gates that are not in a linear layer), sampling,

@@ -94,7 +94,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            results = [call() for call in calls]  # one that is dropped makes room for the next one
+            results = [call() for call in calls]  # kept, so that all calls have separate memory
     except RuntimeError:
         torch.cuda.synchronize()
         return None

@@ -66,9 +66,10 @@ class ServingWatch:
         return ""
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Calls `tell` once a second with whether this process serves, until cancelled."""
+        """Calls `tell` once per second until cancelled; the argument says whether this process
+        serves."""
         while True:
-            # Before the look: the loop may have stood still until now.
+            # Reported before `look`, so that a hang of the event loop until now is reported too.
             await tell(not self.reason_against())
             self.look()
             await asyncio.sleep(PERIOD_S)

@@ -121,7 +121,7 @@ class GenerationService:
         self._is_leaving = False
         self._is_stopping = False
         self._replaying = asyncio.Lock()  # tokens of one resumption are replayed at a time
-        self._n_calls = 0  # that have not ended for their clients
+        self._n_calls = 0  # number of calls that have not ended for their clients
         self._idle = asyncio.Event()
         self._idle.set()
 

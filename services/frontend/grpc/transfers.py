@@ -93,7 +93,7 @@ class Transfers:
         """Begins a call, and returns the object that receives and sends its messages. The context
         of `uploading` is entered while the request is being received. The id of the call is sent
         before the answers and with the status."""
-        # Asked for once: gRPC decodes all metadata each time, of which a call may have megabytes.
+        # Read only once: gRPC decodes all metadata at each read, and a call may have megabytes.
         received = context.invocation_metadata() or ()
         self.watch.note_call(context.peer(), received)
         metadata = dict(received)

@@ -253,7 +253,7 @@ class ViewFeed:
         n_bytes, n_all_bytes = sum(map(len, news)), sum(map(len, all_news))
         for viewer in self._viewers:
             if not viewer.is_here:
-                continue  # it waits for the watch that is about to begin
+                continue  # the viewer waits for the watch that is about to begin
             if viewer.wants_decisions:
                 viewer.put(all_news, n_all_bytes)
             else:
