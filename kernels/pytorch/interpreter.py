@@ -251,7 +251,7 @@ def _(step: ApplyGate, at: Frame) -> None:
 
 
 def _gate(form: GateForm, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """Returns the operation of a gate; each row of its argument holds gates, then gated elements."""
+    """Returns the operation of a gate; a row of its argument holds gates, then gated elements."""
     name = GATES[form.function]
     if name == "clamp":
         clamp = Clamp(form.slope, form.limit)

@@ -78,8 +78,8 @@ class Cut:
     small: Tiles  # for decodes
     large: Tiles  # for longer spans
     group_size: int  # number of query heads of a program; the heads share a K/V head
-    small_shares: float  # number of shares into which the keys of small tiles are divided
-    large_shares: float  # number of shares into which the keys of large tiles are divided
+    small_shares: float  # an item of a small tile has at most 1 / small_shares of all keys
+    large_shares: float  # an item of a large tile has at most 1 / large_shares of all keys
     min_small_part: int = _MIN_SMALL_PART  # number of keys; at least _PART_STEP
     min_large_part: int = _MIN_LARGE_PART
 
