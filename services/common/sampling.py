@@ -299,11 +299,11 @@ class SamplingParams:
             OPTIONS.items(), _values_of(self), _DEFAULTS, strict=True
         ):
             if value is default or (type(value) is type(default) and value == default):
-                continue  # as most are
+                continue  # the usual case
             if name == "stop_token_ids" and own_stop_token_ids:
                 value = [token_id for token_id in value if token_id not in own_stop_token_ids]
             option.allowed.check(name, value)
-        if self.grammar:  # which says by itself when an output ends, and leaves a token to sample
+        if self.grammar:  # a grammar decides when an output ends, and always allows some token
             for name in ("min_tokens", "allowed_token_ids", "bad_token_ids"):
                 if getattr(self, name):
                     raise InvalidRequest(name, "not together with a grammar")

@@ -21,13 +21,13 @@ from pathlib import Path
 from services.grammar.grammars import Grammars, InvalidGrammar
 
 COMPILE_S = 0.1
-"""Seconds of processor time that compiling a grammar may take, with its first two masks. The
-schemas of 60 tools, with 60,000 characters, take a quarter of that. A rank may have to wait for so
-long, and with it all requests of a batch."""
+"""Seconds of processor time for compiling a grammar and its first two masks. The schemas of 60
+tools, with 60,000 characters, take a quarter of this limit. A rank, and with it all requests of a
+batch, may have to wait for this time."""
 
 COMPILE_BYTES = 48 * 2**20
-"""Memory in bytes that compiling a grammar may take, besides the vocabulary; most grammars take
-less than 16 MiB. It is part of `GRAMMARS_BYTES` in the settings of a frontend."""
+"""Memory in bytes for compiling a grammar, in addition to the vocabulary. Most grammars take less
+than 16 MiB. The limit is a part of `GRAMMARS_BYTES` in the settings of a frontend."""
 
 STACK_BYTES = 4 * 2**20
 """Stack size in bytes for compiling a grammar; ranks have more (`grammars.STACK_BYTES`)."""
@@ -45,7 +45,7 @@ _PANIC = 1
 _REASONS = {
     _PANIC: TOO_STRANGE,
     -signal.SIGPROF: TOO_SLOW,
-    -signal.SIGABRT: TOO_LARGE,  # by which Rust ends when it gets no memory
+    -signal.SIGABRT: TOO_LARGE,  # the signal with which Rust ends if an allocation fails
     -signal.SIGSEGV: TOO_DEEP,
     -signal.SIGBUS: TOO_DEEP,
 }
@@ -88,7 +88,7 @@ def reason_against(grammars: Grammars, grammar: str, *, compile_s: float = COMPI
     A child process compiles the grammar, in at most `compile_s` seconds of processor time.
 
     Raises:
-        ChildProcessError: something else ended the child.
+        ChildProcessError: the child process ended for another reason.
     """
     receiving, sending = os.pipe()
     child = os.fork()
@@ -111,7 +111,7 @@ def _check(grammars: Grammars, grammar: str, compile_s: float, sending: int) -> 
     try:
         os.dup2(
             os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno()
-        )  # which the runtime of Rust writes to
+        )  # the runtime of Rust writes to it
         _limit(resource.RLIMIT_AS, _address_space() + COMPILE_BYTES)
         _limit(resource.RLIMIT_STACK, STACK_BYTES)
         _limit(resource.RLIMIT_CORE, 0)
@@ -131,7 +131,7 @@ def _check(grammars: Grammars, grammar: str, compile_s: float, sending: int) -> 
 
 
 def _limit(kind: int, value: int) -> None:
-    """Lowers a limit of this process, if it is not lower already."""
+    """Lowers a resource limit of this process, unless the limit is lower already."""
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 

@@ -105,7 +105,7 @@ class Answer:
         of the prompt to look after."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
-        self._offsets: list[int] | None = [] if has_offsets else None  # of the next piece
+        self._offsets: list[int] | None = [] if has_offsets else None  # offsets of the next piece
         self._n_characters = 0
         self._prompt_logprobs: list[Logprobs] = []
 

@@ -121,7 +121,7 @@ class GenerationService:
         self._is_leaving = False
         self._is_stopping = False
         self._replaying = asyncio.Lock()  # tokens of one resumption are replayed at a time
-        self._n_calls = 0  # that have not ended for their clients
+        self._n_calls = 0  # number of calls that have not ended for their clients
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -187,8 +187,8 @@ class GenerationService:
             InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
             can't be written out, or an option or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            PoolFull: there are too many calls at once.
+            TimedOut: the time limit of the call is over.
         """
         deadline = self._deadline()
         options = options or GenerationOptions()
@@ -214,8 +214,8 @@ class GenerationService:
             InvalidRequest: there are more tokens than the model can read, a token is not in the
             vocabulary, or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            PoolFull: there are too many calls at once.
+            TimedOut: the time limit of the call is over.
         """
         deadline = self._deadline()
         limits = self._model_limits(self.describe())

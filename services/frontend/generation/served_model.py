@@ -1,4 +1,4 @@
-"""The model as its files and the settings describe it."""
+"""The description of the served model, from its files and the settings."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
