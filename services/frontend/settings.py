@@ -71,6 +71,11 @@ Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
+ToolParser = Literal["auto", "none", "mistral", "hermes", "llama3"]
+
+ReasoningParser = Literal["auto", "none", "think"]
+
+
 class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
@@ -113,12 +118,12 @@ class FrontendSettings(ServerSettings):
     All clients of the socket together have the limits of one connection, and a client that sends
     headers without end is not noticed: let only trusted processes write to the file."""
 
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    tool_parser: ToolParser = "auto"
     """Format in which the model calls tools. `auto` derives the format from the chat template and
     the special tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require
     one."""
 
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
+    reasoning_parser: ReasoningParser = "auto"
     """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
     `none`, reasoning is part of the content."""
 

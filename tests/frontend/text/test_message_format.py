@@ -2,20 +2,21 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from services.common import errors
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
-from services.frontend.text import message_format
-from services.frontend.text.hermes import HermesReader
-from services.frontend.text.llama3 import Llama3Reader
+from services.frontend.settings import ReasoningParser, ToolParser
+from services.frontend.text.formats.hermes import HermesReader
+from services.frontend.text.formats.llama3 import Llama3Reader
+from services.frontend.text.formats.mistral import MistralReader
+from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from services.frontend.text.formats.think import ThinkReader
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.message_reader import MessageDelta, PlainReader
-from services.frontend.text.mistral import MistralReader
-from services.frontend.text.reasoning import ThinkReader
 from services.frontend.text.tokenizer import IncrementalText, Tokenizer
 from services.grammar.grammars import Grammars
 from tests.frontend import chat_templates, checkpoints
@@ -357,5 +358,6 @@ def test_special_tokens_that_mark_calls_have_text_where_they_are_wanted(tmp_path
     assert "".join(map(read.feed, cut)) == "\ufffd[ARGS]"
 
 
-def test_settings_have_all_families() -> None:
-    assert set(message_format.FAMILIES) == {"hermes", "llama3", "mistral"}
+def test_settings_have_the_names_of_all_formats() -> None:
+    for names, formats in ((ToolParser, TOOL_FORMATS), (ReasoningParser, REASONING_FORMATS)):
+        assert get_args(names) == ("auto", "none", *formats)

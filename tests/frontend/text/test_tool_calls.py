@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.text.hermes import HermesReader
-from services.frontend.text.llama3 import Llama3Reader
+from services.frontend.text.formats.call_reader import CallRules
+from services.frontend.text.formats.hermes import HermesReader
+from services.frontend.text.formats.llama3 import Llama3Reader
+from services.frontend.text.formats.mistral import MistralReader
+from services.frontend.text.formats.think import ThinkReader
 from services.frontend.text.message_reader import MessageDelta, MessageReader, PlainReader
-from services.frontend.text.mistral import MistralReader
-from services.frontend.text.reasoning import ThinkReader
-from services.frontend.text.tool_calls import CallRules
 
 NAMES = frozenset({"find", "dive"})
-RULES = CallRules(new_id="id-{}".format, names=NAMES)
+TOOLS = dict.fromkeys(NAMES, "")
+RULES = CallRules(new_id="id-{}".format, tools=TOOLS)
 
 Readers = Callable[[], MessageReader]
 
@@ -266,7 +267,7 @@ CALLS = {
 def test_call_that_is_cut_is_no_content_where_it_can_only_be_one(
     kind: type[HermesReader], text: str, must_call: bool
 ) -> None:
-    rules = CallRules(new_id="id-{}".format, names=NAMES, must_call=must_call)
+    rules = CallRules(new_id="id-{}".format, tools=TOOLS, must_call=must_call)
     for end in range(1, len(text)):
         said = read(lambda: kind(rules), text[:end])
         is_first = not said.calls and not must_call
@@ -277,7 +278,7 @@ def test_call_that_is_cut_is_no_content_where_it_can_only_be_one(
 def test_tag_of_reasoning_that_is_cut_is_no_content_where_calls_must_follow(
     must_call: bool,
 ) -> None:
-    rules = CallRules(new_id="id-{}".format, names=NAMES, must_call=must_call)
+    rules = CallRules(new_id="id-{}".format, tools=TOOLS, must_call=must_call)
     for text in ("<thi", "\n<", " <think"):
         said = read(
             lambda: ThinkReader(HermesReader(rules), has_begun=False, must_call=must_call), *text
@@ -301,7 +302,7 @@ def test_tag_of_reasoning_that_is_cut_is_no_content_where_calls_must_follow(
     ids=["hermes", "llama3", "mistral"],
 )
 def test_content_of_a_format_has_no_calls_in_it(kind: type[HermesReader], call: str) -> None:
-    rules = CallRules(new_id="id-{}".format, names=NAMES, is_exclusive=True)
+    rules = CallRules(new_id="id-{}".format, tools=TOOLS, is_exclusive=True)
     text = json.dumps({"a": call})
     for said in (read(lambda: kind(rules), text), read(lambda: kind(rules), *text)):
         assert said == Said(content=text)

@@ -9,12 +9,12 @@ beginning of the call is dropped too if another call came before or a call is re
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import pydantic_core
 
-from services.frontend.text.arriving_text import SPACES, ArrivingText, Steps
+from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, Steps
 from services.frontend.text.message_reader import CallDelta, MessageDelta, Part, Words
 
 ARGUMENTS = ("arguments", "parameters")
@@ -29,8 +29,9 @@ class CallRules:
 
     new_id: Callable[[int], str]
     """Returns the id of the call with an index; always the same id for an index."""
-    names: frozenset[str] = frozenset()
-    """Names of the existing tools."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Schema of the arguments of each existing tool, as JSON, by the tool's name. An empty text
+    stands for any object."""
     is_single: bool = False
     """Whether all calls after the first are left out."""
     must_call: bool = False

@@ -4,10 +4,42 @@ Some templates open the tag themselves, so that the answer begins inside it. If 
 never closed, the message has no content and no calls.
 """
 
-from services.frontend.text.arriving_text import NEWLINES, SPACES, ArrivingText, Steps
+from services.frontend.text.formats.arriving_text import NEWLINES, SPACES, ArrivingText, Steps
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import Markers
+from services.frontend.text.formats.reasoning_format import ReasoningFormat
 from services.frontend.text.message_reader import MessageDelta, MessageReader, Words
 
 BEGIN, END = "<think>", "</think>"
+
+
+class Think(ReasoningFormat):
+    """Reasoning between `<think>` and `</think>`."""
+
+    name = "think"
+    models = "DeepSeek R1, Qwen 3, SmolLM 3, GLM 4"
+    markers = BEGIN, END
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the template holds the closing tag."""
+        return END in checkpoint.template
+
+    def is_opened_by(self, prompt: str) -> bool:
+        """Returns whether a prompt ends with the opening tag."""
+        return prompt.rstrip().endswith(BEGIN)
+
+    def reader(
+        self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
+    ) -> MessageReader:
+        """Returns a new reader for an answer."""
+        return ThinkReader(rest, has_begun=has_begun, must_call=must_call)
+
+    def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
+        """Returns the rule `start`: a reply after its reasoning."""
+        thought = r"thought /\n*/ reply"
+        if not is_thinking:
+            thought = f"{markers[BEGIN]} {thought} | reply"
+        return f"start: {thought}\n{markers.up_to('thought', END)}"
 
 
 class ThinkReader:

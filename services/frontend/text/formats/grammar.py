@@ -8,7 +8,8 @@ tokens, since texts in a grammar never match special tokens.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from services.frontend.request.output_format import quoted
 
@@ -18,10 +19,13 @@ TEXT = r"TEXT: /(.|\n)*/"
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
-    """A tool, and the name of the rule that its arguments follow."""
+    """A tool, and the rule that its arguments follow."""
 
     name: str
     arguments: str
+    """Name of the grammar's rule of the arguments as JSON."""
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    """Schema of the arguments, for formats in which they are not JSON."""
 
 
 @dataclass(frozen=True, slots=True)
