@@ -71,9 +71,11 @@ Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
-ToolParser = Literal["auto", "none", "mistral", "hermes", "llama3"]
+ToolParser = Literal["auto", "none", "harmony", "mistral", "hermes", "llama3"]
 
-ReasoningParser = Literal["auto", "none", "think"]
+ReasoningParser = Literal[
+    "auto", "none", "harmony", "granite", "command", "magistral", "kimi", "seed", "gemma4", "think"
+]
 
 
 class FrontendSettings(ServerSettings):
@@ -120,12 +122,12 @@ class FrontendSettings(ServerSettings):
 
     tool_parser: ToolParser = "auto"
     """Format in which the model calls tools. `auto` derives the format from the chat template and
-    the special tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require
-    one."""
+    the special tokens. If no format is found, or with `none`, calls are ordinary text, and
+    `tool_choice` cannot require one."""
 
     reasoning_parser: ReasoningParser = "auto"
-    """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
-    `none`, reasoning is part of the content."""
+    """Format of the model's reasoning. `auto` looks for the marks of each format in the chat
+    template. With `none`, reasoning is part of the content."""
 
     public_tls_dir: Path | None = None
     """Directory with `tls.crt` and `tls.key` for clients of both APIs, laid out as a mounted

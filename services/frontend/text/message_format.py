@@ -3,16 +3,16 @@ answer, and the grammar that makes the model call tools, or follow a client's gr
 reasoning.
 
 Operators set the format, or it is derived from the chat template and the special tokens of the
-checkpoint. If the format is unknown, the tags of Hermes are assumed: without such tags, the reader
-reads plain content, and if a tool must be called, the grammar makes the model write the tags.
+checkpoint. If the format is unknown, the whole text is content, and no call can be forced.
 """
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pydantic_core
 
@@ -27,6 +27,10 @@ from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORM
 from services.frontend.text.formats.tool_format import ToolFormat
 from services.frontend.text.message_reader import MessageReader, PlainReader
 from services.frontend.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
 TAIL_TOKENS = 8
 """Number of tokens at the end of a prompt that are searched for the tag that opens the
@@ -54,6 +58,8 @@ class AnswerFormat:
     """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that readers must see, with their texts."""
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that end the answer, besides those that the pipeline names."""
     grammar: str = ""
     """Grammar that answers follow in place of the client's grammar; empty if there is none."""
     grammar_field: str = ""
@@ -97,17 +103,27 @@ class MessageFormat:
         names of formats, `auto` or `none`."""
         self._tokenizer = tokenizer
         checkpoint = Checkpoint(template, tokenizer.special_tokens)
-        self.tools = _tools_of(checkpoint) if tool_parser == "auto" else tool_parser
-        """Format of tool calls: the name of a format, or `none`."""
-        self._family = TOOL_FORMATS.get(self.tools)
-        self._reasoning = (
-            next((one for one in REASONING_FORMATS.values() if one.is_written_by(checkpoint)), None)
-            if reasoning_parser == "auto"
-            else REASONING_FORMATS.get(reasoning_parser)
-        )
+        self._family = _chosen(TOOL_FORMATS, tool_parser, checkpoint)
+        self._reasoning = _chosen(REASONING_FORMATS, reasoning_parser, checkpoint)
+        if template and self._family is None and tool_parser == "auto":
+            log.info(
+                "no known format of tool calls in the chat template: calls of tools are content, "
+                "and no call can be forced; the setting tool_parser names a format"
+            )
         self._special = tokenizer.special_tokens(
             (*_markers(self._family), *_markers(self._reasoning))
         )
+
+    @property
+    def tools(self) -> str:
+        """Name of the format of tool calls; `none` if there is no such format, or none is known."""
+        return "none" if self._family is None else self._family.name
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a turn, besides those that the checkpoint's generation config names."""
+        names = () if self._family is None else self._family.end_tokens
+        return tuple(self._tokenizer.special_tokens(names).values())
 
     @property
     def thinks(self) -> bool:
@@ -132,20 +148,19 @@ class MessageFormat:
         """
         choice = conversation.tool_choice
         must_call = choice.mode in ("required", "named")
-        if must_call and self._family is None:
-            raise errors.InvalidRequest(
-                "tool_choice", "cannot force a call: the server has no tool parser for the model"
-            )
+        if must_call:
+            self._check_can_force()
         tools = () if choice.mode == "none" else conversation.tools
         family = self._family if tools else None
-        is_thinking = self._opens_reasoning(token_ids)
+        is_thinking = self._opens_reasoning(conversation, token_ids)
         shown = (*_markers(family), *_markers(self._reasoning))
         grammar = ""
-        has_rules = family is not None and (must_call or any(tool.is_strict for tool in tools))
-        if has_rules or (asked and (family is not None or self.thinks)):
-            if asked and family is not None and family.has_bare_calls:
+        held = family if family is not None and family.has_grammar else None
+        has_rules = held is not None and (must_call or any(tool.is_strict for tool in tools))
+        if has_rules or (asked and (held is not None or self.thinks)):
+            if asked and held is not None and held.has_bare_calls:
                 _check_json(asked, asked_field)
-            grammar = self._grammar(family, conversation, is_thinking=is_thinking, asked=asked)
+            grammar = self._grammar(held, conversation, is_thinking=is_thinking, asked=asked)
         return AnswerFormat(
             family=family,
             tools={tool.name: tool.parameters for tool in tools},
@@ -156,14 +171,31 @@ class MessageFormat:
             is_thinking=is_thinking,
             marks={self._special[text]: text for text in shown if text in self._special},
             grammar=grammar,
+            end_tokens=self.end_tokens,
             grammar_field="tool_choice" if must_call else asked_field if asked else "tools",
         )
 
-    def _opens_reasoning(self, token_ids: Sequence[int]) -> bool:
+    def _check_can_force(self) -> None:
+        """Raises InvalidRequest unless the model can be made to call tools."""
+        if self._family is None:
+            raise errors.InvalidRequest(
+                "tool_choice",
+                "cannot force a call: no format of tool calls is known for the model; the server's "
+                "setting tool_parser names one",
+            )
+        if not self._family.has_grammar:
+            raise errors.InvalidRequest(
+                "tool_choice",
+                f"cannot force a call: the model's format {self._family.name!r} has no grammar",
+            )
+
+    def _opens_reasoning(self, conversation: Conversation, token_ids: Sequence[int]) -> bool:
+        """Returns whether a prompt with these tokens ends inside reasoning."""
         if self._reasoning is None:
             return False
-        tail = self._tokenizer.to_marked_text(token_ids[-TAIL_TOKENS:])
-        return self._reasoning.is_opened_by(tail)
+        begun = (conversation.messages[-1].content or "") if conversation.continues_last else ""
+        tail = self._tokenizer.to_marked_text(token_ids[-TAIL_TOKENS - len(begun) :])
+        return self._reasoning.is_opened_by(tail, begun=begun)
 
     def _grammar(
         self,
@@ -188,6 +220,8 @@ class MessageFormat:
             return "\n".join([start, "reply: answer", rules, TEXT])
         parts = output_format.parts(asked)
         other = f"@{parts[0]['name']}"
+        if self._reasoning is not None:
+            other = self._reasoning.message(other, markers)
         reply = f"reply: answer | {other}" if family is not None else f"reply: {other}"
         lark = "\n".join([start, reply, rules, TEXT])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
@@ -232,10 +266,12 @@ def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
     ]
 
 
-def _tools_of(checkpoint: Checkpoint) -> str:
-    return next(
-        (one.name for one in TOOL_FORMATS.values() if one.is_written_by(checkpoint)), "hermes"
-    )
+def _chosen(formats: Mapping[str, Format], name: str, checkpoint: Checkpoint) -> Format | None:
+    """Returns the format with a name. For the name `auto`, returns the first format that the model
+    of a checkpoint writes. Returns None if there is no such format."""
+    if name != "auto":
+        return formats.get(name)
+    return next((one for one in formats.values() if one.is_written_by(checkpoint)), None)
 
 
 def _markers(one: ToolFormat | ReasoningFormat | None) -> tuple[str, ...]:

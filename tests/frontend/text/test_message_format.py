@@ -10,6 +10,7 @@ from services.common import errors
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
 from services.frontend.settings import ReasoningParser, ToolParser
+from services.frontend.text.formats.harmony import HarmonyReader
 from services.frontend.text.formats.hermes import HermesReader
 from services.frontend.text.formats.llama3 import Llama3Reader
 from services.frontend.text.formats.mistral import MistralReader
@@ -63,7 +64,7 @@ def conversation(*tools: Tool, **choice: Any) -> Conversation:
     return Conversation(HELLO, tools=tools, tool_choice=ToolChoice(**choice))
 
 
-# gpt-oss's way to call tools and to think, in short; neither is known.
+# gpt-oss's way to call tools and to think, in short.
 HARMONY = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
 
 
@@ -76,8 +77,9 @@ HARMONY = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ message
         (chat_templates.LLAMA3.replace("<|python_tag|>", ""), ("<|python_tag|>",), Llama3Reader),
         (chat_templates.MISTRAL, (), MistralReader),
         ("{{ tools }}", ("[TOOL_CALLS]",), MistralReader),
-        (chat_templates.SMOLLM2, (), HermesReader),
-        (HARMONY, ("<|channel|>", "<|message|>", "<|call|>"), HermesReader),
+        (chat_templates.SMOLLM2, (), PlainReader),
+        (HARMONY, (), HarmonyReader),
+        ("{{ tools }}", ("<|channel|>", "<|message|>", "<|call|>"), HarmonyReader),
     ],
     ids=[
         "qwen3",
@@ -88,6 +90,7 @@ HARMONY = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ message
         "mistral-token",
         "unknown",
         "gpt-oss",
+        "gpt-oss-tokens",
     ],
 )
 def test_format_is_found_in_the_checkpoint(
@@ -99,10 +102,20 @@ def test_format_is_found_in_the_checkpoint(
     assert type(answers.reader("request", 0)) is reader
 
 
-def test_a_format_that_is_not_known_is_plain_content(tmp_path: Path) -> None:
-    tokenizer = Checkpoint(tmp_path, "<|channel|>", "<|message|>", "<|call|>").tokenizer
-    reader = MessageFormat(tokenizer, HARMONY).of(conversation(FIND), ()).reader("request", 0)
-    text = 'analysisHm.assistantcommentary to=functions.find json{"place": "here"}'
+UNKNOWN_TEMPLATE = "{{ tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+
+
+def test_a_format_that_is_not_known_is_plain_content(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    found = MessageFormat(Checkpoint(tmp_path).tokenizer, UNKNOWN_TEMPLATE)
+    (record,) = caplog.records
+    assert "no known format of tool calls" in record.message
+    reader = found.of(conversation(FIND), ()).reader("request", 0)
+    with pytest.raises(errors.InvalidRequest, match="no format of tool calls is known"):
+        found.of(conversation(FIND, mode="required"), ())
+    text = '<call>find{"place": "here"}</call> <think>'
     deltas = [reader.feed(text[i : i + 7]) for i in range(0, len(text), 7)]
     delta = sum([*deltas, reader.flush()], MessageDelta())
     assert (delta.content, delta.reasoning, delta.tool_calls) == (text, "", ())
@@ -335,7 +348,7 @@ def test_format_is_the_clients_own_grammar_where_nothing_comes_before_it(tmp_pat
     "schema", ['{"type": "string"}', "[]", '{"type": ["object", "null"]}', "{"], ids=str
 )
 def test_arguments_are_objects(tmp_path: Path, schema: str) -> None:
-    found = MessageFormat(Checkpoint(tmp_path).tokenizer, "")
+    found = MessageFormat(Checkpoint(tmp_path).tokenizer, "", tool_parser="hermes")
     with pytest.raises(errors.InvalidRequest) as caught:
         found.of(
             conversation(DIVE, Tool(name="a", parameters=schema), mode="required"),

@@ -61,12 +61,19 @@ class HermesReader(ToolCallReader):
 
     def _read(self) -> Steps[None]:
         text = self._text
-        while (yield from self._until(BEGIN)):
+        while marker := (yield from self._until(*self._marks())):
             text.keep()
-            text.take(len(BEGIN))
+            text.take(len(marker))
+            if marker == END:
+                text.kept()
+                continue
             yield from text.run(SPACES)
             if not (yield from self._read_calls()):
                 self._say_no_call(text.kept())
                 continue
             text.kept()
             yield from text.skip(END)
+
+    def _marks(self) -> tuple[str, ...]:
+        """Returns the marks that are no content. After a call, these include the closing tag."""
+        return (BEGIN, END) if self.n_tool_calls else (BEGIN,)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from services.frontend.request.output_format import quoted
 from services.frontend.text.formats.arriving_text import SPACES, Steps
-from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
+from services.frontend.text.formats.call_reader import CLOSING, CallRules, ToolCallReader
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import (
     Markers,
@@ -94,5 +94,7 @@ class MistralReader(ToolCallReader):
         if not name or not (yield from text.begins_with("{")):
             return False
         self._begin(name)
-        yield from text.json_value(self._argue)
+        if (yield from text.json_value(self._argue)):
+            self._end_call()
+            yield from text.run(CLOSING)
         return True

@@ -1,7 +1,6 @@
 """What a format of reasoning is: how it is recognised, and its reader and its grammar."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import Markers
@@ -11,11 +10,11 @@ from services.frontend.text.message_reader import MessageReader
 class ReasoningFormat(ABC):
     """The format in which a family of models writes its reasoning, before the message itself."""
 
-    name: ClassVar[str]
+    name: str
     """Name by which the setting `reasoning_parser` selects the format."""
-    models: ClassVar[str]
+    models: str
     """Models that write the format, for the table in the docs."""
-    markers: ClassVar[tuple[str, ...]]
+    markers: tuple[str, ...]
     """Texts that mark reasoning. In some checkpoints these texts are special tokens, which are
     shown to the reader."""
 
@@ -24,9 +23,10 @@ class ReasoningFormat(ABC):
         """Returns whether the model of a checkpoint writes this format."""
 
     @abstractmethod
-    def is_opened_by(self, prompt: str) -> bool:
-        """Returns whether an answer begins with reasoning, given the end of its prompt with special
-        tokens."""
+    def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
+        """Returns whether a prompt ends inside reasoning, which was opened at the end of the prompt
+        or in the text `begun`. `prompt` is the end of the prompt, with special tokens; `begun` is
+        the beginning of the answer, if the client has written one."""
 
     @abstractmethod
     def reader(
@@ -44,3 +44,8 @@ class ReasoningFormat(ABC):
         """Returns the rule `start` of a grammar, with the rules that it needs except `TEXT`: the
         rule `reply` after the reasoning. The reasoning may be left out, unless the prompt has begun
         the reasoning (`is_thinking`)."""
+
+    def message(self, rule: str, markers: Markers) -> str:
+        """Returns an expression for a message whose content follows a rule of a grammar, with the
+        marks that stand around the content."""
+        return rule

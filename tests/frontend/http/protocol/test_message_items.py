@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from services.frontend.generation.answer import Piece
 from services.frontend.http.protocol.message_items import Grew, Item, MessageItems, whole_items
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text.formats.registry import TOOL_FORMATS
-from services.frontend.text.formats.think import Think
+from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from services.frontend.text.message_format import AnswerFormat
 
 Items = list[tuple[str, str, str]]
@@ -27,7 +26,8 @@ TEXTS = {
 
 def answers(family: str) -> MessageItems:
     tools = {"find": "", "dive": ""}
-    written = AnswerFormat(family=TOOL_FORMATS[family], tools=tools, reasoning=Think())
+    think = REASONING_FORMATS["think"]
+    written = AnswerFormat(family=TOOL_FORMATS[family], tools=tools, reasoning=think)
     return MessageItems(written.reader("request", 0))
 
 
