@@ -18,9 +18,9 @@ from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORM
 from services.frontend.text.formats.think import ThinkReader
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.message_reader import MessageDelta, PlainReader
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
-from services.grammar.grammars import Grammars
-from tests.frontend import chat_templates, checkpoints
+from services.frontend.text.tokenizer import IncrementalText
+from tests.frontend import chat_templates
+from tests.frontend.text.formats.checkpoint import Checkpoint
 
 SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>"]
 HELLO = (ChatMessage("user", "hello"),)
@@ -32,32 +32,6 @@ SCHEMA = {
 }
 FIND = Tool(name="find", parameters=json.dumps(SCHEMA))
 DIVE = Tool(name="dive")
-
-
-class Checkpoint:
-    """A tokenizer with some special tokens, and grammars for it."""
-
-    def __init__(self, directory: Path, *special: str) -> None:
-        tokenizer = checkpoints.byte_level()
-        tokenizer.add_special_tokens([*special])
-        tokenizer.save(str(directory / "tokenizer.json"))
-        self.eos: int = tokenizer.get_vocab()[checkpoints.EOS]
-        self.library = tokenizer
-        self.tokenizer = Tokenizer.from_directory(directory)
-        self.grammars = Grammars(
-            directory / "tokenizer.json",
-            vocab_size=tokenizer.get_vocab_size(),
-            eos_token_ids=[self.eos],
-        )
-
-    def follows(self, grammar: str, text: str) -> bool:
-        """Returns whether an answer may be this text."""
-        matcher = self.grammars.matcher(grammar)
-        for token in [*self.library.encode(text, add_special_tokens=False).ids, self.eos]:
-            if not int.from_bytes(matcher.mask(), "little") >> token & 1:
-                return False
-            matcher.take(token)
-        return True
 
 
 def conversation(*tools: Tool, **choice: Any) -> Conversation:
