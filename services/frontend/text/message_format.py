@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 Format = TypeVar("Format", ToolFormat, ReasoningFormat)
 
-TAIL_TOKENS = 8
+TAIL_TOKENS = 48
 """Number of tokens at the end of a prompt that are searched for the tag that opens the
 reasoning."""
 
@@ -118,6 +118,11 @@ class MessageFormat:
     def tools(self) -> str:
         """Name of the format of tool calls; `none` if there is no such format, or none is known."""
         return "none" if self._family is None else self._family.name
+
+    @property
+    def reasoning(self) -> str:
+        """Name of the format of reasoning; `none` if there is no such format, or none is known."""
+        return "none" if self._reasoning is None else self._reasoning.name
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
