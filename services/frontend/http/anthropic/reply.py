@@ -98,7 +98,8 @@ class MessagesReply(MessageReply):
         block = self._block(item, text)
         if block["type"] != "tool_use":
             return block
-        is_cut = self._items.ends_in_call and item.index == n_items - 1
+        may_be_cut = self._items.ends_in_call or self._reason is FinishReason.LENGTH
+        is_cut = may_be_cut and item.index == n_items - 1
         arguments = near_json.object_of(text, is_cut=is_cut)
         if arguments is None:
             name = json.dumps(item.name, ensure_ascii=False)
