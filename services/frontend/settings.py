@@ -71,7 +71,36 @@ Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
-ToolParser = Literal["auto", "none", "harmony", "mistral", "hermes", "llama3"]
+ToolParser = Literal[
+    "auto",
+    "none",
+    "harmony",
+    "mistral",
+    "kimi_k2",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "gemma4",
+    "command_r7b",
+    "command_r",
+    "gigachat3",
+    "granite",
+    "phi4_mini",
+    "nemotron",
+    "apriel",
+    "minimax_m1",
+    "minimax_m2",
+    "lfm2",
+    "qwen3_coder",
+    "glm47",
+    "glm45",
+    "functionary_v31",
+    "firefunction",
+    "hermes",
+    "pythonic",
+    "llama3",
+]
 
 ReasoningParser = Literal[
     "auto", "none", "harmony", "granite", "command", "magistral", "kimi", "seed", "gemma4", "think"

@@ -246,7 +246,15 @@ class MessageFormat:
         for number, tool in _callable_tools(conversation):
             is_kept = tool.is_strict or not is_free
             schema = _schema_of(tool, number) if is_kept else dict(_OBJECT)
-            rules.append(ToolRule(tool.name, f"arguments_{number}", schema))
+            rules.append(
+                ToolRule(
+                    tool.name,
+                    f"arguments_{number}",
+                    schema,
+                    is_strict=tool.is_strict,
+                    schema_field=_field(number),
+                )
+            )
         parts = [family.grammar(rules, markers, is_single=is_single, is_free=is_text)]
         parts += [f"{rule.arguments}: {output_format.json_rule(rule.schema)}" for rule in rules]
         return "\n".join(parts)

@@ -101,6 +101,30 @@ class ArrivingText:
         elif marker.startswith(self._text[self._at :]):
             self.take_rest()
 
+    def comes_next(self, *markers: str) -> Steps[bool]:
+        """Returns whether the text continues with one of the markers."""
+        for marker in markers:
+            if (yield from self.begins_with(marker)):
+                return True
+        return False
+
+    def take_one(self, *markers: str) -> Steps[bool]:
+        """Moves past one of the markers if one comes next; returns whether one did. Moves past the
+        beginning of a marker too if the text ends with that beginning."""
+        for marker in markers:
+            if (yield from self.begins_with(marker)):
+                self.take(len(marker))
+                return True
+        yield from self.skip_cut(*markers)
+        return False
+
+    def skip_cut(self, *markers: str) -> Steps[None]:
+        """Moves past the beginning of a marker if the text ends with that beginning."""
+        for marker in markers:
+            is_next = yield from self.begins_with(marker)
+            if not is_next and marker.startswith(self._text[self._at :]):
+                self.take_rest()
+
     def run(self, characters: re.Pattern[str]) -> Steps[str]:
         """Returns the next characters that match a pattern, and moves past them. The pattern must
         match each character separately."""

@@ -19,6 +19,9 @@ from services.frontend.text.message_reader import CallDelta, MessageDelta, Part,
 ARGUMENTS = ("arguments", "parameters")
 """Names of the member that has the arguments of a call."""
 
+NAMES = ("name", "tool_name")
+"""Names of the member that has the name of a tool."""
+
 _SCALAR = re.compile(r"[^,}\]\s]+")
 _BRACES = re.compile(r"[} \t\r\n]+")
 CLOSING = re.compile(r"[}\]]+")
@@ -138,9 +141,10 @@ class ToolCallReader(ABC):
         if not may_be_cut:
             self._say(text)
 
-    def _begin(self, name: str) -> None:
+    def _begin(self, name: str, call_id: str = "") -> None:
         """Begins a call, whose arguments follow until `_end_call`. The text that was kept belongs
-        to the call."""
+        to the call. `call_id` is the id that the model has written; empty if the model writes no
+        ids."""
         self._text.kept()
         self._spaces.clear()
         self._is_speaking = False
@@ -150,7 +154,7 @@ class ToolCallReader(ABC):
         if not self._is_left_out:
             index = self.n_tool_calls
             self.n_tool_calls += 1
-            delta = CallDelta(index=index, id=self._rules.new_id(index), name=name)
+            delta = CallDelta(index=index, id=call_id or self._rules.new_id(index), name=name)
             self._new.append(delta)
 
     def _argue(self, text: str) -> None:
@@ -161,6 +165,33 @@ class ToolCallReader(ABC):
     def _end_call(self) -> None:
         """Ends the arguments of the call that has begun."""
         self._is_in_arguments = False
+
+    def _skip_marks(self, *marks: str) -> Steps[None]:
+        """Moves past marks that end a call, in any order and number, and past white space between
+        them. White space after the last mark is kept."""
+        text = self._text
+        text.keep()
+        yield from text.run(SPACES)
+        while (yield from text.take_one(*marks)):
+            text.kept()
+            text.keep()
+            yield from text.run(SPACES)
+        yield from text.skip_cut(*marks)
+
+    def _read_arguments(self, name: str, *ends: str, call_id: str = "") -> Steps[bool]:
+        """Reads the arguments of a tool, a JSON object, or nothing before one of the marks `ends`.
+        Returns False if something else comes: then there is no call."""
+        text = self._text
+        has_object = yield from text.begins_with("{")
+        if not has_object and not (yield from text.comes_next(*ends)):
+            yield from text.skip_cut(*ends)
+            return False
+        self._begin(name, call_id)
+        if not has_object:
+            self._argue("{}")
+        if not has_object or (yield from text.json_value(self._argue)):
+            self._end_call()
+        return True
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
         """Reads one or several calls, with or without the brackets of a list. Brackets that close
@@ -235,7 +266,7 @@ class ToolCallReader(ABC):
         if not (yield from text.json_value(parts.append)):
             return False
         value = "".join(parts)
-        if key == "name" and not call.name:
+        if key in NAMES and not call.name:
             name = _string_of(value)
             call.name = name if name and is_call(name) else ""
             return bool(call.name)
