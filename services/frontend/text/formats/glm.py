@@ -26,7 +26,7 @@ KEY, KEY_END = "<arg_key>", "</arg_key>"
 
 VALUE, VALUE_END = "<arg_value>", "</arg_value>"
 
-_NAME = re.compile(r"[^\s<>{}\"']+")
+_NAME = re.compile(r"[^\s<>{}()\[\]\"']+")
 _KEY_NAME = re.compile(r"[^<\n]+")
 
 

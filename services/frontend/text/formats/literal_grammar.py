@@ -17,6 +17,9 @@ from services.frontend.text.formats.parameters import resolved, types_of
 from services.frontend.text.formats.rule_set import RuleSet
 from services.frontend.text.formats.text_rules import TextRules
 
+NOTHING = '""'
+"""Expression for no text."""
+
 MAX_COUNTED_ITEMS = 100
 """Largest bound of a list's length that is enforced."""
 
@@ -49,12 +52,14 @@ class LiteralGrammar(ABC):
         required = required_names(schema)
         first = after = ""
         for name in reversed(dict.fromkeys((*properties, *required))):
-            member = f"{to_key(name)} {self.value(properties.get(name))}"
-            rest = f"{member} {after}"
-            first = rest if name in required else f"({rest} | {first})" if first else f"({rest})?"
-            following = f"{quoted(self.separator)} {member}"
-            following = following if name in required else f"({following})?"
-            after = self.rules.add("after", f"{following} {after}")
+            value = f"{to_key(name)} {self.value(properties.get(name))}"
+            member = self.rules.add("member", value)
+            one, another = f"{member} {after}", f"{quoted(self.separator)} {member}"
+            if name in required:
+                first = one
+            else:
+                first, another = f"({one} | {first or NOTHING})", f"({another})?"
+            after = self.rules.add("after", f"{another} {after}")
             first = self.rules.add("members", first)
         return first
 
@@ -122,7 +127,7 @@ class LiteralGrammar(ABC):
                     yield self._object(schema)
 
     def _list(self, schema: Mapping[str, Any]) -> str:
-        item = self.value(schema.get("items"))
+        item = self.rules.add("item", self.value(schema.get("items")))
         low, high = schema.get("minItems"), schema.get("maxItems")
         low = min(low, MAX_COUNTED_ITEMS) if isinstance(low, int) else 0
         high = high if isinstance(high, int) and high <= MAX_COUNTED_ITEMS else None
@@ -134,7 +139,8 @@ class LiteralGrammar(ABC):
 
     def _object(self, schema: Mapping[str, Any]) -> str:
         if not isinstance(schema.get("properties"), dict):
-            member = f"{self._any_key()} {self.value(schema.get('additionalProperties'))}"
+            value = self.value(schema.get("additionalProperties"))
+            member = self.rules.add("member", f"{self._any_key()} {value}")
             return f'"{{" ({member} ({quoted(self.separator)} {member})*)? "}}"'
         return f'"{{" {self.members(schema, self._key)} "}}"'
 

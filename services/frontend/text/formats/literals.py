@@ -69,7 +69,7 @@ def word_or_text_as_json(word: str) -> str:
 def literal_as_json(text: str) -> str | None:
     """Returns a whole text that is one value as JSON; None if the text is something else."""
     arriving, parts = ArrivingText(), list[str]()
-    arriving.add(text)
+    arriving.add(f"{text}\n")
     arriving.end()
     try:
         next(_whole(arriving, parts))
@@ -113,8 +113,8 @@ class LiteralReader:
         self._open: list[_Level] = []
 
     def read(self) -> Steps[bool]:
-        """Reads the value; returns False if the text ends inside the value or the value is none of
-        the notations. The parts before are passed on all the same."""
+        """Reads the value. Returns False if the text ends inside the value or right after a word,
+        or if the value is in none of the notations; the parts before are passed on all the same."""
         while True:
             yield from self._text.run(SPACES)
             first = yield from self._text.peek()
@@ -160,7 +160,7 @@ class LiteralReader:
                 return False
         else:
             word = yield from self._text.run(_WORD)
-            if not word:
+            if not word or self._text.is_read:
                 return False
             self._pass_on(json.dumps(word, ensure_ascii=False))
         yield from self._text.run(SPACES)
@@ -200,7 +200,7 @@ class LiteralReader:
         if quote:
             return (yield from self._read_string(quote))
         word = yield from self._text.run(_WORD)
-        value = self._to_json(word) if word else None
+        value = self._to_json(word) if word and not self._text.is_read else None
         if value is None:
             return False
         self._pass_on(value)

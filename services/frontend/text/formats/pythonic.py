@@ -75,8 +75,9 @@ class Lfm2(Pythonic):
     has_bare_calls = False
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the mark of calls is in the template or is a special token."""
-        return checkpoint.has(self.begin)
+        """Returns whether the mark of calls is in the template or is a special token, or the
+        template lists tools as those of LFM do."""
+        return checkpoint.has(self.begin) or "List of tools: " in checkpoint.template
 
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
@@ -190,6 +191,8 @@ class PythonicReader(ToolCallReader):
         text = self._text
         word = yield from text.run(_NAME)
         yield from text.run(SPACES)
+        if text.is_read:
+            return False
         is_named = bool(word) and (yield from text.take_one("="))
         name = word if is_named else next(names, "arguments")
         self._argue(f"{json.dumps(name, ensure_ascii=False)}: ")

@@ -120,7 +120,8 @@ NEWLINE = "\n"
 
 
 class TaggedParametersReader(ParameterReader):
-    """Reads an answer in which calls and their arguments are elements."""
+    """Reads an answer in which calls and their arguments are elements. A block may also hold a call
+    as JSON."""
 
     def __init__(self, rules: CallRules, tags: Tags) -> None:
         super().__init__(rules)
@@ -134,6 +135,8 @@ class TaggedParametersReader(ParameterReader):
             text.keep()
             yield from text.take_one(*tags.blocks)
             yield from text.run(SPACES)
+            if (yield from text.peek()) == "{" and (yield from self._read_calls()):
+                yield from self._skip_marks("}", *tags.ends)
             while (yield from self._read_element()):
                 yield from self._skip_marks(*tags.ends)
             self._say_no_call(text.kept())
