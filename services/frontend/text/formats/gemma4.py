@@ -86,5 +86,6 @@ class Gemma4Reader(ToolCallReader):
         if not name or not (yield from text.comes_next("{")):
             return False
         self._begin(name)
-        yield from LiteralReader(text, self._argue, word_or_text_as_json).read()
+        if (yield from LiteralReader(text, self._argue, word_or_text_as_json).read()):
+            self._end_call()
         return True

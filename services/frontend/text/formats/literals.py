@@ -212,7 +212,7 @@ class LiteralReader:
         text.take(len(quote))
         self._pass_on('"')
         if quote == GEMMA_QUOTE:
-            is_whole = yield from text.until(quote, self._pass_on_escaped, _drop)
+            is_whole = bool((yield from text.until(quote, self._pass_on_escaped, _drop)))
         else:
             is_whole = yield from self._read_escaped(quote)
         if is_whole:

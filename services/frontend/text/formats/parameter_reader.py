@@ -41,6 +41,7 @@ class ParameterReader(ToolCallReader):
     def _end_object(self) -> None:
         """Ends the object of a call's arguments."""
         self._argue("}")
+        self._end_call()
 
     def _end_broken_object(self, *marks: str) -> Steps[None]:
         """Ends the object of a call where none of the marks that may come next does. If the answer
@@ -67,7 +68,7 @@ class ParameterReader(ToolCallReader):
         else:
             take = parts.append
         padded = _Padded(take) if self.has_padding else None
-        is_whole = yield from text.until(end, padded.add if padded else take, _drop)
+        is_whole = bool((yield from text.until(end, padded.add if padded else take, _drop)))
         if is_whole:
             text.take(len(end))
         if types == TEXT:

@@ -165,6 +165,7 @@ class PythonicReader(ToolCallReader):
         is_closed = yield from self._read_arguments_of(iter(parameters.names))
         if is_closed or not text.is_read:
             self._argue("}")
+            self._end_call()
         return True
 
     def _read_arguments_of(self, names: Iterator[str]) -> Steps[bool]:

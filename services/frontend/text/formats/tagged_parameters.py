@@ -159,7 +159,7 @@ class TaggedParametersReader(ParameterReader):
         yield from text.run(SPACES)
         name = yield from self._read_name(tags.parameter)
         if not name:
-            yield from self._end_call()
+            yield from self._end_element()
             return False
         types = self._parameters.types(name)
         if tags.text_kind and (yield from text.take_one(tags.text_kind)):
@@ -167,12 +167,12 @@ class TaggedParametersReader(ParameterReader):
         elif tags.value_kind and (yield from text.take_one(tags.value_kind)):
             types = types if types == TEXT else (types or NOT_TEXT) - {"string"}
         elif not (yield from text.take_one(tags.name_end)):
-            yield from self._end_call()
+            yield from self._end_element()
             return False
         text.kept()
         return (yield from self._read_value(name, tags.parameter_end, types))
 
-    def _end_call(self) -> Steps[None]:
+    def _end_element(self) -> Steps[None]:
         """Ends a call, unless the answer ends inside the call. Kept text that is no part of the
         call is content."""
         if (yield from self._text.take_one(self._tags.call_end)):

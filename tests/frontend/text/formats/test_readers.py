@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from services.frontend.text.formats.registry import TOOL_FORMATS
 from tests.frontend.text.formats.cases import CANONICAL, CASES, Case
-from tests.frontend.text.formats.reading import read
+from tests.frontend.text.formats.reading import Said, read, rules
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{at}-{one.parser}" for at, one in enumerate(CASES)])
@@ -38,6 +38,26 @@ def test_answer_that_ends_inside_a_call_says_no_more_than_the_call(
         is_content = not said.calls and not must_call
         assert said.content == (text[:end] if is_content else ""), end
     assert whole[0] == ["find", whole[0][1]]
+
+
+@pytest.mark.parametrize("parser", CANONICAL)
+def test_call_that_is_cut_is_told_from_a_whole_one(parser: str) -> None:
+    one, _, _ = CANONICAL[parser]
+    for end in range(len(one) + 1):
+        reader = TOOL_FORMATS[parser].reader(rules())
+        said = Said()
+        said.add(reader.feed(one[:end]))
+        said.add(reader.flush())
+        is_whole = bool(said.calls) and json_of(said.calls[0][1]) == {"what": "a", "n": 3}
+        assert reader.ends_in_call is (bool(said.calls) and not is_whole)
+
+
+def json_of(text: str) -> object:
+    """Returns the value of a JSON text; the text itself if it is not JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @pytest.mark.parametrize("parser", CANONICAL)

@@ -90,8 +90,9 @@ def _tokenizer(directory: Path, *special: str) -> Tokenizer:
     return Tokenizer.from_directory(directory)
 
 
-def _rendered(source: str, n_calls: int) -> str:
-    """Returns what a template writes for a turn with calls, and after it.
+def _rendered(source: str, n_calls: int, *, is_exact: bool) -> str:
+    """Returns what a template writes for a turn with calls, and after the turn. If `is_exact`, the
+    text begins where an answer begins; otherwise before the marks of the turn.
 
     Raises:
         InvalidRequest: the template refuses the turns.
@@ -105,7 +106,9 @@ def _rendered(source: str, n_calls: int) -> str:
     template = ChatTemplate(source, special_tokens={"bos_token": "<bos>", "eos_token": "<eos>"})
     short, long = (
         template.render(
-            Conversation(messages, tools=TOOLS), limit_s=10, max_characters=MAX_CHARACTERS
+            Conversation(messages, tools=TOOLS, adds_generation_prompt=is_exact),
+            limit_s=10,
+            max_characters=MAX_CHARACTERS,
         )
         for messages in ((USER,), (USER, turn, *answers))
     )
@@ -125,7 +128,7 @@ def test_template_has_its_format_and_its_calls_are_read_back(
     assert MessageFormat(_tokenizer(tmp_path, *special), source).tools == parser
     for n_calls in (2, 1):
         with suppress(errors.InvalidRequest):
-            text = _rendered(source, n_calls)
+            text = _rendered(source, n_calls, is_exact=TOOL_FORMATS[parser].has_bare_calls)
             if "find" in text:
                 break
     else:
