@@ -178,7 +178,7 @@ class ToolCallReader(ABC):
             yield from text.run(SPACES)
         yield from text.skip_cut(*marks)
 
-    def _read_arguments(self, name: str, *ends: str, call_id: str = "") -> Steps[bool]:
+    def _read_object_of(self, name: str, *ends: str, call_id: str = "") -> Steps[bool]:
         """Reads the arguments of a tool, a JSON object, or nothing before one of the marks `ends`.
         Returns False if something else comes: then there is no call."""
         text = self._text

@@ -108,4 +108,4 @@ class DeepSeekReader(ToolCallReader):
             yield from text.run(SPACES)
             yield from text.take_one(FENCE)
             yield from text.run(SPACES)
-        return bool(name) and (yield from self._read_arguments(name, CALL_END, FENCE_END))
+        return bool(name) and (yield from self._read_object_of(name, CALL_END, FENCE_END))

@@ -59,6 +59,6 @@ class Functionary31Reader(ToolCallReader):
             name = yield from text.run(_NAME)
             is_named = bool(name) and (yield from text.take_one(">"))
             yield from text.run(SPACES)
-            if is_named and (yield from self._read_arguments(name, END)):
+            if is_named and (yield from self._read_object_of(name, END)):
                 yield from self._skip_marks("}", END)
             self._say_no_call(text.kept())

@@ -90,7 +90,7 @@ class KimiK2Reader(ToolCallReader):
         if match is None or not (yield from text.take_one(ARGUMENTS)):
             return False
         yield from text.run(SPACES)
-        return (yield from self._read_arguments(match[1], CALL_END, call_id=self._id(match)))
+        return (yield from self._read_object_of(match[1], CALL_END, call_id=self._id(match)))
 
     def _id(self, match: re.Match[str]) -> str:
         """Returns the id of a call as templates want it, even if the model leaves out a part."""

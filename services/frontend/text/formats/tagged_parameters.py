@@ -29,7 +29,7 @@ from services.frontend.text.formats.parameters import TEXT, Types
 from services.frontend.text.formats.tool_format import ToolFormat
 from services.frontend.text.message_reader import MessageReader
 
-NOT_TEXT: Types = frozenset(("null", "boolean", "integer", "number", "array", "object"))
+NOT_TEXT = frozenset(("null", "boolean", "integer", "number", "array", "object"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

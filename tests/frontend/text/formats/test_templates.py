@@ -9,6 +9,7 @@ import json
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,7 +78,7 @@ TEMPLATES = [
 ]
 
 USER = ChatMessage("user", "hello")
-CALLS = (
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("find", {"what": 'a "b"\n c', "n": 3, "deep": True, "tags": ["x", "y"]}),
     ("dive", {}),
 )
