@@ -27,7 +27,7 @@ ARGUMENTS = "<|tool_call_argument_begin|>"
 NAMESPACE = "functions."
 
 _ID = re.compile(r"[^\s<{]+")
-_NUMBERED = re.compile(r"(?:functions\.)?(.+?)(?::(\d+))?")
+_NUMBERED = re.compile(r"(?:functions\.)?(.+?)(?::(\d{1,9}))?")
 
 
 class KimiK2(ToolFormat):
@@ -68,6 +68,10 @@ class KimiK2(ToolFormat):
 class KimiK2Reader(ToolCallReader):
     """Reads an answer in the format of Kimi K2."""
 
+    def __init__(self, rules: CallRules) -> None:
+        super().__init__(rules)
+        self._numbers: set[int] = set()  # in the ids of the calls so far
+
     def _read(self) -> Steps[None]:
         text = self._text
         while (yield from self._until(BEGIN, CALL)):
@@ -93,6 +97,10 @@ class KimiK2Reader(ToolCallReader):
         return (yield from self._read_object_of(match[1], CALL_END, call_id=self._id(match)))
 
     def _id(self, match: re.Match[str]) -> str:
-        """Returns the id of a call as templates want it, even if the model leaves out a part."""
-        number = self.n_tool_calls if match[2] is None else match[2]
+        """Returns the id of a call as templates want it, also if the model leaves out a part or
+        writes an id twice."""
+        number = self.n_tool_calls if match[2] is None else int(match[2])
+        while number in self._numbers:
+            number += 1
+        self._numbers.add(number)
         return f"{NAMESPACE}{match[1]}:{number}"

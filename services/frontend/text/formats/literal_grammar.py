@@ -23,6 +23,10 @@ NOTHING = '""'
 MAX_COUNTED_ITEMS = 100
 """Largest bound of a list's length that is enforced."""
 
+MAX_NESTED = 64
+"""Largest number of schemas inside one another, references included. Values further inside may be
+any."""
+
 _OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
 _NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 
@@ -42,6 +46,7 @@ class LiteralGrammar(ABC):
         self._tool = tool
         self._references: dict[str, str] = {}
         self._any = ""
+        self._depth = 0
 
     def members(self, schema: Mapping[str, Any], to_key: Callable[[str], str]) -> str:
         """Returns the expression for the members of an object, in the order of the schema; empty if
@@ -65,20 +70,13 @@ class LiteralGrammar(ABC):
 
     def value(self, schema: object) -> str:
         """Returns the expression for the values of a schema."""
-        if not isinstance(schema, dict):
+        if not isinstance(schema, dict) or self._depth == MAX_NESTED:
             return self._any_value()
-        if isinstance(schema.get("$ref"), str):
-            return self._referred(schema["$ref"])
-        choices = schema.get("anyOf", schema.get("oneOf"))
-        if isinstance(choices, list) and choices and "type" not in schema:
-            return f"({' | '.join(map(self.value, choices))})"
-        listed = [schema["const"]] if "const" in schema else schema.get("enum")
-        if isinstance(listed, list) and listed:
-            return f"({' | '.join(map(self.literal, listed))})"
-        types = types_of(schema, self._tool.schema)
-        if types is None:
-            return self._any_value()
-        return f"({' | '.join(self._typed(schema, sorted(types)))})"
+        self._depth += 1
+        try:
+            return self._value(schema)
+        finally:
+            self._depth -= 1
 
     def literal(self, value: object) -> str:
         """Returns the expression for one value."""
@@ -107,6 +105,20 @@ class LiteralGrammar(ABC):
     @abstractmethod
     def _any_key(self) -> str:
         """Returns the expression for any key and the text after the key."""
+
+    def _value(self, schema: Mapping[str, Any]) -> str:
+        if isinstance(schema.get("$ref"), str):
+            return self._referred(schema["$ref"])
+        choices = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(choices, list) and choices and "type" not in schema:
+            return f"({' | '.join(map(self.value, choices))})"
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(listed, list) and listed:
+            return f"({' | '.join(map(self.literal, listed))})"
+        types = types_of(schema, self._tool.schema)
+        if types is None:
+            return self._any_value()
+        return f"({' | '.join(self._typed(schema, sorted(types)))})"
 
     def _typed(self, schema: Mapping[str, Any], types: list[str]) -> Iterator[str]:
         """Yields an expression for the values of a schema of each type."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from services.frontend.request.output_format import json_rule
 from services.frontend.text.formats.grammar import Markers, ToolRule
-from services.frontend.text.formats.parameters import MAX_REFERENCES, resolved, types_of
+from services.frontend.text.formats.parameters import MAX_VISITS, resolved, types_of
 from services.frontend.text.formats.rule_set import RuleSet
 from services.frontend.text.formats.text_rules import TextRules
 
@@ -64,26 +64,28 @@ class ParameterGrammar:
         """Yields the expressions for an argument with its name."""
         spelling, written = self._spelling, self._markers.written
         values = dict[str, list[str]]()
-        for is_text, value in self._values(schema, tool, MAX_REFERENCES):
+        for is_text, value in self._values(schema, tool, iter(range(MAX_VISITS))):
             after = spelling.after_name if is_text else spelling.after_value_name
             values.setdefault(after, []).append(value)
         for after, some in values.items():
             begin = written(f"{spelling.before_name}{name}{after}")
             yield f"{begin} ({' | '.join(some)}) {written(spelling.after)}"
 
-    def _values(self, schema: object, tool: ToolRule, n_left: int) -> Iterator[tuple[bool, str]]:
+    def _values(
+        self, schema: object, tool: ToolRule, visits: Iterator[int]
+    ) -> Iterator[tuple[bool, str]]:
         """Yields expressions for a value with its end, and whether each value is a string."""
         types = types_of(schema, tool.schema)
-        if not isinstance(schema, dict) or types is None or n_left <= 0:
+        if not isinstance(schema, dict) or types is None or next(visits, None) is None:
             yield True, self._texts.of({}, tool)
             return
         if isinstance(schema.get("$ref"), str):
-            yield from self._values(resolved(schema["$ref"], tool.schema), tool, n_left - 1)
+            yield from self._values(resolved(schema["$ref"], tool.schema), tool, visits)
             return
         choices = schema.get("anyOf", schema.get("oneOf"))
         if isinstance(choices, list) and "type" not in schema:
             for one in choices:
-                yield from self._values(one, tool, n_left // 2)
+                yield from self._values(one, tool, visits)
             return
         listed = [schema["const"]] if "const" in schema else schema.get("enum")
         if isinstance(listed, list):

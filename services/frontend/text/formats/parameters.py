@@ -8,7 +8,7 @@ A text that does not have one of the types of its schema stays a string, so that
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pydantic_core
@@ -22,8 +22,9 @@ TEXT: Types = frozenset(("string",))
 
 ANY_VALUE: Types = None
 
-MAX_REFERENCES = 32
-"""Largest number of references and combined schemas that lead to the types of a value."""
+MAX_VISITS = 64
+"""Largest number of schemas that are looked at for the types of a value. Beyond it, the value may
+have any type."""
 
 
 class Parameters:
@@ -54,10 +55,14 @@ def read_schema(text: str) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def types_of(schema: object, root: Mapping[str, Any], n_left: int = MAX_REFERENCES) -> Types:
+def types_of(schema: object, root: Mapping[str, Any]) -> Types:
     """Returns the types that the values of a schema have. `root` is the schema to which references
     refer."""
-    if not isinstance(schema, dict) or n_left <= 0:
+    return _types_of(schema, root, iter(range(MAX_VISITS)))
+
+
+def _types_of(schema: object, root: Mapping[str, Any], visits: Iterator[int]) -> Types:
+    if not isinstance(schema, dict) or next(visits, None) is None:
         return ANY_VALUE
     declared = schema.get("type")
     if isinstance(declared, (str, list)):
@@ -68,10 +73,10 @@ def types_of(schema: object, root: Mapping[str, Any], n_left: int = MAX_REFERENC
     if isinstance(schema.get("enum"), list):
         return frozenset(map(type_of, schema["enum"]))
     if isinstance(schema.get("$ref"), str):
-        return types_of(resolved(schema["$ref"], root), root, n_left - 1)
+        return _types_of(resolved(schema["$ref"], root), root, visits)
     for combined in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(combined), list):
-            found = [types_of(one, root, n_left // 2) for one in schema[combined]]
+            found = [_types_of(one, root, visits) for one in schema[combined]]
             known = [one for one in found if one is not None]
             if combined == "allOf":
                 return frozenset.intersection(*known) if known else ANY_VALUE

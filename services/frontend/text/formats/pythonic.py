@@ -31,6 +31,9 @@ BEGIN, END = "<|python_start|>", "<|python_end|>"
 
 LFM_BEGIN, LFM_END = "<|tool_call_start|>", "<|tool_call_end|>"
 
+_LINE = r"[ \t\r]*([^\[ \t\r\n][^\n]*)?"
+"""Pattern of a line that does not begin with a list."""
+
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -59,10 +62,10 @@ class Pythonic(ToolFormat):
     ) -> str:
         """Returns the rule `answer` of a grammar: calls, or either calls or other text if
         `is_free`."""
-        answer = f"answer: list{' | OTHER?' if is_free else ''}\n"
-        if is_free:
-            answer += r"OTHER: /[ \t\r\n]*[^\[ \t\r\n](.|\n)*/" + "\n"
-        return answer + _list(tools, is_single=is_single)
+        calls = _list(tools, is_single=is_single)
+        if not is_free:
+            return f"answer: list\n{calls}"
+        return f"answer: list | OTHER\nOTHER: /({_LINE}\\n)*{_LINE}/\n{calls}"
 
 
 class Lfm2(Pythonic):

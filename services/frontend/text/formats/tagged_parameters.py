@@ -25,7 +25,7 @@ from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import Markers, ToolRule, one_of, repeated
 from services.frontend.text.formats.parameter_grammar import ParameterGrammar, Spelling
 from services.frontend.text.formats.parameter_reader import ParameterReader
-from services.frontend.text.formats.parameters import TEXT, Types
+from services.frontend.text.formats.parameters import TEXT
 from services.frontend.text.formats.tool_format import ToolFormat
 from services.frontend.text.message_reader import MessageReader
 

@@ -299,6 +299,12 @@ CASES: list[Case] = [
         ids=("functions.find:17", "functions.dive:1"),
     ),
     Case(
+        parser="kimi_k2",
+        text=_kimi(("dive", "{}")) + _kimi(("dive", "{}")),
+        calls=(("dive", "{}"), ("dive", "{}")),
+        ids=("functions.dive:0", "functions.dive:1"),
+    ),
+    Case(
         parser="command_r7b",
         text="<|START_RESPONSE|>Hello.<|END_RESPONSE|>",
         content="Hello.",

@@ -2,12 +2,14 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
 import pytest
 
+from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
 from services.frontend.text.formats.registry import TOOL_FORMATS
 from services.frontend.text.message_format import MessageFormat
@@ -139,6 +141,43 @@ def test_what_a_grammar_makes_is_read_as_calls(
         if n_read == N_SAMPLES:
             return
     pytest.fail("the grammar makes no short answers")
+
+
+def nested(n_levels: int) -> dict[str, Any]:
+    """Returns a schema in which each definition refers several times to all others."""
+    names = [f"A{level}" for level in range(n_levels)]
+    each = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names] * 3}
+    chain = {
+        f"B{level}": {"type": "array", "items": {"$ref": f"#/$defs/B{level + 1}"}}
+        for level in range(50 * n_levels)
+    }
+    return {
+        "type": "object",
+        "$defs": {name: each for name in names} | chain,
+        "properties": {"a": {"$ref": "#/$defs/A0"}, "b": {"$ref": "#/$defs/B0"}},
+    }
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "pythonic", "gemma4"])
+def test_grammar_of_a_schema_that_refers_to_itself_is_small(tmp_path: Path, parser: str) -> None:
+    checkpoint = Checkpoint(tmp_path, ())
+    tool = Tool(name="dive", parameters=json.dumps(nested(12)))
+    grammar = grammar_of(checkpoint, parser, tool, mode="required").grammar
+    assert len(grammar) < 200_000
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "deepseek_v4", "glm45", "gemma4"])
+@pytest.mark.parametrize("more", [{"format": "date"}, {"maxLength": 5000}], ids=str)
+def test_strict_tool_is_refused_if_its_strings_cannot_be_enforced(
+    tmp_path: Path, parser: str, more: dict[str, Any]
+) -> None:
+    checkpoint = Checkpoint(tmp_path, ())
+    schema = {"type": "object", "properties": {"what": {"type": "string"} | more}}
+    tool = Tool(name="find", parameters=json.dumps(schema))
+    assert grammar_of(checkpoint, parser, tool, mode="required").grammar
+    with pytest.raises(errors.InvalidRequest, match=next(iter(more))) as caught:
+        grammar_of(checkpoint, parser, replace(tool, is_strict=True), mode="required")
+    assert caught.value.field == "tools.0.function.parameters"
 
 
 @pytest.mark.parametrize("is_special", [False, True], ids=["text", "special"])
