@@ -86,6 +86,7 @@ class Gemma4Reader(ToolCallReader):
         if not name or not (yield from text.comes_next("{")):
             return False
         self._begin(name)
-        if (yield from LiteralReader(text, self._argue, word_or_text_as_json).read()):
+        is_whole = yield from LiteralReader(text, self._argue, word_or_text_as_json).read_all()
+        if is_whole or not text.is_read:
             self._end_call()
         return True

@@ -132,6 +132,15 @@ class LiteralReader:
             if not self._open:
                 return True
 
+    def read_all(self) -> Steps[bool]:
+        """Reads the value as `read` does. If the text goes on after a part that is in none of the
+        notations, the JSON is closed there, and the rest of the text is not read."""
+        is_read = yield from self.read()
+        if not is_read and not self._text.is_read:
+            while self._open:
+                self._pass_on("}" if self._open.pop().is_object else "]")
+        return is_read
+
     def _begin(self, bracket: str) -> None:
         self._text.take(1)
         level = _Level(_OPENING[bracket])

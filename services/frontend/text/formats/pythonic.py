@@ -203,4 +203,4 @@ class PythonicReader(ToolCallReader):
         if word and not is_named:
             self._argue(word_or_text_as_json(word))
             return True
-        return (yield from LiteralReader(text, self._argue, word_or_text_as_json).read())
+        return (yield from LiteralReader(text, self._argue, word_or_text_as_json).read_all())

@@ -340,6 +340,18 @@ CASES: list[Case] = [
         text='<|tool_call>call:swim{a:{b:[1,2.5,{}]},c:<|"|><|"|>,d:"e"}}<tool_call|>',
         calls=(("swim", '{"a": {"b": [1, 2.5, {}]}, "c": "", "d": "e"}'),),
     ),
+    Case(
+        parser="gemma4",
+        text="<|tool_call>call:swim{a:[1 2]}<tool_call|>",
+        content="2]}<tool_call|>",
+        calls=(("swim", '{"a": [1]}'),),
+    ),
+    Case(
+        parser="pythonic",
+        text="[dive(a=[1, 2 + 3], b=4)]",
+        content="+ 3], b=4)]",
+        calls=(("dive", '{"a": [1, 2]}'),),
+    ),
     Case(parser="gemma4", text="<|tool_call>no call", content="<|tool_call>no call"),
     Case(
         parser="pythonic",

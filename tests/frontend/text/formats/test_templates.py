@@ -1,7 +1,7 @@
 """The formats of real chat templates are recognised, and what a template writes for a call is read
 back.
 
-The templates are not part of the repository. `ORCINUS_CHAT_TEMPLATES` names a directory that holds
+The templates are not part of the repository. `CHAT_TEMPLATES` names a directory that holds
 them as files `*.jinja`; without one, these tests are skipped.
 """
 
@@ -27,7 +27,7 @@ from tests.frontend import checkpoints
 from tests.frontend.text.formats.reading import TOOLS, read
 
 _BESIDE = Path(__file__).parents[5] / "shared" / "data" / "templates"
-DIRECTORY = Path(os.environ.get("ORCINUS_CHAT_TEMPLATES", _BESIDE))
+DIRECTORY = Path(os.environ.get("CHAT_TEMPLATES", _BESIDE))
 
 FORMATS = {
     "Apriel-1.6": "apriel",
