@@ -71,6 +71,42 @@ Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
+ToolParser = Literal[
+    "auto",
+    "none",
+    "harmony",
+    "mistral",
+    "kimi_k2",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "gemma4",
+    "command_r7b",
+    "command_r",
+    "gigachat3",
+    "granite",
+    "phi4_mini",
+    "nemotron",
+    "apriel",
+    "minimax_m1",
+    "minimax_m2",
+    "lfm2",
+    "qwen3_coder",
+    "glm47",
+    "glm45",
+    "functionary_v31",
+    "firefunction",
+    "hermes",
+    "pythonic",
+    "llama3",
+]
+
+ReasoningParser = Literal[
+    "auto", "none", "harmony", "granite", "command", "magistral", "kimi", "seed", "gemma4", "think"
+]
+
+
 class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
@@ -113,14 +149,14 @@ class FrontendSettings(ServerSettings):
     All clients of the socket together have the limits of one connection, and a client that sends
     headers without end is not noticed: let only trusted processes write to the file."""
 
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    tool_parser: ToolParser = "auto"
     """Format in which the model calls tools. `auto` derives the format from the chat template and
-    the special tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require
-    one."""
+    the special tokens. If no format is found, or with `none`, calls are ordinary text, and
+    `tool_choice` cannot require one."""
 
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
-    `none`, reasoning is part of the content."""
+    reasoning_parser: ReasoningParser = "auto"
+    """Format of the model's reasoning. `auto` looks for the marks of each format in the chat
+    template. With `none`, reasoning is part of the content."""
 
     public_tls_dir: Path | None = None
     """Directory with `tls.crt` and `tls.key` for clients of both APIs, laid out as a mounted

@@ -76,8 +76,10 @@ class RequestEncoder:
                     prompt, token_ids, request.options, limits, share
                 )
             limits.check_prompt_logprobs(request.options, n_prompt=len(token_ids))
+            end_tokens = () if options.ignore_eos else answer_format.end_tokens
+            all_stops = tuple(dict.fromkeys((*stop_token_ids, *end_tokens)))
             encoded.append(
-                EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
+                EncodedPrompt(prompt, token_ids, max_new_tokens, all_stops, answer_format)
             )
         return tuple(encoded)
 

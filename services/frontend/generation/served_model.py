@@ -5,7 +5,6 @@ from pathlib import Path
 
 from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.text.chat_template import ChatTemplate
-from services.frontend.text.message_format import ReasoningParser, ToolParser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +19,7 @@ class ServedModel:
     """Defaults for options that a request leaves out."""
     chat_template: ChatTemplate | None = None
     """Template that turns a conversation into a text; without one, conversations are refused."""
-    tool_parser: ToolParser = "auto"
-    reasoning_parser: ReasoningParser = "auto"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     tokenizer_file: Path | None = None
     """File from which the vocabulary is read to check grammars; None if there is no such file."""

@@ -121,13 +121,14 @@ class AnswerMessages:
         return reader
 
     def _end(self, reader: MessageReader, choice: inference_pb2.Choice) -> None:
-        """Sets the finish reason of an answer that ends with tool calls, as over HTTP: a call of
-        the tool that the client has named counts as an ordinary stop."""
+        """Sets the finish reason of an answer that ends with complete tool calls, as over HTTP: a
+        call of the tool that the client has named counts as an ordinary stop."""
         prompt = self._generation.prompt_of(choice.index).prompt
         is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
         if (
             choice.finish_reason == inference_pb2.FINISH_REASON_STOP
             and reader.n_tool_calls
+            and not reader.ends_in_call
             and not is_named
         ):
             choice.finish_reason = inference_pb2.FINISH_REASON_TOOL_CALLS

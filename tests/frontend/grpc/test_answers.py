@@ -35,6 +35,8 @@ class Shouts:
     """A reader of an invented format: capitals are thoughts, digits begin calls whose arguments are
     the signs that follow, and a "+" is held back until the next character."""
 
+    ends_in_call = False
+
     def __init__(self) -> None:
         self.n_tool_calls = 0
         self._held = ""
