@@ -32,8 +32,9 @@ long, and with it all requests of a batch."""
 
 SHORT_LENGTH = 2**15
 """Number of characters beyond which a grammar may take proportionally longer. 200 tools with
-500,000 characters take a third of that. Mostly the schemas of many tools are so long. They are part of the prompt too, so that ranks compile them while they
-compute a prompt of tens of thousands of tokens."""
+500,000 characters take a third of that. Mostly the schemas of many tools are so long. They are part
+of the prompt too, so that ranks compile them while they compute a prompt of tens of thousands of
+tokens."""
 
 COMPILE_BYTES = 128 * 2**20
 """Memory in bytes that compiling a grammar, or checking a value, may take, besides the vocabulary.

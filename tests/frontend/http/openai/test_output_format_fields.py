@@ -10,15 +10,18 @@ from services.frontend.http.bodies.reader import parse_body
 from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.request import output_format
+from services.frontend.request.json_schema.client_schema import ClientSchema
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-OF_SCHEMA = output_format.json_schema(SCHEMA)
+OF_SCHEMA = output_format.json_schema(ClientSchema(SCHEMA, "schema"))
 NAMED = {"name": "answer", "description": "d", "strict": True, "schema": SCHEMA}
 
 SPELLINGS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "text"}}, ""),
     ({"response_format": None}, ""),
     ({"response_format": {"type": "json_object"}}, output_format.json_object()),
+    ({"response_format": {"type": "json_object", "schema": SCHEMA}}, OF_SCHEMA),
+    ({"response_format": {"type": "json_object", "schema": None}}, output_format.json_object()),
     ({"response_format": {"type": "json_schema", "json_schema": NAMED}}, OF_SCHEMA),
     ({"structured_outputs": {"json": SCHEMA}}, OF_SCHEMA),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, OF_SCHEMA),
@@ -49,7 +52,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
                 "json_schema": {"name": "a", "schema": {"enum": [1] * 70_000}},
             }
         },
-        "response_format",
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        "response_format.json_schema.name",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": None}}},
+        "response_format.json_schema.schema",
     ),
     ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
     ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
