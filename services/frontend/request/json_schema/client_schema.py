@@ -7,9 +7,9 @@ from functools import cached_property
 from typing import Any, Literal
 
 from services.common import errors
-from services.frontend.request.json_schema.schema_part import WrongSchema
 from services.frontend.request.json_schema.translation import Translation
 from services.frontend.request.json_schema.unenforced import Unenforced
+from services.frontend.request.json_schema.work import WrongSchema
 
 AdditionalProperties = Literal["declared", "allowed"]
 """Members of an object whose schema has `properties` and says nothing of others: only the declared

@@ -6,7 +6,7 @@ A rule adds what the engine enforces to the translated part, or reports the keyw
 from collections.abc import Callable, Mapping
 
 from services.frontend.request.json_schema import formats, patterns
-from services.frontend.request.json_schema.alternatives import are_disjoint
+from services.frontend.request.json_schema.alternatives import Alternatives
 from services.frontend.request.json_schema.schema_part import Json, SchemaPart
 
 MAX_MULTIPLE = 1000
@@ -43,7 +43,7 @@ def _values(part: SchemaPart, keyword: str, value: Json) -> None:
         raise part.wrong(keyword, "a list of values that is not empty")
     if keyword == "enum" and len(value) > MAX_VALUES:
         raise part.wrong(keyword, f"a list of at most {MAX_VALUES} values")
-    if _has_huge_number(value):
+    if _has_huge_number(part, value):
         part.report(keyword)
     else:
         part.out[keyword] = value
@@ -87,6 +87,7 @@ def _multiple(part: SchemaPart, keyword: str, value: Json) -> None:
 def _pattern(part: SchemaPart, keyword: str, value: Json) -> None:
     if not isinstance(value, str):
         raise part.wrong(keyword, "a regular expression")
+    part.translation.references.work.spend(len(value) // 2)
     translated = patterns.enforceable(value)
     if translated is None:
         part.report(keyword)
@@ -123,7 +124,8 @@ def _any(part: SchemaPart, keyword: str, value: Json) -> None:
 def _one(part: SchemaPart, keyword: str, value: Json) -> None:
     branches = _listed(part, keyword, value, closes=part.branches_close)
     parts = [part.place.member(keyword, place) for place in range(len(branches))]
-    if not are_disjoint(parts, are_closed=part.branches_close):
+    alternatives = Alternatives(part.translation.references, are_closed=part.branches_close)
+    if not alternatives.are_disjoint(parts):
         part.report(keyword)
     _alternatives(part, branches)
 
@@ -200,15 +202,20 @@ def is_without_effect(keyword: str, schema: dict[str, Json]) -> bool:
     return value in ({}, [])
 
 
-def _has_huge_number(value: Json) -> bool:
+def _has_huge_number(part: SchemaPart, value: Json) -> bool:
     """Returns whether a value has a number that the engine reads inexactly."""
-    match value:
-        case bool() | str() | None:
-            return False
-        case int() | float():
-            return abs(value) >= _INT64
-        case list():
-            return any(map(_has_huge_number, value))
-        case dict():
-            return any(map(_has_huge_number, value.values()))
+    unseen = [value]
+    while unseen:
+        match unseen.pop():
+            case bool() | str() | None:
+                pass
+            case int() | float() as number:
+                if abs(number) >= _INT64:
+                    return True
+            case list() as items:
+                part.translation.references.work.spend(len(items) // 8)
+                unseen += items
+            case dict() as members:
+                part.translation.references.work.spend(len(members) // 8)
+                unseen += members.values()
     return False

@@ -4,20 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.frontend.request.json_schema.references import (
-    BrokenReference,
-    ExternalReference,
-    Part,
-    target,
-)
+from services.frontend.request.json_schema.references import Part, References
 
 COMBINING = ("allOf", "anyOf", "oneOf")
 """Keywords with a list of schemas that apply to the value itself."""
 
 _OF_OBJECTS = ("properties", "required", "patternProperties", "additionalProperties")
-
-MAX_PARTS = 256
-"""Largest number of schemas that are looked at for one object."""
 
 
 @dataclass(slots=True)
@@ -43,13 +35,11 @@ def is_combined(schema: dict[str, Any]) -> bool:
     return n_places > 1
 
 
-def declared(part: Part) -> Declared:
-    """Returns the members that a schema and the schemas that it combines declare."""
-    found, seen = Declared(), set()
-    for schema, is_choice in _applied(part):
-        if id(schema) in seen or not isinstance(schema, dict):
-            continue
-        seen.add(id(schema))
+def declared(part: Part, references: References) -> Declared:
+    """Returns the members that a schema and the schemas that it combines declare; raises
+    WrongSchema if the schema takes too much work."""
+    found = Declared()
+    for schema, is_choice in _applied(part, references):
         names = dict.fromkeys(_names(schema))
         found.has_choices |= is_choice and not names.keys() <= found.names.keys()
         found.names.update(names)
@@ -60,26 +50,24 @@ def declared(part: Part) -> Declared:
     return found
 
 
-def _applied(part: Part) -> Iterator[tuple[Any, bool]]:
-    """Yields the schemas that apply to the value of a schema, each with whether it is one of
-    several alternatives."""
+def _applied(part: Part, references: References) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yields the schemas that apply to the value of a schema, each once, and with whether it is one
+    of several alternatives."""
     unseen: list[tuple[Part, bool]] = [(part, False)]
-    for _ in range(MAX_PARTS):
-        if not unseen:
-            return
+    seen: set[int] = set()
+    while unseen:
         found, is_choice = unseen.pop(0)
-        yield found.value, is_choice
-        if not isinstance(found.value, dict):
+        references.work.spend()
+        if id(found.value) in seen or not isinstance(found.value, dict):
             continue
+        seen.add(id(found.value))
+        yield found.value, is_choice
         for keyword in COMBINING:
             branches = found.value.get(keyword)
             for place in range(len(branches)) if isinstance(branches, list) else ():
                 unseen.append((found.member(keyword, place), is_choice or keyword != "allOf"))
-        if "$ref" in found.value:
-            try:
-                unseen.append((target(found), is_choice))
-            except (ExternalReference, BrokenReference):
-                continue
+        if (referred := references.find(found)) is not None:
+            unseen.append((referred, is_choice))
 
 
 def _names(schema: dict[str, Any]) -> Iterator[str]:

@@ -2,11 +2,6 @@
 
 from services.frontend.request.json_schema import patterns
 from services.frontend.request.json_schema.members import declared
-from services.frontend.request.json_schema.references import (
-    BrokenReference,
-    ExternalReference,
-    target,
-)
 from services.frontend.request.json_schema.schema_part import Json, SchemaPart
 
 
@@ -41,6 +36,7 @@ def _patterns(part: SchemaPart) -> bool:
         return False
     if not isinstance(found, dict):
         raise part.wrong("patternProperties", "an object of schemas")
+    part.translation.references.work.spend(sum(map(len, found)) // 2)
     translated = {
         patterns.enforceable(pattern): part.member("patternProperties", pattern)
         for pattern in found
@@ -83,11 +79,7 @@ def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
     place = part.place.member("propertyNames")
     if place.value is False:
         return {"enum": []}
-    if isinstance(place.value, dict) and "$ref" in place.value:
-        try:
-            place = target(place)
-        except (ExternalReference, BrokenReference):
-            return {"$ref": ""}
+    place = part.translation.references.find(place) or place
     reported = part.translation.reported
     n_before = len(reported)
     translated = part.translation.schema(place, closes=True, depth=part.depth + 1)
@@ -118,7 +110,7 @@ def _close(part: SchemaPart, *, is_open: bool) -> None:
     declares = "properties" in schema or part.has_several
     if not is_demanded and not (part.closes and declares):
         return
-    found = declared(part.place)
+    found = declared(part.place, part.translation.references)
     is_exact = not (found.is_explicit or found.has_choices or is_open) and not any(
         name in schema for name in ("if", "dependentSchemas", "$dynamicRef", "$recursiveRef")
     )

@@ -4,14 +4,11 @@ from collections.abc import MutableMapping
 from typing import Any, Protocol
 
 from services.frontend.request.json_schema.members import is_combined
-from services.frontend.request.json_schema.references import Part
+from services.frontend.request.json_schema.references import Part, References
 from services.frontend.request.json_schema.unenforced import Path, Unenforced
+from services.frontend.request.json_schema.work import WrongSchema
 
 Json = Any
-
-
-class WrongSchema(Exception):
-    """A part of the schema is wrong; the message says which."""
 
 
 class Translating(Protocol):
@@ -21,6 +18,7 @@ class Translating(Protocol):
     """Whether an object that declares members gets no others, unless the schema says otherwise."""
     reported: MutableMapping[Unenforced, None]
     """Keywords that are not enforced, in order."""
+    references: References
 
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
         """Returns the translation of a part that is a schema."""

@@ -17,23 +17,20 @@ from services.frontend.request.json_schema.references import (
     BrokenReference,
     ExternalReference,
     Part,
+    References,
     replaces_siblings,
-    target,
     whole,
 )
 from services.frontend.request.json_schema.schema_part import (
     Json,
     SchemaPart,
-    WrongSchema,
     place_name,
 )
 from services.frontend.request.json_schema.unenforced import Unenforced
+from services.frontend.request.json_schema.work import Work, WrongSchema
 
 MAX_DEPTH = 96
 """Largest number of schemas inside each other."""
-
-MAX_PARTS = 50_000
-"""Largest number of schemas in a schema."""
 
 
 class Translation:
@@ -52,8 +49,8 @@ class Translation:
         self._ignores_siblings = replaces_siblings(schema)
         self._definitions: dict[tuple[int, bool], str] = {}
         self._pending: list[tuple[str, Part, bool]] = []
-        self._n_parts = 0
-        self._circles = Circles()
+        self.references = References(Work())
+        self._circles = Circles(self.references)
         self.enforced: Json = self.schema(whole(schema), closes=closes, depth=0)
         """The schema that the engine enforces."""
         translated: dict[str, Json] = {}
@@ -66,9 +63,9 @@ class Translation:
     def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
         """Returns the translation of a part that is a schema. `closes` says whether the part alone
         declares the members of its object."""
-        self._n_parts += 1
-        if depth > MAX_DEPTH or self._n_parts > MAX_PARTS:
-            raise WrongSchema("is nested too deeply, or has too many parts")
+        self.references.work.spend()
+        if depth > MAX_DEPTH:
+            raise WrongSchema("is nested too deeply")
         if isinstance(place.value, bool):
             return place.value
         if not isinstance(place.value, dict):
@@ -106,7 +103,7 @@ class Translation:
             WrongSchema: there is no target.
         """
         try:
-            found = target(place)
+            found = self.references.target(place)
         except ExternalReference:
             self.reported[Unenforced(place.path, "$ref")] = None
             return True
