@@ -20,7 +20,12 @@ def client_schema(schema: Any, additional: AdditionalProperties = "declared") ->
 
 def accepts(schema: ClientSchema, text: str) -> bool:
     """Returns whether a text is one that the grammar of a schema allows."""
-    matcher = LLMatcher(BYTES, output_format.json_schema(schema), log_level=0)
+    return follows(output_format.json_schema(schema), text)
+
+
+def follows(grammar: str, text: str) -> bool:
+    """Returns whether a text is one that a grammar allows."""
+    matcher = LLMatcher(BYTES, grammar, log_level=0)
     if matcher.is_error():
         raise CannotCompile(matcher.get_error())
     data = text.encode()

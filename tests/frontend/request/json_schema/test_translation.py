@@ -1,6 +1,7 @@
 """A client's schema is enforced as far as the engine can, and the rest is named."""
 
 import json
+from datetime import datetime
 from typing import Any
 
 import jsonschema_rs
@@ -185,6 +186,47 @@ def test_members_that_are_not_declared_are_allowed_by_a_setting(
     assert accepts(asked, '{"a": 1, "c": 2}') is is_open
     for schema in ({"type": "object"}, {"properties": AB, "additionalProperties": True}):
         assert accepts(client_schema(schema, additional), '{"c": 2}')
+
+
+WORK: list[Any] = [
+    {
+        "properties": {
+            str(i): {"allOf": [{"$ref": "#/$defs/b"}, {"title": "t"}]} for i in range(999)
+        },
+        "$defs": {"b": {"allOf": [{"properties": {str(i): {}}} for i in range(99)]}},
+    },
+    {"properties": {str(i): {"$ref": "#", "required": ["a"]} for i in range(999)}},
+    {"enum": [[1] * 1000] * 1000},
+    {"properties": {str(i): {"pattern": "(a|b)*" * 600} for i in range(60)}},
+]
+
+
+@pytest.mark.parametrize("schema", WORK, ids=["members", "circles", "values", "patterns"])
+def test_schemas_that_take_too_much_work_are_refused(schema: Any) -> None:
+    with pytest.raises(InvalidRequest, match="too many parts"):
+        _ = client_schema(schema).enforced
+
+
+TIMES = {
+    "2024-01-01T11:22:60-22:22": False,
+    "2016-12-31T23:59:60Z": False,
+    "2023-02-29T00:00:00Z": False,
+    "2024-04-31T00:00:00Z": False,
+    "2024-01-01T24:00:00Z": False,
+    "2024-01-01T00:00:00+24:00": False,
+    "2024-01-01T00:00:00": False,
+    "2024-02-29T23:59:59Z": True,
+    "2024-01-01T11:22:59.123456-22:22": True,
+    "1999-12-31T00:00:00+00:00": True,
+}
+
+
+@pytest.mark.parametrize(("text", "is_written"), TIMES.items())
+def test_times_are_those_that_parsers_read(text: str, is_written: bool) -> None:
+    asked = client_schema({"type": "string", "format": "date-time"})
+    assert accepts(asked, json.dumps(text)) is is_written
+    if is_written:
+        assert datetime.fromisoformat(text).tzinfo is not None
 
 
 def test_annotations_take_no_room() -> None:
