@@ -140,7 +140,13 @@ class Generation:
         self._call = call or MeasuredCall(self.n_answers)
         self._checks: ValueChecks | None = None
         if check_value is not None:
-            checks = ValueChecks(check_value, prompts, options.format_schema, keep=self.keep)
+            checks = ValueChecks(
+                check_value,
+                prompts,
+                options.format_schema,
+                keep=self.keep,
+                note=self._call.checked_values.append,
+            )
             self._checks = checks if checks.unenforced else None
         self._inbox = Inbox(resources.budget, refusals=resources.refusals)
         self._outlet: Outlet | None = None
@@ -354,10 +360,7 @@ class Generation:
         they are checked."""
         if self._checks is None:
             return piece
-        piece = await self._checks.checked(piece, self._answers.prompt(piece.index))
-        if piece.finish_reason is not None:
-            self._call.checked_values.append(piece.schema_valid)
-        return piece
+        return await self._checks.checked(piece, self._answers.prompt(piece.index))
 
     def _expire(self) -> None:
         error = TimedOut(TIMED_OUT, may_retry=False)

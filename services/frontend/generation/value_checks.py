@@ -32,14 +32,17 @@ class ValueChecks:
         schema: ClientSchema | None,
         *,
         keep: Callable[[int], None],
+        note: Callable[[bool | None], None],
     ) -> None:
         """`schema` is the schema of the requested format, if there is one. `keep` takes bytes of
-        memory for text that is kept."""
+        memory for text that is kept, and `note` takes the verdict on each answer that has values to
+        check."""
         self._check = check
         self._prompts = prompts
         must_call = any(prompt.answer_format.must_call for prompt in prompts)
         self._schema = None if must_call or schema is None or not schema.unenforced else schema
         self._keep = keep
+        self._note = note
         self._texts: dict[int, list[str]] = {}
 
     @property
@@ -68,7 +71,9 @@ class ValueChecks:
         if not verdicts:
             return piece
         is_valid = None if None in verdicts else True
-        return replace(piece, schema_valid=False if False in verdicts else is_valid)
+        verdict = False if False in verdicts else is_valid
+        self._note(verdict)
+        return replace(piece, schema_valid=verdict)
 
     def _values(self, text: str, prompt: EncodedPrompt) -> Iterator[tuple[ClientSchema, str]]:
         """Yields the values in the text of an answer, each with its schema."""
