@@ -258,11 +258,8 @@ async def test_many_tools_with_long_schemas_may_be_required(site: Site) -> None:
     tools = [tool(number) for number in range(200)]
     assert len(json.dumps(tools)) > 400_000
     answers(site, '<tool_call>\n{"name": "f7", "arguments": {"last": "x"}}\n</tool_call>')
-    for choice in ("required", "auto"):
-        for each in tools:
-            each["function"]["strict"] = choice == "auto"
-        body = {**CHAT, "tools": tools, "tool_choice": choice}
-        reply = await post(site, "/v1/chat/completions", body)
-        assert reply == Reply("", None)
-        assert 300_000 < len(grammar(site)) < MAX_GRAMMAR_LENGTH
-        assert "dddd" not in grammar(site)
+    body = {**CHAT, "tools": tools, "tool_choice": "required"}
+    reply = await post(site, "/v1/chat/completions", body)
+    assert reply == Reply("", None)
+    assert 300_000 < len(grammar(site)) < MAX_GRAMMAR_LENGTH
+    assert "dddd" not in grammar(site)

@@ -102,6 +102,11 @@ class RecordingReader:
         """Number of tool calls that have begun."""
         return self._reader.n_tool_calls
 
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the text that has been read ends inside the arguments of a call."""
+        return self._reader.ends_in_call
+
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what the text adds to the message."""
         self._checks.add(self._index, text)

@@ -1,6 +1,5 @@
 """A part of a schema while it is translated: the client's keywords, and the translated ones."""
 
-from collections.abc import MutableMapping
 from typing import Any, Protocol
 
 from services.frontend.request.json_schema.members import is_combined
@@ -16,7 +15,7 @@ class Translating(Protocol):
 
     closes: bool
     """Whether an object that declares members gets no others, unless the schema says otherwise."""
-    reported: MutableMapping[Unenforced, None]
+    reported: dict[Unenforced, None]
     """Keywords that are not enforced, in order."""
     references: References
 

@@ -60,7 +60,7 @@ class Colour(enum.Enum):
     SEVEN = 7
 
 
-PYDANTIC: dict[str, tuple[Any, Any, list[str]]] = {
+PYDANTIC: dict[str, tuple[Any, Any, list[str] | None]] = {
     "set": (set[int], [1, 2], ["uniqueItems"]),
     "frozenset": (frozenset[str], ["a"], ["uniqueItems"]),
     "Path": (Path, "/a/b", []),
