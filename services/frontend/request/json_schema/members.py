@@ -20,7 +20,7 @@ class Declared:
     """Names of members, in order."""
     has_properties: bool = False
     is_explicit: bool = False
-    """Whether one of the schemas says which further members are allowed."""
+    """Whether a schema says which further members are allowed, or one that is combined with it does."""
     has_choices: bool = False
     """Whether some of the names are declared only by one of several alternatives."""
 
@@ -44,9 +44,10 @@ def declared(part: Part, references: References) -> Declared:
         found.has_choices |= is_choice and not names.keys() <= found.names.keys()
         found.names.update(names)
         found.has_properties |= isinstance(schema.get("properties"), dict)
-        found.is_explicit |= any(
-            name in schema for name in ("additionalProperties", "patternProperties")
-        ) or (schema is not part.value and "unevaluatedProperties" in schema)
+        found.is_explicit |= "additionalProperties" in schema or (
+            schema is not part.value
+            and ("patternProperties" in schema or "unevaluatedProperties" in schema)
+        )
     return found
 
 

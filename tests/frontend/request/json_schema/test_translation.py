@@ -46,6 +46,12 @@ KEPT: list[tuple[str, Any, list[Any], list[Any]]] = [
         [{"x-a": 1, "y-a": "b"}, {"z": None}],
         [{"x-a": "b"}],
     ),
+    (
+        "closed beside patterns",
+        {"properties": {"a": {}}, "patternProperties": {"^x": {"type": "integer"}}},
+        [{"a": 1}, {"xa": 1}],
+        [{"b": 1}, {"xa": "b"}],
+    ),
     ("at least one", {"type": "object", "minProperties": 1}, [{"a": 1}], [{}]),
     (
         "closed across allOf",
