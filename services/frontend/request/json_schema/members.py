@@ -20,7 +20,7 @@ class Declared:
     """Names of members, in order."""
     has_properties: bool = False
     is_explicit: bool = False
-    """Whether a schema says which further members are allowed, or one that is combined with it does."""
+    """Whether one of the schemas says which members are allowed besides the declared ones."""
     has_choices: bool = False
     """Whether some of the names are declared only by one of several alternatives."""
 
