@@ -203,6 +203,32 @@ async def test_a_whole_reply_has_one_verdict_for_all_answers(site: Site) -> None
     assert reply.note == {"schema_valid": False}
 
 
+async def test_a_stream_that_is_resumed_is_checked_as_a_whole(site: Site) -> None:
+    answers(site, BAD)
+    path = "/v1/chat/completions"
+    body = {**CHAT, "response_format": json_schema(TAGS), "stream": True, "return_token_ids": True}
+    whole = (await soon(site.http.post(path, json=body))).text
+    token_ids: list[int] = []
+    seed, last_id = 0, ""
+    for event in whole.split("\n\n")[:8]:
+        name, _, data = event.partition("\ndata: ")
+        chunk = json.loads(data)
+        seed = chunk.get("seed", seed)
+        token_ids += chunk["choices"][0]["token_ids"]
+        last_id = name.removeprefix("id: ")
+    assert 3 < len(token_ids) < len(site.tokenizer.to_tokens(BAD, add_special_tokens=False))
+    resumed = await soon(
+        site.http.post(
+            path,
+            json={**body, "resumption": {"seed": seed, "token_ids": [token_ids]}},
+            headers={"Last-Event-ID": last_id},
+        )
+    )
+    assert whole.endswith(resumed.text)
+    assert '"orcinus":{"schema_valid":false}' in resumed.text
+    assert resumed.headers[UNENFORCED]
+
+
 @pytest.mark.parametrize("way", ["chat", "Responses", "tool of chat", "tool of Anthropic"])
 async def test_strict_schemas_that_cannot_be_enforced_are_refused_by_place(
     site: Site, way: str
