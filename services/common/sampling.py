@@ -39,8 +39,8 @@ MAX_PROMPT_LOGPROBS = 2**18
 """Maximum number of log-probabilities of a prompt: of its tokens and their alternatives
 together."""
 
-MAX_GRAMMAR_LENGTH = 2**16
-"""Maximum number of characters of a grammar."""
+MAX_GRAMMAR_LENGTH = 2**19
+"""Maximum number of characters of a grammar: the schemas of 200 tools with 2 KB each."""
 
 MAX_COMPILED_GRAMMARS = 8
 """Number of compiled grammars that a rank keeps in addition to the grammars of running requests.

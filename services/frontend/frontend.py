@@ -113,6 +113,7 @@ class Frontend:
                 chat_template=ChatTemplate.from_model(settings.model),
                 tool_parser=settings.tool_parser,
                 reasoning_parser=settings.reasoning_parser,
+                additional_properties=settings.additional_properties,
                 tokenizer_file=tokenizer_file(settings.model),
             ),
             limits=ServiceLimits(

@@ -34,17 +34,17 @@ LIMITS = LLParserLimits(
     step_lexer_fuel=200_000,
     step_max_items=5_000,
     max_lexer_states=20_000,
-    max_grammar_size=10_000,
+    max_grammar_size=100_000,
     verbose_errors=False,
 )
 """Limits of the work of compiling and of one step. Most steps take less than a millisecond, the
 worst take tens of them. llguidance does not count all of the work of compiling, which `checker`
-limits. Above a size of 10,000 symbols, a grammar full of optional parts takes many seconds."""
+limits. The schemas of 200 tools make up to 90,000 symbols."""
 
 COMPILE_LIMIT_S = 5.0
 """Seconds after which a rank stops waiting for a grammar and ends, which is before other ranks
-would regard the rank as hung. A grammar takes at most a tenth of a second of processor time
-(`checker`), and schedulers admit one new grammar per iteration (`grammar_turns`)."""
+would regard the rank as hung. A grammar takes at most a tenth of a second of processor time, and
+the longest 1.6 s (`checker`). Schedulers admit one new grammar per iteration (`grammar_turns`)."""
 
 MAX_RENEWALS = 2
 """Largest number of grammars that are compiled again in an iteration because their lexers are full.

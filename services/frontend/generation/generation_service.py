@@ -18,6 +18,7 @@ from array import array
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from opentelemetry.trace import NoOpTracer, Tracer
@@ -110,6 +111,7 @@ class GenerationService:
                 "" if model.chat_template is None else model.chat_template.source,
                 tool_parser=model.tool_parser,
                 reasoning_parser=model.reasoning_parser,
+                additional_properties=model.additional_properties,
             ),
         )
         self._anybody = Account()
@@ -252,7 +254,7 @@ class GenerationService:
             Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._limits.hold_s
-        options = self._model.defaults.apply(request.options)
+        options = self._model.applied(request.options)
         if options is not request.options:
             request = replace(request, options=options)
         model = self._scheduler.pipeline.last_model
@@ -333,6 +335,9 @@ class GenerationService:
             resumption=request.resumption,
             span=span,
             call=call,
+            check_value=partial(
+                self._request_encoder.check_value, limits=limits, share=resources.share
+            ),
         )
 
     @contextmanager

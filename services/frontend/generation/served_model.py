@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.frontend.request.generation_defaults import GenerationDefaults
+from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.json_schema.client_schema import AdditionalProperties
 from services.frontend.text.chat_template import ChatTemplate
 
 
@@ -21,5 +23,18 @@ class ServedModel:
     """Template that turns a conversation into a text; without one, conversations are refused."""
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    additional_properties: AdditionalProperties = "declared"
+    """Members that objects may have whose schema says nothing of them."""
     tokenizer_file: Path | None = None
     """File from which the vocabulary is read to check grammars; None if there is no such file."""
+
+    def applied(self, options: GenerationOptions) -> GenerationOptions:
+        """Returns the options with the defaults of the model, and with the format of the output as
+        it is enforced here. Returns `options` itself if nothing differs.
+
+        Raises:
+            InvalidRequest: the schema of the format cannot be enforced.
+        """
+        options = self.defaults.apply(options)
+        found = options.format.with_additional(self.additional_properties)
+        return options if found.schema is options.format_schema else options.with_format(found)

@@ -46,7 +46,11 @@ class AnswerMessages:
         """Fields that only the first message of a stream carries."""
         if not generation.is_resumed:
             seed = generation.options.sampling.seed
-            self._first = {"seed": seed, **self._prompt_tokens()}
+            self._first = {
+                "seed": seed,
+                "unenforced": generation.unenforced,
+                **self._prompt_tokens(),
+            }
 
     def whole(self, pieces: Sequence[Piece]) -> inference_pb2.GenerateResponse:
         """Returns one message with all answers; each of `pieces` is a whole answer."""
@@ -55,6 +59,7 @@ class AnswerMessages:
             model=self._generation.model,
             choices=[self._choice(piece) for piece in pieces],
             usage=_to_usage(self._generation.usage),
+            unenforced=self._generation.unenforced,
             **self._prompt_tokens(),
         )
 
@@ -88,6 +93,7 @@ class AnswerMessages:
             text=piece.text,
             token_ids=piece.token_ids if self._shows_tokens else (),
             finish_reason=_FINISH_REASONS[piece.finish_reason],
+            schema_valid=piece.schema_valid,
         )
         if self._is_conversation:
             reader = self._reader(piece.index)

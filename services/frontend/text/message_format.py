@@ -7,18 +7,19 @@ checkpoint. If the format is unknown, the whole text is content, and no call can
 """
 
 import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
-
-import pydantic_core
+from typing import TypeVar
 
 from services.common import errors
 from services.frontend.request import output_format
 from services.frontend.request.conversation import Conversation, Tool
+from services.frontend.request.json_schema.client_schema import AdditionalProperties, ClientSchema
+from services.frontend.request.output_format import ANY_OBJECT
 from services.frontend.text.formats.call_reader import CallRules
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import TEXT, Markers, ToolRule
@@ -64,6 +65,8 @@ class AnswerFormat:
     """Grammar that answers follow in place of the client's grammar; empty if there is none."""
     grammar_field: str = ""
     """Field of the request that is the reason for the grammar."""
+    schemas: Mapping[str, ClientSchema] = field(default_factory=dict)
+    """Schemas of tools that the grammar does not enforce completely, by the name of the tool."""
 
     def reader(self, request_id: str, index: int) -> MessageReader:
         """Returns a new reader for the answer with index `index` to a request."""
@@ -85,8 +88,6 @@ class AnswerFormat:
 
 PLAIN = AnswerFormat()
 
-_OBJECT = {"type": "object"}
-
 
 class MessageFormat:
     """The format of the messages of a checkpoint."""
@@ -98,10 +99,12 @@ class MessageFormat:
         *,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
+        additional_properties: AdditionalProperties = "declared",
     ) -> None:
         """`template` is the source of the chat template; `tool_parser` and `reasoning_parser` are
         names of formats, `auto` or `none`."""
         self._tokenizer = tokenizer
+        self._additional_properties = additional_properties
         checkpoint = Checkpoint(template, tokenizer.special_tokens)
         self._family = _chosen(TOOL_FORMATS, tool_parser, checkpoint)
         self._reasoning = _chosen(REASONING_FORMATS, reasoning_parser, checkpoint)
@@ -160,12 +163,16 @@ class MessageFormat:
         is_thinking = self._opens_reasoning(conversation, token_ids)
         shown = (*_markers(family), *_markers(self._reasoning))
         grammar = ""
+        schemas: dict[int, ClientSchema] = {}
         held = family if family is not None and family.has_grammar else None
         has_rules = held is not None and (must_call or any(tool.is_strict for tool in tools))
         if has_rules or (asked and (held is not None or self.thinks)):
             if asked and held is not None and held.has_bare_calls:
                 _check_json(asked, asked_field)
-            grammar = self._grammar(held, conversation, is_thinking=is_thinking, asked=asked)
+            schemas = self.schemas_of(conversation) if held is not None else {}
+            grammar = self._grammar(
+                held, conversation, schemas, is_thinking=is_thinking, asked=asked
+            )
         return AnswerFormat(
             family=family,
             tools={tool.name: tool.parameters for tool in tools},
@@ -178,7 +185,26 @@ class MessageFormat:
             grammar=grammar,
             end_tokens=self.end_tokens,
             grammar_field="tool_choice" if must_call else asked_field if asked else "tools",
+            schemas={
+                conversation.tools[number].name: schema
+                for number, schema in schemas.items()
+                if schema.unenforced
+            },
         )
+
+    def schemas_of(self, conversation: Conversation) -> dict[int, ClientSchema]:
+        """Returns the schemas of the tools whose arguments must match their schemas, by the index
+        of the tool.
+
+        Raises:
+            InvalidRequest: a schema does not describe an object, or is too long.
+        """
+        is_free = conversation.tool_choice.mode == "auto"
+        return {
+            number: _schema_of(tool, number, self._additional_properties)
+            for number, tool in _callable_tools(conversation)
+            if tool.is_strict or not is_free
+        }
 
     def _check_can_force(self) -> None:
         """Raises InvalidRequest unless the model can be made to call tools."""
@@ -206,6 +232,7 @@ class MessageFormat:
         self,
         family: ToolFormat | None,
         conversation: Conversation,
+        schemas: Mapping[int, ClientSchema],
         *,
         is_thinking: bool,
         asked: str,
@@ -214,7 +241,9 @@ class MessageFormat:
         reasoning."""
         markers = Markers(self._special)
         rules = (
-            "" if family is None else self._call_rules(family, conversation, has_other=bool(asked))
+            ""
+            if family is None
+            else self._call_rules(family, conversation, schemas, has_other=bool(asked))
         )
         start = (
             self._reasoning.grammar(markers, is_thinking=is_thinking)
@@ -232,7 +261,12 @@ class MessageFormat:
         return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
 
     def _call_rules(
-        self, family: ToolFormat, conversation: Conversation, *, has_other: bool
+        self,
+        family: ToolFormat,
+        conversation: Conversation,
+        schemas: Mapping[int, ClientSchema],
+        *,
+        has_other: bool,
     ) -> str:
         """Returns the rule `answer` of a grammar. The rule allows only calls; or text with calls in
         it, if the model may choose whether to call and the client requests no other grammar
@@ -244,8 +278,7 @@ class MessageFormat:
         is_text = is_free and not has_other
         rules = []
         for number, tool in _callable_tools(conversation):
-            is_kept = tool.is_strict or not is_free
-            schema = _schema_of(tool, number) if is_kept else dict(_OBJECT)
+            schema = schemas[number].enforced if number in schemas else ANY_OBJECT
             rules.append(
                 ToolRule(
                     tool.name,
@@ -260,13 +293,10 @@ class MessageFormat:
         return "\n".join(parts)
 
 
-def schema_grammars(conversation: Conversation) -> Iterator[tuple[str, str]]:
-    """Yields the field and the grammar of a tool's schema, for the first `MAX_BLAMED` tools whose
-    arguments must match their schemas."""
-    is_free = conversation.tool_choice.mode == "auto"
-    kept = [one for one in _callable_tools(conversation) if one[1].is_strict or not is_free]
-    for number, tool in kept[:MAX_BLAMED]:
-        yield _field(number), output_format.json_schema(_schema_of(tool, number))
+def schema_grammars(schemas: Iterable[ClientSchema]) -> Iterator[tuple[str, str]]:
+    """Yields the field and the grammar of a tool's schema, for the first `MAX_BLAMED` schemas."""
+    for schema in itertools.islice(schemas, MAX_BLAMED):
+        yield schema.field, output_format.json_schema(schema)
 
 
 def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
@@ -306,24 +336,21 @@ def _check_json(grammar: str, field: str) -> None:
         )
 
 
-def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
+def _schema_of(
+    tool: Tool, number: int, additional_properties: AdditionalProperties
+) -> ClientSchema:
     """Returns the schema of a tool's arguments.
 
     Raises:
         InvalidRequest: the schema does not describe an object, or is too long.
     """
-    output_format.check_length(_field(number), len(tool.parameters))
-    try:
-        schema = pydantic_core.from_json(tool.parameters.encode() or b"{}")
-    except ValueError as error:
-        raise errors.InvalidRequest(_field(number), f"is not JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise errors.InvalidRequest(_field(number), "must be a JSON object")
-    schema = _OBJECT | schema
+    field = f"tools.{number}.function.parameters"
+    schema = ANY_OBJECT | output_format.read_schema(tool.parameters or "{}", field)
     if schema["type"] != "object":
-        raise errors.InvalidRequest(_field(number), "must be a schema of type 'object'")
-    return schema
-
-
-def _field(number: int) -> str:
-    return f"tools.{number}.function.parameters"
+        raise errors.InvalidRequest(field, "must be a schema of type 'object'")
+    return ClientSchema(
+        schema,
+        field,
+        is_strict=tool.is_strict,
+        additional_properties=additional_properties,
+    )

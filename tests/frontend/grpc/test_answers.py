@@ -70,6 +70,7 @@ class FakeGeneration:
     is_resumed: bool = False
     request_id: str = "r"
     model: str = "m"
+    unenforced: Sequence[str] = ()
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(1, 2))
 
     @property

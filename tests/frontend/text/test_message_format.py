@@ -9,6 +9,7 @@ import pytest
 from services.common import errors
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
+from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.settings import ReasoningParser, ToolParser
 from services.frontend.text.formats.harmony import HarmonyReader
 from services.frontend.text.formats.hermes import HermesReader
@@ -256,17 +257,22 @@ def test_calls_that_are_required_come_after_the_reasoning(
 
 
 OTHER_TEXT = '{"n": 7}'
+OPEN = {"type": "object", "additionalProperties": True}
+
+
+def of_schema(schema: dict[str, Any]) -> str:
+    return output_format.json_schema(ClientSchema(schema, "asked"))
 
 
 @pytest.mark.parametrize("special", [(), SPECIAL[:1] + SPECIAL[2:]], ids=["text", "special"])
 @pytest.mark.parametrize(
     "asked",
     [
-        output_format.json_schema(SCHEMA),
+        of_schema(SCHEMA),
         output_format.regex(r'\{"n": \d\}'),
         output_format.choice([OTHER_TEXT]),
         output_format.json_object(),
-        output_format.json_schema({"type": "object", "properties": {"name": {"const": "x"}}}),
+        of_schema({"properties": {"name": {"const": "x"}}, **OPEN}),
     ],
     ids=["schema", "regex", "choice", "object", "names"],
 )

@@ -128,7 +128,7 @@ def test_answer_may_continue_the_last_turn() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"tools": (FIND,) * 129}, "tools"),
+        ({"tools": (FIND,) * 513}, "tools"),
         ({"tools": (Tool(name=""),)}, "tools.0.function.name"),
         ({"tools": (FIND, Tool(name="x" * 257))}, "tools.1.function.name"),
         ({"tool_choice": ToolChoice(mode="required")}, "tool_choice"),

@@ -71,7 +71,7 @@ class MessagesReply(MessageReply):
     def end(self) -> Iterator[Event]:
         stop_reason, stop = self._stop(has_calls=self._items.has_calls)
         delta = {"stop_reason": stop_reason, "stop_sequence": stop}
-        yield named_event("message_delta", {"delta": delta, "usage": self._usage()})
+        yield named_event("message_delta", {"delta": delta, "usage": self._usage(), **self._note})
         yield named_event("message_stop", {})
 
     @property
@@ -118,6 +118,7 @@ class MessagesReply(MessageReply):
             "stop_reason": stop_reason,
             "stop_sequence": stop,
             "usage": self._usage(),
+            **self._note,
         }
 
     def _stop(self, *, has_calls: bool) -> tuple[StopReason, str | None]:

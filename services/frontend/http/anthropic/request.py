@@ -30,9 +30,10 @@ from services.frontend.http.protocol.conversation_tools import (
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
 from services.frontend.http.protocol.text_parts import joined
 from services.frontend.http.transport.event_stream import Event
-from services.frontend.request import output_format
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Tool, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import NO_FORMAT, OutputFormat
 
 
 class CustomTool(ClientTool):
@@ -149,7 +150,7 @@ class CountBody(ConversationBody):
     system: Text | None = None
     """Text of the system at the beginning of the conversation."""
     tools: MessagesTools | None = None
-    """Tools that the model may call, 128 tools of the client at most. The model does not see tools
+    """Tools that the model may call, 512 tools of the client at most. The model does not see tools
     that Anthropic's servers run."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools. By default the model
@@ -201,16 +202,16 @@ class MessagesBody(CountBody, GeneratingBody):
             max_tokens=self.max_tokens,
             lowers_max_tokens=True,
             sampling=sampling,
-            format_field="output_config.format",
             stop=tuple(self.stop_sequences or ()),
         )
 
     @property
-    def grammar(self) -> str:
+    def output_format(self) -> OutputFormat:
         if self.output_config is None or self.output_config.format is None:
-            return ""
-        schema = self.output_config.format.schema_
-        return output_format.json_schema(schema, field="output_config.format")
+            return NO_FORMAT
+        field = "output_config.format"
+        schema = ClientSchema(self.output_config.format.schema_, f"{field}.schema")
+        return OutputFormat.of_schema(field, schema)
 
     def reply(self, generation: Generation) -> MessagesReply:
         return MessagesReply(generation)

@@ -168,6 +168,7 @@ class ResponsesReply(MessageReply):
             "previous_response_id": None,
             "truncation": "disabled",
             **self._echo,
+            **self._note,
         }
 
     def _usage(self) -> ResponseUsage:

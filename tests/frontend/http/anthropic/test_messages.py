@@ -244,7 +244,7 @@ USER, ROBOT = {"role": "user"}, {"role": "robot", "content": "x"}
         ({"temperature": 9}, "temperature"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
-            "output_config.format",
+            "output_config.format.schema",
         ),
     ],
     ids=str,

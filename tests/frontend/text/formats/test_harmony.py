@@ -8,6 +8,7 @@ import pytest
 
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
+from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.text.formats.call_reader import CallRules
 from services.frontend.text.formats.harmony import MARKERS
 from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
@@ -120,7 +121,7 @@ def test_grammars_hold_answers_to_calls_and_to_the_final_channel(
     for choice in ({"mode": "required"}, {"mode": "named", "name": "find"}):
         assert allowed(**choice) == after_thought("call", "before")
     assert allowed() == after_thought("call", "before", "final", "words")
-    asked = output_format.json_schema(SCHEMA)
+    asked = output_format.json_schema(ClientSchema(SCHEMA, "schema"))
     assert allowed(asked, tools=()) == after_thought("final")
     assert allowed(asked) == after_thought("call", "before", "final")
 
