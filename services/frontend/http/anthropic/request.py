@@ -160,7 +160,7 @@ class CountBody(ConversationBody):
     """Effort and format of the answer."""
 
     @property
-    def _shown_tools(self) -> dict[int, ClientTool]:
+    def _shown_tools(self) -> dict[str, ClientTool]:
         return shown_tools(self.tools)
 
     @property

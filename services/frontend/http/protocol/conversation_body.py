@@ -68,8 +68,8 @@ class ConversationBody(ExactModel, ABC):
 
     @property
     @abstractmethod
-    def _shown_tools(self) -> Mapping[int, ClientTool]:
-        """The tools that the model sees, keyed by position in `tools`."""
+    def _shown_tools(self) -> Mapping[str, ClientTool]:
+        """The tools that the model sees, keyed by the path of the tool in the body: `tools.0`."""
 
     @property
     @abstractmethod
@@ -89,7 +89,7 @@ class ConversationBody(ExactModel, ABC):
         match field.split("."):
             case ["tools", number, "function", name]:
                 place = list(self._shown_tools)[int(number)]
-                return f"tools.{place}.{self.spelling.get(name, name)}"
+                return f"{place}.{self.spelling.get(name, name)}"
             case [first, *rest]:
                 return ".".join([self.spelling.get(first, first), *rest])
         return field

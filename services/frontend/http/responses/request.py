@@ -273,7 +273,7 @@ class ResponsesBody(GeneratingBody):
         return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
 
     @property
-    def _shown_tools(self) -> dict[int, ClientTool]:
+    def _shown_tools(self) -> dict[str, ClientTool]:
         told = shown_tools(self.tools)
         if not isinstance(self.tool_choice, ResponsesAllowed):
             return told
