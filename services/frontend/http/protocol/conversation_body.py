@@ -6,7 +6,7 @@ protocol's spelling.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -48,11 +48,15 @@ class ConversationBody(ExactModel, ABC):
         Raises:
             InvalidRequest: the turns contradict each other.
         """
+        messages = tuple(self._messages())
+        continues_last = self._continues_last(messages)
         return Conversation(
-            tuple(self._messages()),
+            messages,
             tools=tuple(tool.to_tool() for tool in self._shown_tools.values()),
             tool_choice=self._choice,
             template_kwargs=self._template_kwargs,
+            adds_generation_prompt=not continues_last,
+            continues_last=continues_last,
         )
 
     @contextmanager
@@ -64,7 +68,7 @@ class ConversationBody(ExactModel, ABC):
             field = self._spelled(error.field)
             if field == error.field:
                 raise
-            raise type(error)(field, error.message.removeprefix(f"{error.field}: ")) from error
+            raise error.renamed(field) from error
 
     @property
     @abstractmethod
@@ -84,6 +88,10 @@ class ConversationBody(ExactModel, ABC):
     @abstractmethod
     def _messages(self) -> Iterator[ChatMessage]:
         """Yields the turns of the conversation."""
+
+    def _continues_last(self, messages: Sequence[ChatMessage]) -> bool:
+        """Returns whether the answer continues the last message instead of beginning a turn."""
+        return False
 
     def _spelled(self, field: str) -> str:
         match field.split("."):

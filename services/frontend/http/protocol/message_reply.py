@@ -18,9 +18,9 @@ class MessageReply(Reply):
 
     __slots__ = ("_generation", "_items", "_reason")
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, *, shows_reasoning: bool = True) -> None:
         self._generation = generation
-        self._items = MessageItems(generation.message_reader(0))
+        self._items = MessageItems(generation.message_reader(0), shows_reasoning=shows_reasoning)
         self._reason = FinishReason.STOP  # replaced when the answer ends
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:

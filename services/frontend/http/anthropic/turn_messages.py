@@ -1,0 +1,147 @@
+"""Converts the turns of a conversation in Anthropic's protocol to messages.
+
+A user's turn may hold results of tools, each of which becomes a separate message. If the last turn
+is the assistant's, the answer continues the turn.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from services.common import errors
+from services.frontend.http.anthropic.blocks import (
+    CompactionBlock,
+    DocumentBlock,
+    ReferencedTool,
+    SearchResultBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from services.frontend.http.anthropic.tools import CustomTool
+from services.frontend.http.anthropic.turns import AssistantTurn, SystemTurn, Turn, UserTurn
+from services.frontend.http.protocol.conversation_tools import ClientTool, json_text
+from services.frontend.http.protocol.gathered_turn import GatheredTurn
+from services.frontend.request.conversation import ChatMessage, EarlierCall
+
+
+def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
+    """Yields the messages that the turns become. A last turn of the assistant that has no text is
+    left out, since there is nothing to continue.
+
+    Raises:
+        InvalidRequest: a result has the id of no earlier call, or the last turn is the assistant's
+        and has a call, whose result would have to follow.
+    """
+    call_ids: set[str] = set()
+    for index, turn in enumerate(turns):
+        match turn:
+            case AssistantTurn():
+                message = _assistant_message(turn)
+                call_ids.update(call.id for call in message.tool_calls)
+                if index < len(turns) - 1 or _is_continued(message, f"messages.{index}.content"):
+                    yield message
+            case UserTurn():
+                yield from _user_messages(turn, call_ids, f"messages.{index}.content")
+            case SystemTurn():
+                yield from _system_messages(turn, later=turns[index + 1 :])
+
+
+def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[str, ClientTool]:
+    """Returns the tools that the model sees after the turns, which may add and remove tools. Tools
+    are keyed by their path in the body."""
+    known, shown = dict(tools), dict(tools)
+    for index, turn in enumerate(turns):
+        for place, block in enumerate(() if isinstance(turn.content, str) else turn.content or ()):
+            match block:
+                case ToolAdditionBlock(tool=ToolDefinition(definition=CustomTool() as tool)):
+                    path = f"messages.{index}.content.{place}.tool.definition"
+                    known = {**_without(known, tool.name), path: tool}
+                    shown = {**_without(shown, tool.name), path: tool}
+                case ToolAdditionBlock(tool=ReferencedTool(name=name)):
+                    added = {path: tool for path, tool in known.items() if _name(tool) == name}
+                    shown = {**_without(shown, name), **added}
+                case ToolRemovalBlock(tool=ReferencedTool(name=name)):
+                    shown = _without(shown, name)
+    return shown
+
+
+def _without(tools: Mapping[str, ClientTool], name: str) -> dict[str, ClientTool]:
+    return {path: tool for path, tool in tools.items() if _name(tool) != name}
+
+
+def _name(tool: ClientTool) -> str:
+    return tool.to_tool().name
+
+
+def _is_continued(last: ChatMessage, field: str) -> bool:
+    if last.tool_calls:
+        raise errors.InvalidRequest(field, "ends with a call: a turn with its result must follow")
+    return bool(last.content and last.content.strip())
+
+
+def _assistant_message(turn: AssistantTurn) -> ChatMessage:
+    if isinstance(turn.content, str):
+        return ChatMessage("assistant", turn.content)
+    gathered = GatheredTurn()
+    for block in turn.content:
+        match block:
+            case ThinkingBlock():
+                gathered.reasoning.append(block.thinking)
+            case TextBlock():
+                gathered.texts.append(block.text)
+            case CompactionBlock(content=str(summary)):
+                gathered.texts.append(summary)
+            case ToolUseBlock():
+                gathered.calls.append(EarlierCall(block.id, block.name, json_text(block.input)))
+    if not gathered.texts and not gathered.calls:
+        gathered.texts.append("")  # content that is null stands only beside calls
+    return gathered.to_message()
+
+
+def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[ChatMessage]:
+    """Yields the messages that a turn of the user becomes: one for each result of a call, and one
+    for the texts before, between and after results.
+
+    Raises:
+        InvalidRequest: a result has the id of no earlier call.
+    """
+    if isinstance(turn.content, str):
+        yield ChatMessage("user", turn.content)
+        return
+    texts: list[str] = []
+    has_results = False
+    for index, block in enumerate(turn.content):
+        match block:
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
+                texts.append(block.text)
+            case ToolResultBlock():
+                if block.tool_use_id not in call_ids:
+                    raise errors.InvalidRequest(
+                        f"{field}.{index}.tool_use_id", "answers no tool_use before it"
+                    )
+                if texts:
+                    yield ChatMessage("user", "\n".join(texts))
+                    texts = []
+                has_results = True
+                yield ChatMessage("tool", block.text, tool_call_id=block.tool_use_id)
+    if texts or not has_results:
+        yield ChatMessage("user", "\n".join(texts))
+
+
+def _system_messages(turn: SystemTurn, *, later: Sequence[Turn]) -> Iterator[ChatMessage]:
+    """Yields the message of a turn of the system, unless the turn has no text, or is not shown
+    any more."""
+    is_over = turn.clear_at == "next_user_message" and any(
+        isinstance(other, UserTurn) for other in later
+    )
+    blocks = turn.content or ()
+    texts = (
+        [blocks]
+        if isinstance(blocks, str)
+        else [block.text for block in blocks if isinstance(block, TextBlock)]
+    )
+    if texts and not is_over:
+        yield ChatMessage("system", "\n".join(texts))
