@@ -1,5 +1,7 @@
 """The model as its files and the settings describe it."""
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,3 +26,14 @@ class ServedModel:
     reasoning_parser: ReasoningParser = "auto"
     tokenizer_file: Path | None = None
     """File from which the vocabulary is read to check grammars; None if there is no such file."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Time at which the model's files were written, in seconds since 1970."""
+
+
+def created_at(model: Path) -> int:
+    """Returns the time at which a checkpoint's configuration or a GGUF file was written, in seconds
+    since 1970. Without such a file, returns the current time."""
+    for file in (model / "config.json", model):
+        with suppress(OSError):
+            return int(file.stat().st_mtime)
+    return int(time.time())

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import LeftOutItem
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH, explain
+from services.frontend.http.bodies.whole_numbers import MAX_READINGS, make_whole
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -17,8 +18,8 @@ MAX_UNKNOWN = 16
 """Largest number of unknown fields and items of a body that are reported."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
-"""Type of a function that is called with the paths of a body's unknown fields, and of items that are
-left out. Paths leave out positions in lists: `messages.mood`. The path of an item ends with the
+"""Type of a function that is called with the paths of a body's unknown fields, and of items that
+are left out. Paths leave out positions in lists: `messages.mood`. The path of an item ends with the
 type of the item: `messages.content.fallback`."""
 
 
@@ -36,11 +37,7 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
         raise errors.InvalidRequest("body", f"must be JSON in UTF-8: {error}") from None
     if not isinstance(value, dict):
         raise errors.InvalidRequest("body", "must be a JSON object")
-    try:
-        # Unknown fields are allowed at first: making an error for each of thousands is slow.
-        body = kind.model_validate(value, extra="allow")
-    except ValidationError as error:
-        raise explain(error, value) from None
+    body = _read(kind, value)
     unknown: dict[str, None] = {}
     _take_unknown(body, "", unknown)
     if unknown:
@@ -48,17 +45,24 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
     return body
 
 
+def _read(kind: type[Body], value: dict[str, Any]) -> Body:
+    for reading in range(1, MAX_READINGS + 1):
+        try:
+            # Unknown fields are allowed at first: making an error for each of thousands is slow.
+            return kind.model_validate(value, extra="allow")
+        except ValidationError as error:
+            if reading == MAX_READINGS or not make_whole(error, value):
+                raise explain(error, value) from None
+    raise AssertionError("the last reading returns or raises")
+
+
 def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
     """Removes the unknown fields of all models in a value, and adds the paths of the first fields,
     and of items that are left out, to `found`."""
     if isinstance(value, BaseModel):
-        if value.__pydantic_extra__:
-            if not isinstance(value, LeftOutItem):
-                _note(value.__pydantic_extra__, path, found)
-            value.__pydantic_extra__.clear()
-        if isinstance(value, LeftOutItem):
-            _note((value.type,), path, found)
-            return
+        extra = value.__pydantic_extra__ or {}
+        _note((value.type,) if isinstance(value, LeftOutItem) else extra, path, found)
+        extra.clear()
         for name, field in value.__dict__.items():
             if field is not None and isinstance(field, (BaseModel, list)):
                 _take_unknown(field, f"{path}{name}.", found)

@@ -238,7 +238,6 @@ class ResponsesBody(GeneratingBody):
         return GenerationOptions(
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
-            lowers_max_tokens=True,
             sampling=sampling,
             format_field="text.format",
         )
