@@ -92,7 +92,6 @@ def test_whatever_lies_beyond_a_range_is_refused_by_name(name: str, value: Any) 
     ("name", "value", "message"),
     [
         ("temperature", 2.5, "must be a number from 0 to 2"),
-        ("top_p", 0.0, "must be greater than 0"),
         ("top_p", 1.5, "must be a number from 0 to 1"),
         ("repetition_penalty", 9.0, "must be a number from 0.125 to 8"),
         ("top_k", -2, "must be a whole number from -1 to 2147483647"),

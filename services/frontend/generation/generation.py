@@ -188,8 +188,8 @@ class Generation:
         return self.prompts[index // self.options.n]
 
     def n_shown(self, piece: Piece) -> int:
-        """Returns the number of tokens of a piece that belong to the text of the answer: all, except
-        a stop token that ends the answer and is not wanted in the text."""
+        """Returns the number of tokens of a piece that belong to the text of the answer. A stop
+        token that ends the answer does not, unless the client wants it in the text."""
         n_tokens = len(piece.token_ids)
         if piece.finish_reason is not FinishReason.STOP or not n_tokens:
             return n_tokens

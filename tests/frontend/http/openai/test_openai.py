@@ -307,7 +307,6 @@ async def test_head_is_answered_without_a_body(site: Site, path: str) -> None:
         ({"prompt": [0] * 128}, "prompt"),
         ({"prompt": "x" * 5000}, "prompt"),
         ({"prompt": "x", "max_tokens": -1}, "max_tokens"),
-        ({"prompt": "x", "max_tokens": 127}, "max_tokens"),
         ({"prompt": "x", "max_tokens": 10**30}, "max_tokens"),
         ({"prompt": "x", "temperature": 3}, "temperature"),
         ({"prompt": "x", "temperature": "hot"}, "temperature"),
@@ -333,7 +332,7 @@ async def test_wrong_completion_is_refused_by_name(
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "beep"}]}, "messages"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
-        ({"messages": HELLO, "max_completion_tokens": 500}, "max_completion_tokens"),
+        ({"messages": HELLO, "max_completion_tokens": 0}, "max_completion_tokens"),
     ],
     ids=lambda value: str(value)[:40],
 )
