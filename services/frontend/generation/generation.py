@@ -190,12 +190,10 @@ class Generation:
     def n_shown(self, piece: Piece) -> int:
         """Returns the number of tokens of a piece that belong to the text of the answer. A stop
         token that ends the answer does not, unless the client wants it in the text."""
-        n_tokens = len(piece.token_ids)
-        if piece.finish_reason is not FinishReason.STOP or not n_tokens:
-            return n_tokens
+        if self.options.include_stop_str_in_output or not piece.token_ids:
+            return len(piece.token_ids)
         stops = self.prompt_of(piece.index).stop_token_ids
-        is_stop = not self.options.include_stop_str_in_output and piece.token_ids[-1] in stops
-        return n_tokens - is_stop
+        return len(piece.token_ids) - (piece.token_ids[-1] in stops)
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
         """Returns the position of the first character of each token of an answer's prompt, in the

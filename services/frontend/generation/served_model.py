@@ -30,7 +30,7 @@ class ServedModel:
     """Time at which the model's files were written, in seconds since 1970."""
 
 
-def created_at(model: Path) -> int:
+def model_created_at(model: Path) -> int:
     """Returns the time at which a checkpoint's configuration or a GGUF file was written, in seconds
     since 1970. Without such a file, returns the current time."""
     for file in (model / "config.json", model):
