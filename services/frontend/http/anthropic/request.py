@@ -10,12 +10,12 @@ from services.common import errors
 from services.common.sampling import SamplingParams
 from services.frontend.generation.generation import Generation
 from services.frontend.http.anthropic.blocks import Text
-from services.frontend.http.anthropic.effectless_fields import EffectlessFields
 from services.frontend.http.anthropic.errors import error_event
 from services.frontend.http.anthropic.reply import MessagesReply, ThinkingDisplay
 from services.frontend.http.anthropic.tools import Choice, MessagesTools, tool_choice_of
 from services.frontend.http.anthropic.turn_messages import messages_of, tools_after
 from services.frontend.http.anthropic.turns import Turns
+from services.frontend.http.anthropic.unused_fields import UnusedFields
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.bodies.ranges import N_TOKENS
 from services.frontend.http.bodies.stop_texts import StopTexts
@@ -70,7 +70,7 @@ class MessagesMetadata(ExactModel):
     """Does nothing."""
 
 
-class CountBody(EffectlessFields, ConversationBody):
+class CountBody(UnusedFields, ConversationBody):
     """The body of POST /v1/messages/count_tokens."""
 
     spelling: ClassVar = {

@@ -22,6 +22,7 @@ from services.frontend.http.anthropic.blocks import (
 )
 from services.frontend.http.anthropic.tools import CustomTool
 from services.frontend.http.anthropic.turns import AssistantTurn, SystemTurn, Turn, UserTurn
+from services.frontend.http.bodies.object_kinds import UnknownRole
 from services.frontend.http.protocol.conversation_tools import ClientTool, json_text
 from services.frontend.http.protocol.gathered_turn import GatheredTurn
 from services.frontend.request.conversation import ChatMessage, EarlierCall
@@ -54,7 +55,7 @@ def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[
     are keyed by their path in the body."""
     known, shown = dict(tools), dict(tools)
     for index, turn in enumerate(turns):
-        for place, block in enumerate(() if isinstance(turn.content, str) else turn.content or ()):
+        for place, block in enumerate(_blocks(turn)):
             match block:
                 case ToolAdditionBlock(tool=ToolDefinition(definition=CustomTool() as tool)):
                     path = f"messages.{index}.content.{place}.tool.definition"
@@ -66,6 +67,12 @@ def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[
                 case ToolRemovalBlock(tool=ReferencedTool(name=name)):
                     shown = _without(shown, name)
     return shown
+
+
+def _blocks(turn: Turn) -> Sequence[object]:
+    """Returns the blocks of a turn; none if the content is a text."""
+    content = None if isinstance(turn, UnknownRole) else turn.content
+    return () if content is None or isinstance(content, str) else content
 
 
 def _without(tools: Mapping[str, ClientTool], name: str) -> dict[str, ClientTool]:

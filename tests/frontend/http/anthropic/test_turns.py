@@ -325,8 +325,8 @@ def test_what_sdks_send_is_known(fields: dict[str, Any]) -> None:
 
 
 def test_the_older_name_of_a_format_is_read_too() -> None:
-    form = {"type": "json_schema", "schema": {"type": "object"}}
-    bodies = [{"output_format": form}, {"output_config": {"format": form}}]
+    form: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
+    bodies: list[dict[str, Any]] = [{"output_format": form}, {"output_config": {"format": form}}]
     grammars = set()
     for more in bodies:
         data = json.dumps({"messages": [USER], "max_tokens": 5, **more}).encode()
