@@ -94,7 +94,7 @@ class CountBody(UnusedFields, ConversationBody):
     """Whether the model reasons before the answer."""
     output_config: OutputConfig | None = None
     """Effort and format of the answer."""
-    output_format: JsonSchemaOutput | None = None
+    older_format: Annotated[JsonSchemaOutput | None, Field(alias="output_format")] = None
     """Older name of `output_config.format`."""
 
     @property
@@ -150,7 +150,7 @@ class MessagesBody(CountBody, GeneratingBody):
         """The field that has the format of the answer, and the format."""
         if self.output_config is not None and self.output_config.format is not None:
             return "output_config.format", self.output_config.format
-        return "output_format", self.output_format
+        return "output_format", self.older_format
 
     def reply(self, generation: Generation) -> MessagesReply:
         return MessagesReply(generation, thinking=self._thinking_display)
