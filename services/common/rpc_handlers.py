@@ -45,6 +45,7 @@ CALLER_NAMES = "peer_dns"
 
 _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ContextOverflow: grpc.StatusCode.INVALID_ARGUMENT,
     errors.TooLarge: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unsupported: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,

@@ -63,18 +63,15 @@ MAX_BAD_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers from `low` to `high`, without `low` if `excludes_low`."""
+    """The numbers from `low` to `high`."""
 
     low: float
     high: float
-    excludes_low: bool = False
 
     def check(self, field: str, value: Any) -> None:
         """Raises InvalidRequest, which names `field`, if `value` is not in the range."""
         if isinstance(value, bool) or not self.low <= value <= self.high:  # NaN is in no range
             raise InvalidRequest(field, f"must be a number from {self.low:g} to {self.high:g}")
-        if self.excludes_low and value == self.low:
-            raise InvalidRequest(field, f"must be greater than {self.low:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +143,9 @@ class Option:
     column: str | None
 
 
-def number(
-    default: float, *, low: float, high: float, column: str, excludes_low: bool = False
-) -> float:
+def number(default: float, *, low: float, high: float, column: str) -> float:
     """Declares an option that is a number from `low` to `high`."""
-    option = Option(Numbers(low, high, excludes_low), column)
+    option = Option(Numbers(low, high), column)
     return dataclasses.field(default=default, metadata={Option: option})
 
 
@@ -196,8 +191,9 @@ class SamplingParams:
     top_k: int = whole_number(0, low=-1, high=INT32_MAX, column="int64")
     """Keeps only the k most likely tokens; 0 and -1 keep all."""
 
-    top_p: float = number(1.0, low=0, high=1, excludes_low=True, column="float64")
-    """Keeps the smallest set of most likely tokens whose probabilities add up to this number."""
+    top_p: float = number(1.0, low=0, high=1, column="float64")
+    """Keeps the smallest set of most likely tokens whose probabilities add up to this number; 0
+    keeps the most likely token."""
 
     min_p: float = number(0.0, low=0, high=1, column="float32")
     """Drops tokens that are less likely than this fraction of the most likely token."""

@@ -205,6 +205,14 @@ class Generation:
         """Returns the prompt of an answer."""
         return self.prompts[index // self.options.n]
 
+    def n_shown(self, piece: Piece) -> int:
+        """Returns the number of tokens of a piece that belong to the text of the answer. A stop
+        token that ends the answer does not, unless the client wants it in the text."""
+        if self.options.include_stop_str_in_output or not piece.token_ids:
+            return len(piece.token_ids)
+        stops = self.prompt_of(piece.index).stop_token_ids
+        return len(piece.token_ids) - (piece.token_ids[-1] in stops)
+
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
         """Returns the position of the first character of each token of an answer's prompt, in the
         text of the prompt."""

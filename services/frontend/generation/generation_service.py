@@ -160,6 +160,11 @@ class GenerationService:
         there has been no pipeline."""
         return self._model_limits(self.describe()).names
 
+    @property
+    def model_created(self) -> int:
+        """Time at which the model's files were written, in seconds since 1970."""
+        return self._model.created
+
     def check_room(self, account: Account) -> None:
         """Checks that there is room for a new call, and that a request of the best priority that
         the account allows need not wait too long. To be called before any work is done for the
@@ -197,6 +202,7 @@ class GenerationService:
         options.check()
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         request.check()
+        self._prompt_encoder.check_length(request.prompts, self._last_limits())
         with self._admitted(request, account or self._anybody) as resources:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
@@ -205,6 +211,29 @@ class GenerationService:
                 prompt, limits, resources.share, add_special_tokens=options.add_special_tokens
             )
             return await _until(deadline, encoding)
+
+    async def count(
+        self, prompt: Prompt, account: Account | None = None, *, model: str = ""
+    ) -> int:
+        """Returns the number of tokens of a prompt, also of a prompt that is too long for the
+        model. The call counts as a call with one answer.
+
+        Raises:
+            InvalidRequest: the prompt has too many characters, a conversation can't be written out,
+            or the time limit of the call is wrong.
+            UnknownModel: `model` is not the model that is served.
+            PoolFull: there is too much at once.
+            TimedOut: the time of the call is over.
+        """
+        deadline = self._deadline()
+        request = GenerationRequest(prompts=(prompt,))
+        request.check()
+        with self._admitted(request, account or self._anybody) as resources:
+            limits = self._model_limits(self.describe())
+            limits.check_model(model)
+            return await _until(
+                deadline, self._prompt_encoder.count(prompt, limits, resources.share)
+            )
 
     async def detokenize(
         self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
@@ -268,6 +297,7 @@ class GenerationService:
             account = account or self._anybody
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
+            self._prompt_encoder.check_length(request.prompts, self._last_limits())
             with self._admitted(request, account) as resources:
                 generation = await _until(
                     deadline, self._generation(request, until, resources, span, call)
@@ -358,7 +388,6 @@ class GenerationService:
                 f"asks for {n_answers} answers at once; "
                 f"{self._limits.max_in_flight} can be in the making",
             )
-        self._prompt_encoder.check_length(request.prompts, self._last_limits())
         n_counted = min(n_answers, self._limits.max_answers_at_once)
 
         with account.in_flight(request) as of_account:
@@ -409,7 +438,9 @@ class GenerationService:
         return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
     def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
-        return ModelLimits(pipeline, self._model.names)
+        return ModelLimits(
+            pipeline, self._model.names, strict_max_tokens=self._limits.strict_max_tokens
+        )
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
         """Returns the approximate memory, in bytes, that a request takes once its prompts are

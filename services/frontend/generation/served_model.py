@@ -1,5 +1,7 @@
 """The description of the served model, from its files and the settings."""
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +29,8 @@ class ServedModel:
     """Members that objects may have whose schema says nothing of them."""
     tokenizer_file: Path | None = None
     """File from which the vocabulary is read to check grammars; None if there is no such file."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Time at which the model's files were written, in seconds since 1970."""
 
     def applied(self, options: GenerationOptions) -> GenerationOptions:
         """Returns the options with the defaults of the model, and with the format of the output as
@@ -38,3 +42,12 @@ class ServedModel:
         options = self.defaults.apply(options)
         found = options.format.with_additional(self.additional_properties)
         return options if found.schema is options.format_schema else options.with_format(found)
+
+
+def model_created_at(model: Path) -> int:
+    """Returns the time at which a checkpoint's configuration or a GGUF file was written, in seconds
+    since 1970. Without such a file, returns the current time."""
+    for file in (model / "config.json", model):
+        with suppress(OSError):
+            return int(file.stat().st_mtime)
+    return int(time.time())

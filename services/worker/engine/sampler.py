@@ -28,6 +28,9 @@ _COLUMNS = {name: option.column for name, option in OPTIONS.items() if option.co
 SAMPLING_COLUMNS = np.dtype(list(_COLUMNS.items()))
 """The type of a record with those options of a row that have a single value."""
 
+LEAST_TOP_P = np.finfo(np.float32).tiny
+"""Value in place of a smaller `top_p`, such as 0, with which only the most likely token stays."""
+
 _values = attrgetter(*_COLUMNS)
 
 
@@ -99,7 +102,7 @@ class SamplingBatch:
         return SamplingColumns(
             temperature=uploads.add(options["temperature"].copy()),
             top_k=uploads.add(top_k.copy()),
-            top_p=uploads.add(top_p.copy()),
+            top_p=uploads.add(np.maximum(top_p, LEAST_TOP_P)),
             min_p=uploads.add(min_p.copy()),
             uniform=uploads.add(uniforms(options["seed"], self.positions)),
             banned_rows=uploads.add(rows),

@@ -6,8 +6,10 @@ does not check it.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum, auto
 
 from services.common import errors
+from services.frontend.generation.generation import Generation
 from services.frontend.http.anthropic.answer import (
     AnthropicMessage,
     AnthropicText,
@@ -33,13 +35,28 @@ _DELTAS = {
 characters."""
 
 
+class ThinkingDisplay(Enum):
+    """How an answer shows the reasoning of the model."""
+
+    SHOWN = auto()
+    """As blocks with the text of the reasoning."""
+    OMITTED = auto()
+    """As blocks without text."""
+    HIDDEN = auto()
+    """Not at all."""
+
+
 Block = AnthropicText | AnthropicThinking | AnthropicToolUse
 
 
 class MessagesReply(MessageReply):
     """Writes an answer as a message of Anthropic's protocol."""
 
-    __slots__ = ()
+    __slots__ = ("_thinking",)
+
+    def __init__(self, generation: Generation, *, thinking: ThinkingDisplay) -> None:
+        super().__init__(generation, shows_reasoning=thinking is not ThinkingDisplay.HIDDEN)
+        self._thinking = thinking
 
     def _message(self, items: Sequence[tuple[Item, str]]) -> AnthropicMessage:
         blocks = [self._whole_block(item, text, len(items)) for item, text in items]
@@ -59,6 +76,8 @@ class MessagesReply(MessageReply):
             case Began():
                 block = {**self._block(item, ""), **_UNSIGNED.get(item.kind, {})}
                 yield _event("content_block_start", item, {"content_block": block})
+            case Grew() if self._omits(item):
+                return
             case Grew(text=text):
                 kind, field = _DELTAS[item.kind]
                 yield _event("content_block_delta", item, {"delta": {"type": kind, field: text}})
@@ -78,10 +97,16 @@ class MessagesReply(MessageReply):
     def _signature(self) -> str:
         return self._generation.request_id
 
+    def _omits(self, item: Item) -> bool:
+        """Returns whether the text of an item is left out."""
+        is_reasoning = item.kind is ItemKind.REASONING
+        return is_reasoning and self._thinking is ThinkingDisplay.OMITTED
+
     def _block(self, item: Item, text: str) -> Block:
         match item.kind:
             case ItemKind.REASONING:
-                return {"type": "thinking", "thinking": text, "signature": self._signature}
+                shown = "" if self._omits(item) else text
+                return {"type": "thinking", "thinking": shown, "signature": self._signature}
             case ItemKind.TEXT:
                 return {"type": "text", "text": text}
             case ItemKind.CALL:

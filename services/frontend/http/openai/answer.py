@@ -266,8 +266,8 @@ class Delta(TypedDict):
 
     role: NotRequired[Literal["assistant"]]
     """`assistant`; in an answer's first chunk."""
-    content: NotRequired[str]
-    """New text."""
+    content: NotRequired[str | None]
+    """New text; null where a call begins, and at the beginning of an answer that must be a call."""
     refusal: NotRequired[None]
     """Null; in an answer's first chunk."""
     reasoning_content: NotRequired[str]

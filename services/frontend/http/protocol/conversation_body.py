@@ -6,7 +6,7 @@ protocol's spelling.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -49,11 +49,15 @@ class ConversationBody(ExactModel, ABC):
         Raises:
             InvalidRequest: the turns contradict each other.
         """
+        messages = tuple(self._messages())
+        continues_last = self._continues_last(messages)
         return Conversation(
-            tuple(self._messages()),
+            messages,
             tools=tuple(tool.to_tool() for tool in self._shown_tools.values()),
             tool_choice=self._choice,
             template_kwargs=self._template_kwargs,
+            adds_generation_prompt=not continues_last,
+            continues_last=continues_last,
         )
 
     @contextmanager
@@ -65,12 +69,12 @@ class ConversationBody(ExactModel, ABC):
             field = self.spelled(error.field)
             if field == error.field:
                 raise
-            raise type(error)(field, error.message.removeprefix(f"{error.field}: ")) from error
+            raise error.renamed(field) from error
 
     @property
     @abstractmethod
-    def _shown_tools(self) -> Mapping[int, ClientTool]:
-        """The tools that the model sees, keyed by position in `tools`."""
+    def _shown_tools(self) -> Mapping[str, ClientTool]:
+        """The tools that the model sees, keyed by the path of the tool in the body: `tools.0`."""
 
     @property
     @abstractmethod
@@ -86,12 +90,16 @@ class ConversationBody(ExactModel, ABC):
     def _messages(self) -> Iterator[ChatMessage]:
         """Yields the turns of the conversation."""
 
+    def _continues_last(self, messages: Sequence[ChatMessage]) -> bool:
+        """Returns whether the answer continues the last message instead of beginning a turn."""
+        return False
+
     def spelled(self, field: str) -> str:
         """Returns the name of a field as the protocol spells it."""
         match field.split("."):
             case ["tools", number, "function", name, *rest]:
                 place = list(self._shown_tools)[int(number)]
-                return ".".join([f"tools.{place}.{self.spelling.get(name, name)}", *rest])
+                return ".".join([f"{place}.{self.spelling.get(name, name)}", *rest])
             case [first, *rest]:
                 return ".".join([self.spelling.get(first, first), *rest])
         return field

@@ -64,8 +64,10 @@ Step = Began | Grew | Ended
 class MessageItems:
     """Turns the pieces of one answer into steps. An answer has at least one item."""
 
-    def __init__(self, reader: MessageReader) -> None:
+    def __init__(self, reader: MessageReader, *, shows_reasoning: bool = True) -> None:
+        """Without `shows_reasoning`, the reasoning is read and dropped."""
         self._reader = reader
+        self._shows_reasoning = shows_reasoning
         self._n_items = 0
         self._open: Item | None = None
         self._call_index = -1
@@ -99,9 +101,10 @@ class MessageItems:
         for part in delta.parts:
             if isinstance(part, CallDelta):
                 yield from self._call(part)
-            else:
-                kind = ItemKind.REASONING if part.is_reasoning else ItemKind.TEXT
-                yield from self._grow(kind, part.text)
+            elif not part.is_reasoning:
+                yield from self._grow(ItemKind.TEXT, part.text)
+            elif self._shows_reasoning:
+                yield from self._grow(ItemKind.REASONING, part.text)
 
     def _call(self, call: CallDelta) -> Iterator[Step]:
         if call.index != self._call_index or self._open is None:

@@ -19,9 +19,9 @@ class MessageReply(Reply):
 
     __slots__ = ("_generation", "_items", "_reason", "_schema_valid")
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, *, shows_reasoning: bool = True) -> None:
         self._generation = generation
-        self._items = MessageItems(generation.message_reader(0))
+        self._items = MessageItems(generation.message_reader(0), shows_reasoning=shows_reasoning)
         self._reason = FinishReason.STOP  # replaced when the answer ends
         self._schema_valid: bool | None = None
 

@@ -243,7 +243,6 @@ class ResponsesBody(GeneratingBody):
         return GenerationOptions(
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
-            lowers_max_tokens=True,
             sampling=sampling,
         )
 
@@ -282,7 +281,7 @@ class ResponsesBody(GeneratingBody):
         return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
 
     @property
-    def _shown_tools(self) -> dict[int, ClientTool]:
+    def _shown_tools(self) -> dict[str, ClientTool]:
         told = shown_tools(self.tools)
         if not isinstance(self.tool_choice, ResponsesAllowed):
             return told

@@ -40,6 +40,9 @@ class FakeGeneration:
     def message_reader(self, _: int) -> MessageReader:
         return self.reader
 
+    def n_shown(self, piece: Piece) -> int:
+        return len(piece.token_ids)
+
     def prompt_of(self, _: int) -> Any:
         return SimpleNamespace(prompt="x")
 

@@ -270,9 +270,11 @@ async def test_stream_has_the_deltas_that_clients_put_together(site: Site) -> No
     deltas = [delta.model_dump(exclude_unset=True) for delta in others]
     kinds = [name for delta in deltas for name in delta]
     assert list(dict.fromkeys(kinds)) == ["reasoning_content", "content", "tool_calls"]
-    assert "".join(delta.get("content", "") for delta in deltas) == "Well. "
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Well. "
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     begun = [call for call in calls if "id" in call]
+    beginnings = [d for d in deltas if any("id" in call for call in d.get("tool_calls", ()))]
+    assert [delta["content"] for delta in beginnings] == [None, None]
     assert [(call["index"], call["function"]["name"]) for call in begun] == [
         (0, "find"),
         (1, "dive"),
