@@ -28,8 +28,8 @@ from tests.frontend.chat_templates import HERMES
 
 START, END = "<|im_start|>", "<|im_end|>"
 DISTANCE = 1024
-"""How many tokens back the repeated token lies, unless a parrot is given another distance. An answer
-and what the template writes after the first message have at most this number of tokens."""
+"""Number of tokens from a token to its repetition, unless a parrot is given another distance. An
+answer and what the template writes after the first message have at most this number of tokens."""
 
 CODE_SIZE = 64
 """Size of the code of a token or a position. A code consists of as many ones as minus ones, so that
