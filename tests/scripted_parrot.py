@@ -41,7 +41,8 @@ _TEMPLATE = """\
 {%- endif -%}
 {%- endfor -%}
 {%- for line in script
-    if chat.answer is none and line.to in chat.turn and line.recalling in chat.earlier + chat.turn -%}
+    if chat.answer is none and line.to in chat.turn
+    and line.recalling in chat.earlier + chat.turn -%}
 {%- set chat.answer = line.says -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ chat.answer + "<|im_start|>assistant\\n" }}{% endif -%}

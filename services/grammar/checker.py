@@ -26,8 +26,8 @@ from services.grammar import value_checker
 from services.grammar.grammars import Grammars
 
 COMPILE_S = 0.1
-"""Seconds of processor time for compiling a grammar of up to `SHORT_LENGTH` characters and its first
-two masks. Most grammars take a hundredth of this limit. A rank, and with it all requests of a
+"""Seconds of processor time for compiling a grammar of up to `SHORT_LENGTH` characters and its
+first two masks. Most grammars take a hundredth of this limit. A rank, and with it all requests of a
 batch, may have to wait for this time."""
 
 SHORT_LENGTH = 2**15

@@ -278,14 +278,14 @@ class MessageFormat:
         is_text = is_free and not has_other
         rules = []
         for number, tool in _callable_tools(conversation):
-            schema = schemas[number].enforced if number in schemas else ANY_OBJECT
+            kept = schemas.get(number)
             rules.append(
                 ToolRule(
                     tool.name,
                     f"arguments_{number}",
-                    schema,
+                    kept.enforced if kept is not None else ANY_OBJECT,
                     is_strict=tool.is_strict,
-                    schema_field=_field(number),
+                    schema_field=kept.field if kept is not None else "",
                 )
             )
         parts = [family.grammar(rules, markers, is_single=is_single, is_free=is_text)]
