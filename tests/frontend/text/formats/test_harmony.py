@@ -118,7 +118,8 @@ def test_grammars_hold_answers_to_calls_and_to_the_final_channel(
     def after_thought(*names: str) -> list[str]:
         return [*names, *(f"thought-{name}" for name in names)]
 
-    for choice in ({"mode": "required"}, {"mode": "named", "name": "find"}):
+    choices: list[dict[str, Any]] = [{"mode": "required"}, {"mode": "named", "name": "find"}]
+    for choice in choices:
         assert allowed(**choice) == after_thought("call", "before")
     assert allowed() == after_thought("call", "before", "final", "words")
     asked = output_format.json_schema(ClientSchema(SCHEMA, "schema"))

@@ -10,7 +10,7 @@ from services.frontend.text.formats.call_reader import CallRules
 from services.frontend.text.formats.hermes import HermesReader
 from services.frontend.text.formats.registry import REASONING_FORMATS
 from services.frontend.text.message_format import MessageFormat
-from services.frontend.text.message_reader import PlainReader
+from services.frontend.text.message_reader import MessageReader, PlainReader
 from tests.frontend.text.formats.checkpoint import Checkpoint
 from tests.frontend.text.formats.said import Said, read
 
@@ -34,7 +34,7 @@ TEMPLATES = {
 NAMES = [name for name in REASONING_FORMATS if name != "harmony"]
 
 
-def reader(name: str, *, has_begun: bool = False) -> PlainReader:
+def reader(name: str, *, has_begun: bool = False) -> MessageReader:
     return REASONING_FORMATS[name].reader(PlainReader(), has_begun=has_begun)
 
 
