@@ -105,12 +105,7 @@ class GenerationService:
         self._request_encoder = RequestEncoder(
             self._prompt_encoder,
             grammar_check=GrammarCheck(model.tokenizer_file, self._refusals),
-            message_format=MessageFormat(
-                tokenizer,
-                "" if model.chat_template is None else model.chat_template.source,
-                tool_parser=model.tool_parser,
-                reasoning_parser=model.reasoning_parser,
-            ),
+            message_format=model.message_format(tokenizer),
         )
         self._anybody = Account()
         self.n_in_flight = 0

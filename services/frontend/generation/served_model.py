@@ -5,6 +5,8 @@ from pathlib import Path
 
 from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.message_format import MessageFormat
+from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,3 +25,14 @@ class ServedModel:
     reasoning_parser: str = "auto"
     tokenizer_file: Path | None = None
     """File from which the vocabulary is read to check grammars; None if there is no such file."""
+
+    def message_format(self, tokenizer: Tokenizer) -> MessageFormat:
+        """Returns the format of the model's messages."""
+        template = self.chat_template
+        return MessageFormat(
+            tokenizer,
+            "" if template is None else template.source,
+            renders_parallel_calls=template is None or template.renders_parallel_calls,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+        )

@@ -18,7 +18,7 @@ import pydantic_core
 
 from services.common import errors
 from services.frontend.request import output_format
-from services.frontend.request.conversation import Conversation, Tool
+from services.frontend.request.conversation import Conversation, Tool, ToolChoice
 from services.frontend.text.formats.call_reader import CallRules
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import TEXT, Markers, ToolRule
@@ -96,11 +96,14 @@ class MessageFormat:
         tokenizer: Tokenizer,
         template: str,
         *,
+        renders_parallel_calls: bool = True,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
     ) -> None:
-        """`template` is the source of the chat template; `tool_parser` and `reasoning_parser` are
-        names of formats, `auto` or `none`."""
+        """`template` is the source of the chat template, and `renders_parallel_calls` whether it
+        shows several calls in one turn; if it does not, answers have one call at most.
+        `tool_parser` and `reasoning_parser` are names of formats, `auto` or `none`."""
+        self._renders_parallel_calls = renders_parallel_calls
         self._tokenizer = tokenizer
         checkpoint = Checkpoint(template, tokenizer.special_tokens)
         self._family = _chosen(TOOL_FORMATS, tool_parser, checkpoint)
@@ -169,7 +172,7 @@ class MessageFormat:
         return AnswerFormat(
             family=family,
             tools={tool.name: tool.parameters for tool in tools},
-            is_single=not choice.allows_parallel or choice.mode == "named",
+            is_single=self._is_single(choice),
             must_call=must_call,
             is_exclusive=bool(asked),
             reasoning=self._reasoning,
@@ -179,6 +182,12 @@ class MessageFormat:
             end_tokens=self.end_tokens,
             grammar_field="tool_choice" if must_call else asked_field if asked else "tools",
         )
+
+    def _is_single(self, choice: ToolChoice) -> bool:
+        """Returns whether an answer has one call at most: the next turn, which sends the calls
+        back, must be one that the template takes."""
+        is_one_asked = not choice.allows_parallel or choice.mode == "named"
+        return is_one_asked or not self._renders_parallel_calls
 
     def _check_can_force(self) -> None:
         """Raises InvalidRequest unless the model can be made to call tools."""
@@ -240,7 +249,7 @@ class MessageFormat:
         schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
-        is_single = not choice.allows_parallel or choice.mode == "named"
+        is_single = self._is_single(choice)
         is_text = is_free and not has_other
         rules = []
         for number, tool in _callable_tools(conversation):
