@@ -177,5 +177,3 @@ def _cut(text: str, tag: str) -> str:
             "continue_final_message", "needs a last message whose content the template shows"
         )
     return text[:at] if text.startswith(tag, at) else text[:at].rstrip()
-
-

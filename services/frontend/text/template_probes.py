@@ -75,7 +75,7 @@ class TemplateProbes:
         """Runs all probes and returns the form. A template that takes too much ends the probes, and keeps the form that
         was found before."""
         try:
-            self._find_parts()
+            self._find_contents()
             self._find_arguments()
             self._find_tool_results()
             self._find_parallel_calls()
@@ -86,14 +86,19 @@ class TemplateProbes:
             log.warning("the chat template is taken as it is: in a short conversation, %s", error)
         return self.form
 
-    def _find_parts(self) -> None:
+    def _find_contents(self) -> None:
+        """Finds the forms of contents without tools' results. A role `developer` whose content does
+        not appear is one that the template does not know."""
         says = ChatMessage("assistant", _SAYS)
         self._find_content("user", _ASKS, (_USER,))
         self._find_content("assistant", _SAYS, (_USER, says, _USER))
-        systems = ["system", "developer"] if self.form.knows_developers else ["system"]
-        for role in systems:
-            self._find_content(role, _FIRST, (ChatMessage(role, _FIRST), _USER))
-            self._find_left_out(role, _FIRST, (ChatMessage(role, _FIRST), _USER))
+        system, developer = ((ChatMessage(role, _FIRST), _USER) for role in ("system", "developer"))
+        self._find_content("system", _FIRST, system)
+        self._find_left_out("system", _FIRST, system)
+        if self.form.knows_developers:
+            self._find_content("developer", _FIRST, developer)
+            shown = self._shows(self.form, developer, _FIRST)
+            self.form = replace(self.form, knows_developers=shown)
 
     def _find_content(self, role: str, word: str, messages: Sequence[ChatMessage]) -> None:
         """Finds out whether the content of a role is a list of parts."""
