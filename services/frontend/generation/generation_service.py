@@ -48,9 +48,6 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.grammar_check import GrammarCheck
-from services.frontend.text.message_format import (
-    MessageFormat,
-)
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
@@ -106,13 +103,7 @@ class GenerationService:
         self._request_encoder = RequestEncoder(
             self._prompt_encoder,
             grammar_check=GrammarCheck(model.tokenizer_file, self._refusals),
-            message_format=MessageFormat(
-                tokenizer,
-                "" if model.chat_template is None else model.chat_template.source,
-                tool_parser=model.tool_parser,
-                reasoning_parser=model.reasoning_parser,
-                additional_properties=model.additional_properties,
-            ),
+            message_format=model.message_format(tokenizer),
         )
         self._anybody = Account()
         self.n_in_flight = 0

@@ -9,6 +9,8 @@ from services.frontend.request.generation_defaults import GenerationDefaults
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.json_schema.client_schema import AdditionalProperties
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.message_format import MessageFormat
+from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +44,18 @@ class ServedModel:
         options = self.defaults.apply(options)
         found = options.format.with_additional(self.additional_properties)
         return options if found.schema is options.format_schema else options.with_format(found)
+
+    def message_format(self, tokenizer: Tokenizer) -> MessageFormat:
+        """Returns the format of the model's messages."""
+        template = self.chat_template
+        return MessageFormat(
+            tokenizer,
+            "" if template is None else template.source,
+            renders_parallel_calls=template is None or template.renders_parallel_calls,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            additional_properties=self.additional_properties,
+        )
 
 
 def model_created_at(model: Path) -> int:

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from services.common import errors
 from services.frontend.request import output_format
-from services.frontend.request.conversation import Conversation, Tool
+from services.frontend.request.conversation import Conversation, Tool, ToolChoice
 from services.frontend.request.json_schema.client_schema import AdditionalProperties, ClientSchema
 from services.frontend.request.output_format import ANY_OBJECT
 from services.frontend.text.formats.call_reader import CallRules
@@ -97,12 +97,15 @@ class MessageFormat:
         tokenizer: Tokenizer,
         template: str,
         *,
+        renders_parallel_calls: bool = True,
         tool_parser: str = "auto",
         reasoning_parser: str = "auto",
         additional_properties: AdditionalProperties = "declared",
     ) -> None:
-        """`template` is the source of the chat template; `tool_parser` and `reasoning_parser` are
-        names of formats, `auto` or `none`."""
+        """`template` is the source of the chat template, and `renders_parallel_calls` whether it
+        shows several calls in one turn; if it does not, answers have one call at most.
+        `tool_parser` and `reasoning_parser` are names of formats, `auto` or `none`."""
+        self._renders_parallel_calls = renders_parallel_calls
         self._tokenizer = tokenizer
         self._additional_properties = additional_properties
         checkpoint = Checkpoint(template, tokenizer.special_tokens)
@@ -176,7 +179,7 @@ class MessageFormat:
         return AnswerFormat(
             family=family,
             tools={tool.name: tool.parameters for tool in tools},
-            is_single=not choice.allows_parallel or choice.mode == "named",
+            is_single=self._is_single(choice),
             must_call=must_call,
             is_exclusive=bool(asked),
             reasoning=self._reasoning,
@@ -205,6 +208,12 @@ class MessageFormat:
             for number, tool in _callable_tools(conversation)
             if tool.is_strict or not is_free
         }
+
+    def _is_single(self, choice: ToolChoice) -> bool:
+        """Returns whether an answer has one call at most: the next turn, which sends the calls
+        back, must be one that the template takes."""
+        is_one_asked = not choice.allows_parallel or choice.mode == "named"
+        return is_one_asked or not self._renders_parallel_calls
 
     def _check_can_force(self) -> None:
         """Raises InvalidRequest unless the model can be made to call tools."""
@@ -274,7 +283,7 @@ class MessageFormat:
         schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
-        is_single = not choice.allows_parallel or choice.mode == "named"
+        is_single = self._is_single(choice)
         is_text = is_free and not has_other
         rules = []
         for number, tool in _callable_tools(conversation):
