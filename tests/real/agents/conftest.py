@@ -23,19 +23,19 @@ AIDER = CLIENTS.parents[1] / "aider" / "bin"
 
 PENDING = {
     "test_opencode_edits_a_file_and_runs_it": "max_tokens is no upper bound in chats",
-    "test_openai_agents_go_on_after_a_call[an_object-chat]": "tool_choice beside response_format",
-    "test_openai_agents_go_on_after_a_call[an_object-responses]": "tool_choice beside text.format",
-    "test_instructor_gets_an_object_from_openais_api[RESPONSES_TOOLS]": "the same",
-    "test_instructor_gets_an_object_from_openais_api[RESPONSES_TOOLS_WITH_INBUILT_TOOLS]": "the same",
+    "test_openai_agents_go_on_after_a_call[an_object": "tool_choice beside a response format",
+    "test_instructor_gets_an_object_from_openais_api[RESPONSES": "tool_choice beside text.format",
 }
-"""What fails yet, and what each lacks. A test that passes must leave the list."""
+"""Beginnings of the names of tests that fail yet, and what each lacks. A test that passes must leave
+the list."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Expects the tests that are pending to fail."""
     for item in items:
-        if item.name in PENDING:
-            item.add_marker(pytest.mark.xfail(reason=PENDING[item.name], strict=True))
+        for name, reason in PENDING.items():
+            if item.name.startswith(name):
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
 @pytest.fixture(scope="package")
