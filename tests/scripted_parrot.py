@@ -21,7 +21,7 @@ SHOWN, SHOWN_OF_TOOLS = 300, 100
 
 _TEMPLATE = """\
 {%- set script = SCRIPT -%}
-{%- set chat = namespace(turn="", earlier="", answer=none) -%}
+{%- set chat = namespace(turn="", said="", answer=none) -%}
 {%- for tool in tools or [] -%}
 {{- "<|im_start|>tool\\n" + (tool | tojson)[:SHOWN_OF_TOOLS] + "<|im_end|>\\n" -}}
 {%- endfor -%}
@@ -34,16 +34,15 @@ _TEMPLATE = """\
 {%- endfor -%}
 {{- "<|im_end|>\\n" -}}
 {%- if message.role == "assistant" -%}
-{%- set chat.earlier = chat.earlier + chat.turn + content -%}
+{%- set chat.said = chat.said + chat.turn + content -%}
 {%- set chat.turn = "" -%}
 {%- elif message.role != "system" -%}
 {%- set chat.turn = chat.turn + content -%}
 {%- endif -%}
 {%- endfor -%}
-{%- for line in script
-    if chat.answer is none and line.to in chat.turn
-    and line.recalling in chat.earlier + chat.turn -%}
-{%- set chat.answer = line.says -%}
+{%- set chat.said = chat.said + chat.turn -%}
+{%- for line in script if line.to in chat.turn and line.recalling in chat.said -%}
+{%- if chat.answer is none %}{% set chat.answer = line.says %}{% endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ chat.answer + "<|im_start|>assistant\\n" }}{% endif -%}
 """

@@ -1,20 +1,23 @@
 """A parrot that all clients of this folder talk to, each by its own script, and their programs."""
 
+import json
+import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from tests.real.conftest import CLIENTS, Clients
+from tests.real.conftest import CLIENTS, HERE, Clients
 from tests.scripted_parrot import Line, write_scripted_parrot
-from tests.system.stack import Stack, serving
+from tests.system.stack import ROOT, Stack, serving
 
 PARROT = "parrot"
 """The model's name: that of the directory that is served."""
 
-HERE = Path(__file__).parent
-NODE = HERE / "node_modules"
+NODE = HERE / "agents" / "node_modules"
 SDKS = CLIENTS.parents[1] / "sdks" / "bin"
 AIDER = CLIENTS.parents[1] / "aider" / "bin"
 
@@ -50,14 +53,38 @@ def home(tmp_path: Path) -> Path:
     return directory
 
 
-@pytest.fixture
-def sdks(tmp_path: Path) -> Clients:
-    """Libraries for Python, in an environment of their own."""
-    assert (SDKS / "python").exists(), f"{SDKS} is missing: `make test-real` makes it"
-    return Clients(tmp_path, SDKS)
+class Sdks:
+    """Programs that use libraries: each runs all its cases over one API at once."""
+
+    def __init__(self, home: Path, url: str) -> None:
+        self._home = home
+        self._url = url
+        self._outcomes = cache(self._run)
+
+    def outcome(self, client: str, api: str, case: str) -> Any:
+        """Returns what a case of a client returned over an API, or its error as a text."""
+        return self._outcomes(client, api)[case]
+
+    def _run(self, client: str, api: str) -> dict[str, Any]:
+        clients = Clients(self._home, installed(SDKS))
+        python = HERE / "clients" / f"{client}_client.py"
+        program: tuple[str | Path, ...] = ("python", python)
+        if not python.exists():
+            node = shutil.which("node")
+            assert node, "node is missing (Debian: apt-get install nodejs)"
+            program = (node, installed(NODE).parent / f"{client}_client.mjs")
+        printed = clients.run(*program, api, self._url, PYTHONPATH=str(ROOT))
+        outcomes: dict[str, Any] = json.loads(printed.splitlines()[-1])
+        return outcomes
 
 
-def node_programs() -> Path:
-    """The directory of what npm has installed."""
-    assert NODE.exists(), f"{NODE} is missing: `make test-real` makes it"
-    return NODE
+@pytest.fixture(scope="package")
+def sdks(parrot: Stack, tmp_path_factory: pytest.TempPathFactory) -> Sdks:
+    """Libraries for Python and for Node.js, each in an environment of its own."""
+    return Sdks(tmp_path_factory.mktemp("sdks"), parrot.http)
+
+
+def installed(directory: Path) -> Path:
+    """Returns a directory that `make test-real` makes."""
+    assert directory.exists(), f"{directory} is missing: `make test-real` makes it"
+    return directory

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.real.agents.conftest import AIDER, PARROT
+from tests.real.agents.conftest import AIDER, PARROT, installed
 from tests.real.conftest import Clients
 from tests.scripted_parrot import Line
 from tests.system.stack import Stack
@@ -21,9 +21,8 @@ SCRIPT = [
 
 
 def test_aider_edits_a_file_until_its_test_passes(parrot: Stack, project: Path, home: Path) -> None:
-    assert (AIDER / "aider").exists(), f"{AIDER} is missing: `make test-real` makes it"
     (project / "ibis.py").write_text(IBIS.format(1))
-    Clients(project, AIDER).run(
+    Clients(project, installed(AIDER)).run(
         "aider",
         f"--model=openai/{PARROT}",
         "--edit-format=diff",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.real.agents.conftest import PARROT, node_programs
+from tests.real.agents.conftest import NODE, PARROT, installed
 from tests.real.conftest import Clients
 from tests.scripted_parrot import Line, call
 from tests.system.stack import Stack
@@ -44,7 +44,7 @@ SCRIPT = [
 @pytest.fixture
 def claude(parrot: Stack, project: Path, home: Path) -> "Claude":
     (project / "heron.py").write_text(HERON)
-    return Claude(Clients(project, node_programs() / ".bin"), home, parrot.http)
+    return Claude(Clients(project, installed(NODE) / ".bin"), home, parrot.http)
 
 
 class Claude:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.real.agents.conftest import PARROT, node_programs
+from tests.real.agents.conftest import NODE, PARROT, installed
 from tests.real.conftest import Clients
 from tests.scripted_parrot import Line, call
 from tests.system.stack import Stack
@@ -44,7 +44,7 @@ SCRIPT = [
 @pytest.fixture
 def codex(parrot: Stack, project: Path, home: Path) -> "Codex":
     (project / "otter.py").write_text(OTTER)
-    return Codex(Clients(project, node_programs() / ".bin"), home, parrot.http)
+    return Codex(Clients(project, installed(NODE) / ".bin"), home, parrot.http)
 
 
 class Codex:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.real.agents.conftest import PARROT, node_programs
+from tests.real.agents.conftest import NODE, PARROT, installed
 from tests.real.conftest import Clients
 from tests.scripted_parrot import Line, call
 from tests.system.stack import Stack
@@ -36,7 +36,7 @@ def test_opencode_edits_a_file_and_runs_it(parrot: Stack, project: Path, home: P
     }
     config = {"permission": "allow", "share": "disabled", "provider": {"orcinus": provider}}
     (project / "opencode.json").write_text(json.dumps(config))
-    printed = Clients(project, node_programs() / "opencode-linux-x64" / "bin").run(
+    printed = Clients(project, installed(NODE) / "opencode-linux-x64" / "bin").run(
         "opencode",
         "run",
         "--model",
