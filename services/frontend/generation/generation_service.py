@@ -47,9 +47,6 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.grammar_check import GrammarCheck
-from services.frontend.text.message_format import (
-    MessageFormat,
-)
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer

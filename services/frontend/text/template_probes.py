@@ -72,8 +72,8 @@ class TemplateProbes:
         self._tools = _TOOLS if has_tools else ()
 
     def run(self) -> TemplateForm:
-        """Runs all probes and returns the form. A template that takes too much ends the probes, and keeps the form that
-        was found before."""
+        """Runs all probes and returns the form. A template that takes too much ends the probes, and
+        keeps the form that was found before."""
         try:
             self._find_contents()
             self._find_arguments()
