@@ -75,6 +75,7 @@ class TemplateProbes:
         """Runs all probes and returns the form. A template that takes too much ends the probes, and
         keeps the form that was found before."""
         try:
+            self._find_tools()
             self._find_contents()
             self._find_arguments()
             self._find_tool_results()
@@ -85,6 +86,12 @@ class TemplateProbes:
         except TooMuch as error:
             log.warning("the chat template is taken as it is: in a short conversation, %s", error)
         return self.form
+
+    def _find_tools(self) -> None:
+        """Finds out whether the template refuses tools; then the other probes have none."""
+        parts = replace(self.form, part_roles=frozenset(["user"]))
+        if all(self._text(form, (_USER,)) is None for form in (self.form, parts)):
+            self._tools = ()
 
     def _find_contents(self) -> None:
         """Finds the forms of contents without tools' results. A role `developer` whose content does
@@ -136,7 +143,8 @@ class TemplateProbes:
         messages, word = _calling(1), _RESULTS[0]
         self._find_content("tool", word, messages)
         self._find_left_out("tool", word, messages)
-        self.form = replace(self.form, takes_tool_results=self._shows(self.form, messages, word))
+        is_taken = bool(self._tools) and self._shows(self.form, messages, word)
+        self.form = replace(self.form, takes_tool_results=is_taken)
 
     def _find_parallel_calls(self) -> None:
         if self._shows(self.form, _calling(1), _VALUES[0]):
