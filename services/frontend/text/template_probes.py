@@ -18,7 +18,7 @@ from services.frontend.text.template_sandbox import Meter, TooMuch
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 0.1
+PROBE_S = 0.05
 """Seconds of processor time that one probe may take. After a slower one no further probe runs."""
 
 MAX_CHARACTERS = 256 * 2**10
@@ -64,8 +64,8 @@ def _calling(n_calls: int, content: str | None = None) -> tuple[ChatMessage, ...
 class TemplateProbes:
     """Probes of one template."""
 
-    def __init__(self, source: str, program: TemplateProgram, *, has_tools: bool = True) -> None:
-        """`has_tools` is False if the template is never given tools."""
+    def __init__(self, source: str, program: TemplateProgram, *, has_tools: bool) -> None:
+        """`has_tools` is whether the template is given tools."""
         self.form = TemplateForm.of_source(source)
         """The form that the probes have found so far."""
         self._program = program
@@ -88,13 +88,14 @@ class TemplateProbes:
         return self.form
 
     def _find_tools(self) -> None:
-        """Finds out whether the template refuses tools; then the other probes have none."""
+        """Finds out whether the template refuses all tools; then the other probes have none, since
+        their errors would say nothing."""
         parts = replace(self.form, part_roles=frozenset(["user"]))
         if all(self._text(form, (_USER,)) is None for form in (self.form, parts)):
             self._tools = ()
 
     def _find_contents(self) -> None:
-        """Finds the forms of contents without tools' results. A role `developer` whose content does
+        """Finds the forms of contents, except those of tools. A role `developer` whose content does
         not appear is one that the template does not know."""
         says = ChatMessage("assistant", _SAYS)
         self._find_content("user", _ASKS, (_USER,))
