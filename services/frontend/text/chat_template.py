@@ -6,7 +6,7 @@ dictionaries.
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -19,6 +19,7 @@ from services.frontend.text.template_files import (
     WITH_TOOLS,
     TemplateFiles,
 )
+from services.frontend.text.template_form import TemplateForm
 from services.frontend.text.template_probes import TemplateProbes
 from services.frontend.text.template_program import TEMPLATE_ERRORS, TemplateProgram
 from services.frontend.text.template_sandbox import Meter, TooMuch
@@ -39,9 +40,12 @@ class ChatTemplate:
         self.source = tool_source or source
         """Source of the template for conversations with tools."""
         tokens = special_tokens or {}
-        self._plain = _FittedTemplate(source, tokens, has_tools=tool_source is None)
-        self._with_tools = (
-            self._plain if tool_source is None else _FittedTemplate(tool_source, tokens)
+        plain = with_tools = TemplateProgram(source, tokens)
+        if tool_source is not None:
+            with_tools = TemplateProgram(tool_source, tokens)
+        self._plain = _FittedTemplate(plain, TemplateProbes(source, plain, has_tools=False).run())
+        self._with_tools = _FittedTemplate(
+            with_tools, TemplateProbes(self.source, with_tools, has_tools=True).run()
         )
 
     @classmethod
@@ -115,14 +119,12 @@ class ChatTemplate:
         return template.render(conversation, meter)
 
 
+@dataclass(frozen=True, slots=True)
 class _FittedTemplate:
     """A template and the form in which it takes turns."""
 
-    def __init__(
-        self, source: str, special_tokens: Mapping[str, str], *, has_tools: bool = True
-    ) -> None:
-        self._program = TemplateProgram(source, special_tokens)
-        self.form = TemplateProbes(source, self._program, has_tools=has_tools).run()
+    program: TemplateProgram
+    form: TemplateForm
 
     def render(self, conversation: Conversation, meter: Meter) -> str:
         """Returns the text of a conversation with the tools that the template sees."""
@@ -136,7 +138,7 @@ class _FittedTemplate:
             "add_generation_prompt": conversation.adds_generation_prompt,
         }
         try:
-            text = self._program.run(variables, meter)
+            text = self.program.run(variables, meter)
         except TooMuch:
             raise
         except TEMPLATE_ERRORS as error:

@@ -1,8 +1,9 @@
 """The files of a checkpoint that hold its chat templates, and the special tokens for them.
 
-The order is that of the `transformers` library. A file `chat_template.jinja` replaces the templates
-of `tokenizer_config.json`, and so does `chat_template.json`, which older checkpoints have beside
-it. Templates with other names are files `additional_chat_templates/NAME.jinja`.
+The order is that of the `transformers` library. A file `chat_template.jinja` replaces all templates
+of `tokenizer_config.json`. The default template of older checkpoints may be in
+`chat_template.json`. Templates with other names are files `additional_chat_templates/NAME.jinja`.
+`special_tokens_map.json` counts only if `tokenizer_config.json` does not list the added tokens.
 """
 
 from collections.abc import Mapping

@@ -22,6 +22,7 @@ class TemplateForm:
     the `transformers` library."""
 
     reasoning_names: tuple[str, ...] = REASONING_NAMES[:1]
+    """Names under which the template gets the reasoning of a turn."""
     knows_developers: bool = False
     """Whether the template has a role `developer`. If not, such messages are system messages."""
     part_roles: frozenset[str] = frozenset()
@@ -38,12 +39,13 @@ class TemplateForm:
     """Whether the template shows several calls in a turn."""
     has_reasoning_beside_content: bool = True
     """Whether the template takes reasoning and content in a turn of calls. If not, the reasoning
-    becomes the begin of the content."""
+    becomes the beginning of the content."""
     has_tools_without_description: bool = True
+    """Whether the template takes tools without a description; if not, the description is empty."""
     takes_tool_results: bool = True
-    """Whether the template shows messages of the role `tool`."""
+    """Whether the template takes tools and shows messages of the role `tool`."""
     left_out_roles: frozenset[str] = frozenset()
-    """Roles whose messages the template leaves out."""
+    """Roles whose messages the template would leave out without an error."""
 
     @classmethod
     def of_source(cls, source: str) -> Self:

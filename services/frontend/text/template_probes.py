@@ -18,7 +18,7 @@ from services.frontend.text.template_sandbox import Meter, TooMuch
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 0.1
+PROBE_S = 0.05
 """Seconds of processor time that one probe may take. After a slower one no further probe runs."""
 
 MAX_CHARACTERS = 256 * 2**10
@@ -64,8 +64,8 @@ def _calling(n_calls: int, content: str | None = None) -> tuple[ChatMessage, ...
 class TemplateProbes:
     """Probes of one template."""
 
-    def __init__(self, source: str, program: TemplateProgram, *, has_tools: bool = True) -> None:
-        """`has_tools` is False if the template is never given tools."""
+    def __init__(self, source: str, program: TemplateProgram, *, has_tools: bool) -> None:
+        """`has_tools` is whether the template is given tools."""
         self.form = TemplateForm.of_source(source)
         """The form that the probes have found so far."""
         self._program = program
@@ -75,6 +75,7 @@ class TemplateProbes:
         """Runs all probes and returns the form. A template that takes too much ends the probes, and
         keeps the form that was found before."""
         try:
+            self._find_tools()
             self._find_contents()
             self._find_arguments()
             self._find_tool_results()
@@ -86,8 +87,15 @@ class TemplateProbes:
             log.warning("the chat template is taken as it is: in a short conversation, %s", error)
         return self.form
 
+    def _find_tools(self) -> None:
+        """Finds out whether the template refuses all tools; then the other probes have none, since
+        their errors would say nothing."""
+        parts = replace(self.form, part_roles=frozenset(["user"]))
+        if all(self._text(form, (_USER,)) is None for form in (self.form, parts)):
+            self._tools = ()
+
     def _find_contents(self) -> None:
-        """Finds the forms of contents without tools' results. A role `developer` whose content does
+        """Finds the forms of contents, except those of tools. A role `developer` whose content does
         not appear is one that the template does not know."""
         says = ChatMessage("assistant", _SAYS)
         self._find_content("user", _ASKS, (_USER,))
@@ -136,7 +144,8 @@ class TemplateProbes:
         messages, word = _calling(1), _RESULTS[0]
         self._find_content("tool", word, messages)
         self._find_left_out("tool", word, messages)
-        self.form = replace(self.form, takes_tool_results=self._shows(self.form, messages, word))
+        is_taken = bool(self._tools) and self._shows(self.form, messages, word)
+        self.form = replace(self.form, takes_tool_results=is_taken)
 
     def _find_parallel_calls(self) -> None:
         if self._shows(self.form, _calling(1), _VALUES[0]):

@@ -158,8 +158,8 @@ TURN = "[{{ m.role[0] }}: {{ m.content }}]"
     [
         (TURN, "[s: a][u: x][s: b]"),
         (
-            "{% if m.role == 'system' and not loop.first %}"
-            "{{ raise_exception('first') }}{% endif %}" + TURN,
+            "{% if m.role == 'system' and not loop.first %}{{ raise_exception('1') }}{% endif %}"
+            + TURN,
             "[s: a\n\nb][u: x]",
         ),
         ("{% if m.role != 'system' or loop.first %}" + TURN + "{% endif %}", "[s: a\n\nb][u: x]"),

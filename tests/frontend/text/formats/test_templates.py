@@ -1,12 +1,7 @@
 """The formats of real chat templates are recognised, and what a template writes for a call is read
-back.
-
-The templates are not part of the repository. `CHAT_TEMPLATES` names a directory that holds
-them as files `*.jinja`; without one, these tests are skipped.
-"""
+back."""
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,10 +19,8 @@ from services.frontend.text.formats.registry import TOOL_FORMATS
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.tokenizer import Tokenizer
 from tests.frontend import checkpoints
+from tests.frontend.text import templates_beside
 from tests.frontend.text.formats.reading import TOOLS, read
-
-_BESIDE = Path(__file__).parents[5] / "shared" / "data" / "templates"
-DIRECTORY = Path(os.environ.get("CHAT_TEMPLATES", _BESIDE))
 
 FORMATS = {
     "Apriel-1.6": "apriel",
@@ -72,7 +65,7 @@ MAX_CHARACTERS = 100_000
 
 TEMPLATES = [
     (path, parser)
-    for path in sorted(DIRECTORY.glob("*.jinja"))
+    for path in templates_beside.PATHS
     for begin, parser in FORMATS.items()
     if path.name.startswith(begin)
 ]
