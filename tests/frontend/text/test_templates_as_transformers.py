@@ -22,7 +22,7 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_program import TEMPLATE_ERRORS
 from tests.frontend.text import templates_beside
 
-TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>"}
+TOKENS: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string", "description": "Where."}},
@@ -107,7 +107,7 @@ def as_client(message: ChatMessage, *, is_null: bool, is_text: bool) -> dict[str
     return turn
 
 
-def as_tools(*, is_described: bool) -> list[dict[str, Any]]:
+def as_tools(*, is_described: bool) -> list[Any]:
     find: dict[str, Any] = {"name": "zfind", "description": "Finds.", "parameters": PARAMETERS}
     dive: dict[str, Any] = {"name": "zdive", "parameters": PARAMETERS}
     if is_described:
