@@ -116,12 +116,15 @@ def as_tools(*, is_described: bool) -> list[Any]:
 
 
 def messages_of(conversation: Conversation) -> Iterator[tuple[ChatMessage, ...]]:
-    """The messages as they are, and with one system message."""
-    yield conversation.messages
-    systems = [one.content or "" for one in conversation.messages if one.role == "system"]
+    """The messages as they are, with one system message, and with one call in each turn."""
+    messages = conversation.messages
+    yield messages
+    systems = [one.content or "" for one in messages if one.role == "system"]
     if len(systems) > 1:
-        rest = (one for one in conversation.messages if one.role != "system")
+        rest = (one for one in messages if one.role != "system")
         yield (ChatMessage("system", "\n\n".join(systems)), *rest)
+    if len(messages) > 1 and len(messages[1].tool_calls) > 1:
+        yield (*calling(1), ChatMessage("assistant", None, tool_calls=CALLS[1:]), *RESULTS[1:])
 
 
 def texts_of_library(source: str, conversation: Conversation) -> Iterator[str]:
