@@ -101,7 +101,11 @@ class ToolCallReader(ABC):
 
     def _say(self, text: str) -> None:
         """Adds content. White space at its beginning waits until words follow."""
-        if not self._is_speaking and not text.strip():
+        if self._is_speaking:
+            if text:
+                self._new.append(Words(text))
+            return
+        if not text.strip():
             self._spaces.append(text)
             return
         self._is_speaking = True
