@@ -24,7 +24,7 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -95,7 +95,12 @@ class Used:
 
 @contextlib.asynccontextmanager
 async def null_plane(
-    options: argparse.Namespace, *, compute_ms: float, max_batch_size: int, max_batch_tokens: int
+    options: argparse.Namespace,
+    *,
+    compute_ms: float,
+    max_batch_size: int,
+    max_batch_tokens: int,
+    frontend_options: Sequence[str] = (),
 ) -> AsyncIterator[Plane]:
     """Runs a control plane: a stage whose rank sleeps, a scheduler and a frontend."""
     os.environ[COMPUTE_MS] = str(compute_ms)  # the rank inherits it
@@ -129,6 +134,7 @@ async def null_plane(
                 f"--scheduler={await scheduler.wait_for('address')}",
                 f"--http-address={HOST}:0",
                 f"--grpc-address={HOST}:0",
+                *frontend_options,
                 *common,
             ),
         )

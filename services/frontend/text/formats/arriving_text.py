@@ -7,6 +7,7 @@ character is looked at a fixed number of times.
 
 import re
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -150,18 +151,12 @@ class ArrivingText:
 
         No marker may be the beginning of another marker.
         """
-        if isinstance(markers, str):
-            markers = (markers,)
+        search = _marker_in(markers if isinstance(markers, tuple) else (markers,)).search
         while True:
-            found = [self._text.find(marker, self._at) for marker in markers]
-            places = [(at, marker) for at, marker in zip(found, markers, strict=True) if at >= 0]
-            if places:
-                at, marker = min(places)
-                pass_on(self.take(at - self._at))
-                return marker
-            n_unread = len(self._text) - self._at
-            n_begun = max(_n_begun(self._text, marker, n_unread) for marker in markers)
-            pass_on(self.take(n_unread - n_begun))
+            found = search(self._text, self._at)
+            pass_on(self.take((found.start() if found else len(self._text)) - self._at))
+            if found and found[1]:
+                return found[1]
             if self._is_over:
                 (pass_on_cut or pass_on)(self.take_rest())
                 return ""
@@ -216,8 +211,11 @@ class ArrivingText:
                 pass_on(self.take(2))
 
 
-def _n_begun(text: str, marker: str, n_unread: int) -> int:
-    """Returns the number of characters at the end of the text that are the beginning of the
-    marker."""
-    most = min(len(marker) - 1, n_unread)
-    return next((n for n in range(most, 0, -1) if text.endswith(marker[:n])), 0)
+@lru_cache(maxsize=64)
+def _marker_in(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Returns a pattern that finds a marker, as its first group, or the beginning of a marker at
+    the end of a text."""
+    whole = "|".join(map(re.escape, markers))
+    begun = {marker[:n] for marker in markers for n in range(1, len(marker))}
+    cut = "|".join(map(re.escape, sorted(begun, key=len, reverse=True)))
+    return re.compile(rf"({whole})|(?:{cut})\Z" if cut else f"({whole})")

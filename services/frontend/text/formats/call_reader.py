@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from services.frontend.text import near_json
 from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, Steps
@@ -21,6 +22,9 @@ ARGUMENTS = ("arguments", "parameters")
 
 NAMES = ("name", "tool_name")
 """Names of the member that has the name of a tool."""
+
+MARGINAL = ("id", "call_id", "type", "index")
+"""Names of members that are left out of a call, and may follow the arguments."""
 
 _SCALAR = re.compile(r"[^,}\]\s]+")
 _BRACES = re.compile(r"[} \t\r\n]+")
@@ -50,13 +54,18 @@ class _CallSoFar:
     """The parts of a call that have been read so far."""
 
     name: str = ""
-    arguments: str = "{}"
+    arguments: str = ""
     has_begun: bool = False
+    has_other: bool = False
+    """Whether a member stands beside the arguments, or in place of them."""
 
 
 class ToolCallReader(ABC):
     """Reads the content and the calls of an answer. The reader of each family of models defines in
     which order content and calls come."""
+
+    marks: ClassVar[tuple[str, ...]] = ()
+    """Marks of calls. A text with a mark inside is more than the beginning of a call."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -95,7 +104,11 @@ class ToolCallReader(ABC):
 
     def _say(self, text: str) -> None:
         """Adds content. White space at its beginning waits until words follow."""
-        if not self._is_speaking and not text.strip():
+        if self._is_speaking:
+            if text:
+                self._new.append(Words(text))
+            return
+        if not text.strip():
             self._spaces.append(text)
             return
         self._is_speaking = True
@@ -138,7 +151,7 @@ class ToolCallReader(ABC):
         """Adds text that looked like a call as content, unless it may be a call that is cut off by
         the end of the answer."""
         may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
-        if not may_be_cut:
+        if not may_be_cut or any(mark in text[1:] for mark in self.marks):
             self._say(text)
 
     def _begin(self, name: str, call_id: str = "") -> None:
@@ -236,11 +249,14 @@ class ToolCallReader(ABC):
                 text.take(1)
             elif not (yield from text.begins_with("}")):
                 return False
-        if call.name and not call.has_begun:
-            self._begin(call.name)
-            self._argue(call.arguments)
-            self._end_call()
-        return bool(call.name)
+        if call.has_begun:
+            return True
+        if not call.name or (call.has_other and not call.arguments):
+            return False
+        self._begin(call.name)
+        self._argue(call.arguments or "{}")
+        self._end_call()
+        return True
 
     def _read_member(self, call: _CallSoFar, is_call: Callable[[str], object]) -> Steps[bool]:
         """Reads a member of an object, a name and its value; returns whether it is complete."""
@@ -252,6 +268,8 @@ class ToolCallReader(ABC):
         text.take(1)
         yield from text.run(SPACES)
         first = yield from text.peek()
+        if call.has_begun and key not in MARGINAL:
+            return False
         if key in ARGUMENTS and first == "{" and call.name and not call.has_begun:
             self._begin(call.name)
             call.has_begun = True
@@ -260,8 +278,11 @@ class ToolCallReader(ABC):
                 self._end_call()
             text.keep()
             return is_whole
+        if key not in (*ARGUMENTS, *MARGINAL, "name"):
+            call.has_other = True
         if first not in ("{", "[", '"', "'"):
-            return bool((yield from text.run(_SCALAR)))
+            scalar = yield from text.run(_SCALAR)
+            return bool(scalar) and (key not in ARGUMENTS or scalar in ("null", "None"))
         parts: list[str] = []
         if not (yield from text.json_value(parts.append)):
             return False
@@ -272,7 +293,7 @@ class ToolCallReader(ABC):
             return bool(call.name)
         if key in ARGUMENTS:
             written = _string_of(value)  # some models write the object as a JSON string
-            call.arguments = value if written is None else written or call.arguments
+            call.arguments = value if written is None else written
         return True
 
     def _read_string(self) -> Steps[str | None]:

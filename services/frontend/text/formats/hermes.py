@@ -59,9 +59,11 @@ class Hermes(ToolFormat):
 class HermesReader(ToolCallReader):
     """Reads an answer in the format of Hermes."""
 
+    marks = (BEGIN, END)
+
     def _read(self) -> Steps[None]:
         text = self._text
-        while marker := (yield from self._until(*self._marks())):
+        while marker := (yield from self._until(*self._no_content())):
             text.keep()
             text.take(len(marker))
             if marker == END:
@@ -74,6 +76,6 @@ class HermesReader(ToolCallReader):
             text.kept()
             yield from text.skip(END)
 
-    def _marks(self) -> tuple[str, ...]:
+    def _no_content(self) -> tuple[str, ...]:
         """Returns the marks that are no content. After a call, these include the closing tag."""
         return (BEGIN, END) if self.n_tool_calls else (BEGIN,)

@@ -57,6 +57,8 @@ class Llama3(ToolFormat):
 class Llama3Reader(ToolCallReader):
     """Reads an answer in the format of Llama 3."""
 
+    marks = (TAG,)
+
     def _read(self) -> Steps[None]:
         text = self._text
         text.keep()

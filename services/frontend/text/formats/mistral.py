@@ -69,6 +69,8 @@ def _named_call(tool: ToolRule, markers: Markers) -> str:
 class MistralReader(ToolCallReader):
     """Reads an answer in the format of Mistral."""
 
+    marks = (BEGIN,)
+
     def _read(self) -> Steps[None]:
         text = self._text
         while (yield from self._until(BEGIN)):

@@ -1,0 +1,146 @@
+"""Malformed calls of each format, and what must be true of their readers.
+
+    python -m tests.frontend.text.formats.malformed [-n 20000] [--seed 0] [FORMAT …]
+
+sends so many texts through the reader of each format. A text consists of proper messages, damaged
+at random. Read in random pieces, it must give the same message as read at once, no reader may raise
+an error, and no word may be lost.
+"""
+
+import argparse
+import random
+import sys
+from collections.abc import Mapping, Sequence
+
+from services.frontend.text.formats.call_reader import CallRules
+from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from services.frontend.text.message_reader import MessageReader, PlainReader
+from tests.frontend.text.formats.said import Said, read
+
+TOOLS = {"find": '{"type": "object", "properties": {"a": {"type": "string"}}}', "dive": ""}
+
+ARGUMENTS = '{"a": "WORD", "b": [1, {"c": null}]}'
+ONE = f'{{"name": "find", "arguments": {ARGUMENTS}}}'
+LLAMA = f'{{"name": "find", "parameters": {ARGUMENTS}}}'
+
+SAMPLES: Mapping[str, Sequence[str]] = {
+    "harmony": (
+        "<|channel|>analysis<|message|>WORD<|end|>",
+        f"<|channel|>commentary to=functions.find <|constrain|>json<|message|>{ARGUMENTS}<|call|>",
+        f" to=functions.find<|channel|>commentary json<|message|>{ARGUMENTS}<|end|>",
+        "<|start|>assistant<|channel|>final<|message|>WORD<|return|>",
+    ),
+    "mistral": (
+        f"[TOOL_CALLS][{ONE}, {ONE}]",
+        f"[TOOL_CALLS]find[ARGS]{ARGUMENTS}",
+        f"[TOOL_CALLS]find[CALL_ID]123456789[ARGS]{ARGUMENTS}",
+    ),
+    "hermes": (
+        f"<tool_call>\n{ONE}\n</tool_call>",
+        f"<tool_call>[{ONE}, {ONE}]</tool_call>",
+        "<tool_call>{'name': 'find', 'arguments': {'a': 'WORD'}}</tool_call>",
+    ),
+    "llama3": (f"<|python_tag|>{LLAMA}", f"{LLAMA}; {LLAMA}"),
+    "granite": ("<think>WORD</think>", "<response>WORD</response>"),
+    "command": (
+        "<|START_THINKING|>WORD<|END_THINKING|>",
+        "<|START_RESPONSE|>WORD<|END_RESPONSE|>",
+    ),
+    "magistral": ("[THINK]WORD[/THINK]",),
+    "kimi": ("◁think▷WORD◁/think▷",),
+    "seed": ("<seed:think>WORD</seed:think>",),
+    "gemma4": ("<|channel>thought\nWORD<channel|>",),
+    "think": ("<think>\nWORD\n</think>\n",),
+}
+"""Proper parts of messages in each format. Each `WORD` is replaced by a different word."""
+
+BETWEEN = ("", "", " ", "\n", "WORD ", "\nWORD", "é")
+
+PIECES = (*"{}[]\"',:\\\n \t/#<>|", "\\d", "//", "}}", "\\u12", "None", "é", "null")
+
+
+def reader(name: str) -> MessageReader:
+    """Returns a reader of the format with a name."""
+    inner: MessageReader = PlainReader()
+    if name in TOOL_FORMATS:
+        rules = CallRules(new_id="id-{}".format, tools=TOOLS)
+        inner = TOOL_FORMATS[name].reader(rules)
+    if name in REASONING_FORMATS:
+        return REASONING_FORMATS[name].reader(inner, has_begun=False)
+    return inner
+
+
+def text_of(name: str, dice: random.Random) -> tuple[str, list[str]]:
+    """Returns a damaged message in a format, and the words in it that must not be lost."""
+    parts: list[str] = []
+    for _ in range(dice.randint(1, 3)):
+        parts += [dice.choice(BETWEEN), _damaged(dice.choice(SAMPLES[name]), name, dice)]
+    pieces = "".join([*parts, dice.choice(BETWEEN)]).split("WORD")
+    words = [f"wörd{number}x" for number in range(len(pieces) - 1)]
+    text = pieces[0] + "".join(map("".join, zip(words, pieces[1:], strict=True)))
+    return text, words
+
+
+def _damaged(text: str, name: str, dice: random.Random) -> str:
+    """Returns a text with up to three pieces added or left out, not inside a word."""
+    family = TOOL_FORMATS.get(name) or REASONING_FORMATS[name]
+    parts = text.split("WORD")
+    for _ in range(dice.randint(0, 3)):
+        index = dice.randrange(len(parts))
+        part = parts[index]
+        at = dice.randint(0, len(part))
+        match dice.randrange(3):
+            case 0:
+                parts[index] = part[:at] + dice.choice((*PIECES, *family.markers)) + part[at:]
+            case 1:
+                parts[index] = part[:at] + part[at + dice.randint(1, 3) :]
+            case 2:
+                parts[index] = part[:at] + part[at : at + 2] * 2 + part[at + 2 :]
+    return "WORD".join(parts)
+
+
+def check(name: str, dice: random.Random) -> None:
+    """Reads one text. Raises AssertionError if reading depends on the pieces, or loses a word."""
+    text, words = text_of(name, dice)
+    whole = read(lambda: reader(name), text)
+    cuts = sorted(dice.choices(range(len(text) + 1), k=dice.randint(0, 8)))
+    pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert read(lambda: reader(name), *pieces) == whole, (name, pieces)
+    assert read(lambda: reader(name), *text) == whole, (name, text)
+    lost = [word for word in words if word not in _heard(whole)]
+    if name == "harmony" or (whole.calls and name in TOOL_FORMATS):
+        lost = [word for word in lost if not _may_be_left_out(name, text, word)]
+    assert not lost, (name, text, lost, whole)
+
+
+def _heard(said: Said) -> str:
+    calls = "".join(name + arguments for name, arguments in said.calls)
+    return said.reasoning + said.content + calls
+
+
+def _may_be_left_out(name: str, text: str, word: str) -> bool:
+    """Returns whether a word may be missing in a message with calls. After a call, the beginning of
+    another call is left out if the answer ends in it. Words in a header of Harmony, damaged so that
+    they stand there, name a role or a channel."""
+    at = text.find(word)
+    if name == "harmony":
+        return text.find("<|message|>", at) >= 0 or "<|message|>" not in text[:at]
+    return at > text.rfind(TOOL_FORMATS[name].markers[0])
+
+
+def main() -> None:
+    """Runs the command."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("formats", nargs="*", choices=[[], *SAMPLES], metavar="FORMAT")
+    parser.add_argument("-n", type=int, default=20_000, help="texts of each format")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    for name in options.formats or SAMPLES:
+        dice = random.Random(f"{options.seed}-{name}")
+        for _ in range(options.n):
+            check(name, dice)
+        sys.stdout.write(f"{name}: {options.n} texts\n")
+
+
+if __name__ == "__main__":
+    main()
