@@ -46,7 +46,8 @@ async def measure_parser(options: argparse.Namespace, name: str) -> float:
         before = plane.used()["frontend"]
         await asyncio.gather(*(_chat(client, options) for _ in range(options.answers)))
         used = plane.used()["frontend"].since(before)
-    return 1e6 * used.cpu_s / (options.answers * options.tokens)
+    n_tokens: int = options.answers * options.tokens
+    return 1e6 * used.cpu_s / n_tokens
 
 
 async def _chat(client: httpx.AsyncClient, options: argparse.Namespace) -> None:

@@ -12,10 +12,10 @@ SPECIAL_TOKENS = [BOS, EOS, USER, ASSISTANT]
 
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role == 'user' %}<|user|>{{ message.content }}"
+    "{% if message.role in ('system', 'user') %}<|user|>{{ message.content }}"
     "{% elif message.role == 'assistant' %}<|assistant|>{{ message.content }}{{ eos_token }}"
-    # A model of this size cannot follow instructions, so system messages are left out.
-    "{% elif message.role != 'system' %}"
+    # A model of this size follows no instructions; a system message stands before the question.
+    "{% else %}"
     "{{ raise_exception('unknown role: ' + message.role) }}"
     "{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

@@ -26,6 +26,9 @@ NAMES = ("name", "tool_name")
 MARGINAL = ("id", "call_id", "type", "index")
 """Names of members that are left out of a call, and may follow the arguments."""
 
+_NO_KEY = re.compile(r"[{}\[\]\"]")
+"""Characters that the name of a member does not have; a quote too many may lead to such a name."""
+
 _SCALAR = re.compile(r"[^,}\]\s]+")
 _BRACES = re.compile(r"[} \t\r\n]+")
 CLOSING = re.compile(r"[}\]]+")
@@ -263,7 +266,7 @@ class ToolCallReader(ABC):
         text = self._text
         key = yield from self._read_string()
         yield from text.run(SPACES)
-        if key is None or not (yield from text.begins_with(":")):
+        if key is None or _NO_KEY.search(key) or not (yield from text.begins_with(":")):
             return False
         text.take(1)
         yield from text.run(SPACES)

@@ -33,14 +33,21 @@ AFTER_BODY = (END, CALL, RETURN, START, CHANNEL)
 ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
-_HEADER_STARTS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
-_HEADER = re.compile(
-    r"(?=\s*<\||\s*to=functions)\s*(?:<\|start\|>\w*)?(?:\s*to=[\w.-]*)?\s*(?:<\|channel\|>\w*)?(?:\s*to=[\w.-]*)?\s*"
-    r"(?:<\|constrain\|>)?\w*"
-)
-"""A header, or the beginning of one."""
-
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_HEADER_STARTS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
+
+
+def _begun(*words: str) -> str:
+    """Returns a pattern of words and their beginnings."""
+    return "(?:" + "|".join(word[:n] for word in words for n in range(len(word), -1, -1)) + ")"
+
+
+_CUT_HEADER = re.compile(
+    rf"(?=\s*<\||\s*to=functions)\s*(?:<\|start\|>{_begun('assistant')})?(?:\s*to=[\w.-]*)?\s*"
+    rf"(?:<\|channel\|>{_begun('analysis', 'commentary', 'final')}(?:\s*to=[\w.-]*)?)?\s*"
+    rf"(?:<\|constrain\|>)?{_begun('json')}\s*"
+)
+"""The header of a message, or the beginning of one."""
 
 
 class Harmony(ToolFormat):
@@ -182,7 +189,7 @@ class HarmonyReader(ToolCallReader):
                 return "".join(parts)
             if mark in (END, CALL, RETURN):
                 break
-        is_cut = text.is_read and _HEADER.fullmatch("".join(parts))
+        is_cut = text.is_read and _CUT_HEADER.fullmatch("".join(parts))
         kept = text.kept()
         if not is_cut:
             self._say(kept)

@@ -5,7 +5,6 @@ import random
 import pytest
 
 from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from tests.conftest import N_EXAMPLES
 from tests.frontend.text.formats.cases import CANONICAL
 from tests.frontend.text.formats.malformed import SAMPLES, check
 
@@ -21,12 +20,4 @@ def test_each_format_has_samples_here_or_among_the_cases() -> None:
 def test_malformed_calls_are_read(name: str) -> None:
     dice = random.Random(f"suite-{name}")
     for _ in range(N_TEXTS):
-        check(name, dice)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("name", SAMPLES)
-def test_many_malformed_calls_are_read(name: str) -> None:
-    dice = random.Random(f"thorough-{name}")
-    for _ in range(20 * N_EXAMPLES):
         check(name, dice)
