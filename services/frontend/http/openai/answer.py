@@ -6,6 +6,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 from services.frontend.request.finish_reason import FinishReason
 
 
@@ -117,27 +118,6 @@ class Completion(TypedDict):
     """Numbers of tokens of the prompts and of the answers."""
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
-
-
-@answer_object
-class TokenLogprob(TypedDict):
-    """A token and the log-probability of the token."""
-
-    token: str
-    """Text of the token."""
-    logprob: float
-    """Log-probability of the token."""
-    bytes: list[int]
-    """Bytes of the token's text. The bytes are UTF-8, except that a token may hold only a part of a
-    character."""
-
-
-@answer_object
-class ChatTokenLogprob(TokenLogprob):
-    """A token of an answer, with the most likely tokens at its position."""
-
-    top_logprobs: list[TokenLogprob]
-    """The most likely tokens at this position, most likely first."""
 
 
 @answer_object
