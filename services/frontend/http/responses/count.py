@@ -21,9 +21,7 @@ class InputTokens(TypedDict):
 
 
 async def count_input_tokens(api: Api, body: InputTokensBody, account: Account) -> InputTokens:
-    """Returns the number of tokens of a conversation."""
+    """Returns the number of tokens of a conversation, which may be too long for the model."""
     with body.in_own_words():
-        token_ids = await api.service.tokenize(
-            body.to_conversation(), account, model=body.model or ""
-        )
-    return {"object": "response.input_tokens", "input_tokens": len(token_ids)}
+        n_tokens = await api.service.count(body.to_conversation(), account, model=body.model or "")
+    return {"object": "response.input_tokens", "input_tokens": n_tokens}

@@ -51,9 +51,7 @@ class AnswerLogprobs(TextLogprobs):
     def add(self, piece: Piece) -> None:
         self._written += piece.text
         if piece.logprobs is not None:
-            listed = token_logprobs(
-                self._texts, piece.token_ids, piece.logprobs, n_top=self._n_top
-            )
+            listed = token_logprobs(self._texts, piece.token_ids, piece.logprobs, n_top=self._n_top)
             self._tokens.extend(zip(piece.text_offsets, listed, strict=True))
 
     def take(self, text: str) -> list[ChatTokenLogprob]:

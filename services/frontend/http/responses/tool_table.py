@@ -74,9 +74,7 @@ class ToolTable:
             by_key[tool.key] = tool
             if tool.is_found:
                 found.add(tool.key)
-        has_search = (None, SEARCH) in by_key and isinstance(
-            by_key[None, SEARCH].tool, SearchTool
-        )
+        has_search = (None, SEARCH) in by_key and isinstance(by_key[None, SEARCH].tool, SearchTool)
         self._tools = {
             key: tool
             for key, tool in by_key.items()

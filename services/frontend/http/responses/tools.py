@@ -169,7 +169,9 @@ class HostedTool(LeftOutItem):
     """A tool that the client does not run. The tool does not run here either, so the model does not
     see the tool."""
 
-    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"enum": ["function", "custom"]}})]
+    type: Annotated[
+        str, WithJsonSchema({"type": "string", "not": {"enum": ["function", "custom"]}})
+    ]
     """Kind of the tool, such as `web_search`. The tool does not run here, so the model does not see
     the tool."""
 
