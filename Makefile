@@ -9,7 +9,9 @@ PHOENIX := $(VENV)/phoenix/bin/phoenix
 UV     := $(VENV)/uv/bin/uv
 PAGE   := tests/browser
 PAGE_TOOLS := $(PAGE)/node_modules/.installed
-CLIENTS := $(VENV)/clients/.installed
+CLIENTS := $(VENV)/clients/.installed $(VENV)/sdks/.installed $(VENV)/aider/.installed
+AGENTS := tests/real/agents
+AGENT_TOOLS := $(AGENTS)/node_modules/.installed
 FUZZER := $(BIN)/.fuzzer
 MODEL  ?= models/demo
 ARGS   ?=
@@ -166,7 +168,7 @@ screenshots: setup  ## Take the pictures of the page that the docs show, into do
 test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoenix
 	PATH="$$PATH:$(CURDIR)/$(dir $(PHOENIX))" $(BIN)/python -m pytest -m phoenix tests/tracing_backend $(ARGS)
 
-test-real: real-model $(CLIENTS)  ## Serve a checkpoint that talks to the clients that people use, unmodified
+test-real: real-model $(CLIENTS) $(VENV)/clients/.linked $(AGENT_TOOLS)  ## Serve models to clients and agents that people use, unmodified
 	$(BIN)/python -m pytest -m 'real and not thorough' tests/real $(ARGS)
 
 check: fmt-check lint page-lint proto-breaking types layers manifests native test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
@@ -306,6 +308,8 @@ locks: $(UV)  ## Write requirements/: what the images install, by version (const
 	$(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate --python-version 3.11 \
 	  --python-platform x86_64-manylinux_2_28 tests/real/clients.in --output-file tests/real/clients.txt \
 	  $$(sed -nE 's/^((torch|triton|nvidia-|cuda-)[a-z0-9-]*)==.*/--no-emit-package \1/p' requirements/worker-cuda.txt)
+	for name in sdks aider; do $(UV) pip compile --quiet --custom-compile-command 'make locks' --generate-hashes --no-annotate \
+	  --python-version 3.11 --python-platform x86_64-manylinux_2_28 tests/real/$$name.in --output-file tests/real/$$name.txt; done
 
 clean:  ## Remove everything that can be made again
 	rm -rf $(VENV) protos/gen kernels/native/lib *.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -365,10 +369,20 @@ page-library: $(PAGE_TOOLS)  ## Copy the page's library and its licence to where
 	grep -v sourceMappingURL $(PAGE)/node_modules/lit-html/lit-html.js >services/frontend/page/vendor/lit-html.js
 	cp $(PAGE)/node_modules/lit-html/LICENSE services/frontend/page/vendor/lit-html-license.txt
 
-# Clients whose requirements contradict those of the project and of each other. Torch is found in .venv, and not fetched again.
-$(CLIENTS): tests/real/clients.txt | $(BIN)/python
-	$(PYTHON) -m venv --clear $(@D)
-	$(@D)/bin/pip install --quiet --no-deps --require-hashes -r tests/real/clients.txt
+# Clients whose requirements contradict those of the project and of each other: three environments, each by its lock file.
+$(CLIENTS): $(VENV)/%/.installed: tests/real/%.txt | $(UV)
+	$(UV) venv --quiet --clear --python $(PYTHON) $(@D)
+	$(UV) pip sync --quiet --require-hashes --python $(@D) $<
+	@touch $@
+
+# A program that npm installs may have a step of its own, which puts the binary for this machine in its place.
+$(AGENT_TOOLS): $(AGENTS)/package-lock.json
+	@command -v npm >/dev/null || { echo 'npm is missing: apt-get install npm'; exit 1; }
+	cd $(AGENTS) && npm ci --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# Torch is found in .venv, and not fetched again.
+$(VENV)/clients/.linked: $(VENV)/clients/.installed
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  >$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth
 	@touch $@

@@ -31,7 +31,7 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 
 def new_registry() -> CollectorRegistry:
     """Returns a registry that has the metrics of the process and nothing else."""
-    disable_created_metrics()  # a second series for each, that nobody asks for
+    disable_created_metrics()  # these would be a second series for each metric
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)

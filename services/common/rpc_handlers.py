@@ -281,6 +281,6 @@ async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as gone:
-        # The call is over already, by its deadline or its caller: there is nobody to tell.
+        # The call is over already, by its deadline or by its caller, so no status can be sent.
         raise asyncio.CancelledError from gone
     raise AssertionError("abort returned")

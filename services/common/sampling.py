@@ -39,8 +39,8 @@ MAX_PROMPT_LOGPROBS = 2**18
 """Maximum number of log-probabilities of a prompt: of its tokens and their alternatives
 together."""
 
-MAX_GRAMMAR_LENGTH = 2**16
-"""Maximum number of characters of a grammar."""
+MAX_GRAMMAR_LENGTH = 2**19
+"""Maximum number of characters of a grammar: the schemas of 200 tools with 2 KB each."""
 
 MAX_COMPILED_GRAMMARS = 8
 """Number of compiled grammars that a rank keeps in addition to the grammars of running requests.
@@ -295,11 +295,11 @@ class SamplingParams:
             OPTIONS.items(), _values_of(self), _DEFAULTS, strict=True
         ):
             if value is default or (type(value) is type(default) and value == default):
-                continue  # as most are
+                continue  # the usual case
             if name == "stop_token_ids" and own_stop_token_ids:
                 value = [token_id for token_id in value if token_id not in own_stop_token_ids]
             option.allowed.check(name, value)
-        if self.grammar:  # which says by itself when an output ends, and leaves a token to sample
+        if self.grammar:  # a grammar decides when an output ends, and always allows some token
             for name in ("min_tokens", "allowed_token_ids", "bad_token_ids"):
                 if getattr(self, name):
                     raise InvalidRequest(name, "not together with a grammar")

@@ -30,7 +30,7 @@ from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.generation.served_model import ServedModel, created_at
+from services.frontend.generation.served_model import ServedModel, model_created_at
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
@@ -113,8 +113,9 @@ class Frontend:
                 chat_template=ChatTemplate.from_model(settings.model),
                 tool_parser=settings.tool_parser,
                 reasoning_parser=settings.reasoning_parser,
+                additional_properties=settings.additional_properties,
                 tokenizer_file=tokenizer_file(settings.model),
-                created=created_at(settings.model),
+                created=model_created_at(settings.model),
             ),
             limits=ServiceLimits(
                 max_in_flight=settings.max_in_flight,

@@ -24,9 +24,9 @@ MAX_PORT = 65535
 PROCESS_BYTES = 112 * MIB
 """Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary."""
 
-GRAMMARS_BYTES = 176 * MIB
+GRAMMARS_BYTES = 256 * MIB
 """Memory, in bytes, of the process that checks grammars. The process starts with the first request
-that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 48 MiB for the
+that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 128 MiB for the
 grammar that is being compiled."""
 
 ANSWER_BYTES = 5 * 2**10
@@ -89,6 +89,42 @@ Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
 
 
+ToolParser = Literal[
+    "auto",
+    "none",
+    "harmony",
+    "mistral",
+    "kimi_k2",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "gemma4",
+    "command_r7b",
+    "command_r",
+    "gigachat3",
+    "granite",
+    "phi4_mini",
+    "nemotron",
+    "apriel",
+    "minimax_m1",
+    "minimax_m2",
+    "lfm2",
+    "qwen3_coder",
+    "glm47",
+    "glm45",
+    "functionary_v31",
+    "firefunction",
+    "hermes",
+    "pythonic",
+    "llama3",
+]
+
+ReasoningParser = Literal[
+    "auto", "none", "harmony", "granite", "command", "magistral", "kimi", "seed", "gemma4", "think"
+]
+
+
 class FrontendSettings(ServerSettings):
     """Settings of one frontend."""
 
@@ -131,14 +167,19 @@ class FrontendSettings(ServerSettings):
     All clients of the socket together have the limits of one connection, and a client that sends
     headers without end is not noticed: let only trusted processes write to the file."""
 
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    tool_parser: ToolParser = "auto"
     """Format in which the model calls tools. `auto` derives the format from the chat template and
-    the special tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require
-    one."""
+    the special tokens. If no format is found, or with `none`, calls are ordinary text, and
+    `tool_choice` cannot require one."""
 
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
-    `none`, reasoning is part of the content."""
+    reasoning_parser: ReasoningParser = "auto"
+    """Format of the model's reasoning. `auto` looks for the marks of each format in the chat
+    template. With `none`, reasoning is part of the content."""
+
+    additional_properties: Literal["declared", "allowed"] = "declared"
+    """Members of an object whose JSON schema has `properties` and says nothing of other members.
+    `declared` allows none but the declared ones, which keeps small models from inventing members.
+    `allowed` follows JSON Schema to the letter and allows any."""
 
     public_tls_dir: Path | None = None
     """Directory with `tls.crt` and `tls.key` for clients of both APIs, laid out as a mounted

@@ -140,7 +140,7 @@ def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     assert CompletionBody.model_fields.keys() >= OPTIONS.keys() - {"grammar"}
     over_grpc = {field.name for field in inference_pb2.GenerationOptions.DESCRIPTOR.fields}
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
-    spelled = {"max_tokens_field", "format_field", "logprobs_field"}
+    spelled = {"max_tokens_field", "format_field", "format_schema", "logprobs_field"}
     counts = {"n_logprobs", "n_prompt_logprobs"}
     derived = {"defaulted", "default_max_tokens"}
     # A format becomes a grammar.

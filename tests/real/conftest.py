@@ -19,6 +19,17 @@ MODEL = "smollm2"
 """The model's name: that of the directory that is served."""
 
 CLIENTS = ROOT / ".venv" / "clients" / "bin"
+OFFLINE = {
+    "HTTP_PROXY": "http://127.0.0.1:9",
+    "HTTPS_PROXY": "http://127.0.0.1:9",
+    "NO_PROXY": "127.0.0.1,localhost",
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "npm_config_offline": "true",
+}
+"""Keeps clients to this machine: at the proxy's port nothing listens."""
+
 TEST_TIMEOUT_S = 600
 CLIENT_TIMEOUT_S = 300
 
@@ -92,23 +103,24 @@ class Clients:
 
     home: Path
     """A directory for what they write."""
+    programs: Path = CLIENTS
+    """The directory of their programs."""
 
     def run(self, *command: str | Path, **environment: str) -> str:
-        """Runs a command of that environment, without network; returns what it prints.
+        """Runs a command of that environment, in `home` and without network; returns what it
+        prints.
 
         Raises:
             AssertionError: it fails.
         """
         result = subprocess.run(
-            [CLIENTS / command[0], *command[1:]],
+            [self.programs / command[0], *command[1:]],
             cwd=self.home,
             env={
                 **{name: os.environ[name] for name in ("LANG", "PATH") if name in os.environ},
+                **OFFLINE,
                 "ANTHROPIC_API_KEY": "none",
-                "DO_NOT_TRACK": "1",
-                "HF_HUB_OFFLINE": "1",
                 "HOME": str(self.home),
-                "LITELLM_LOCAL_MODEL_COST_MAP": "True",
                 "LLM_USER_PATH": str(self.home / "llm"),
                 "OPENAI_API_KEY": "none",
                 "PYTHONUNBUFFERED": "1",

@@ -18,6 +18,7 @@ from array import array
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from opentelemetry.trace import NoOpTracer, Tracer
@@ -47,9 +48,6 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.grammar_check import GrammarCheck
-from services.frontend.text.message_format import (
-    MessageFormat,
-)
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
@@ -105,12 +103,7 @@ class GenerationService:
         self._request_encoder = RequestEncoder(
             self._prompt_encoder,
             grammar_check=GrammarCheck(model.tokenizer_file, self._refusals),
-            message_format=MessageFormat(
-                tokenizer,
-                "" if model.chat_template is None else model.chat_template.source,
-                tool_parser=model.tool_parser,
-                reasoning_parser=model.reasoning_parser,
-            ),
+            message_format=model.message_format(tokenizer),
         )
         self._anybody = Account()
         self.n_in_flight = 0
@@ -121,7 +114,7 @@ class GenerationService:
         self._is_leaving = False
         self._is_stopping = False
         self._replaying = asyncio.Lock()  # tokens of one resumption are replayed at a time
-        self._n_calls = 0  # that have not ended for their clients
+        self._n_calls = 0  # number of calls that have not ended for their clients
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -192,8 +185,8 @@ class GenerationService:
             InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
             can't be written out, or an option or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            PoolFull: there are too many calls at once.
+            TimedOut: the time limit of the call is over.
         """
         deadline = self._deadline()
         options = options or GenerationOptions()
@@ -243,8 +236,8 @@ class GenerationService:
             InvalidRequest: there are more tokens than the model can read, a token is not in the
             vocabulary, or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            PoolFull: there are too many calls at once.
+            TimedOut: the time limit of the call is over.
         """
         deadline = self._deadline()
         limits = self._model_limits(self.describe())
@@ -281,7 +274,7 @@ class GenerationService:
             Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._limits.hold_s
-        options = self._model.defaults.apply(request.options)
+        options = self._model.applied(request.options)
         if options is not request.options:
             request = replace(request, options=options)
         model = self._scheduler.pipeline.last_model
@@ -363,6 +356,9 @@ class GenerationService:
             resumption=request.resumption,
             span=span,
             call=call,
+            check_value=partial(
+                self._request_encoder.check_value, limits=limits, share=resources.share
+            ),
         )
 
     @contextmanager

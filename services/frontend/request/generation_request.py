@@ -15,6 +15,8 @@ from services.common import errors
 from services.common.priority import DEFAULT_PRIORITY, PRIORITIES
 from services.common.sampling import INT32_MAX, MAX_LOGPROBS, OPTIONS, SamplingParams, WholeNumbers
 from services.frontend.request.conversation import Conversation
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import OutputFormat
 from services.frontend.request.resumption import SEED_FIELD, Resumption
 
 DEFAULT_MAX_TOKENS = 16
@@ -67,6 +69,8 @@ class GenerationOptions:
     """Names of the options of `sampling` that the client left out, so that the checkpoint's
     defaults apply."""
     format_field: str = "format"  # the field that asks for the grammar, as the client spells it
+    format_schema: ClientSchema | None = None
+    """The JSON schema from which the grammar is made, if there is one."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
@@ -117,6 +121,18 @@ class GenerationOptions:
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
         n_characters = getsizeof(sampling.grammar) + getsizeof(self.cache_salt)
         return n_characters + TOKEN_BYTES * n_tokens
+
+    @property
+    def format(self) -> OutputFormat:
+        """Format that the client asks for."""
+        return OutputFormat(self.format_field, self.sampling.grammar, self.format_schema)
+
+    def with_format(self, format: OutputFormat) -> Self:
+        """Returns the options with the format `format`."""
+        sampling = replace(self.sampling, grammar=format.grammar)
+        return replace(
+            self, sampling=sampling, format_field=format.field, format_schema=format.schema
+        )
 
     def check(self) -> None:
         """Checks everything that doesn't depend on the model.

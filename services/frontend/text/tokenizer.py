@@ -56,13 +56,13 @@ CUT_TOKENS = 16
 cuts are in front of a space, and make no difference."""
 
 
-def pieces_of(text: str) -> Iterator[str]:
-    """Yields pieces of at most `PIECE_CHARACTERS` characters, which together are the text. Pieces
+def pieces_of(text: str, max_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Yields pieces of at most `max_characters` characters, which together are the text. Pieces
     begin with a space or a line end if there is one near."""
     start = 0
-    while len(text) - start > PIECE_CHARACTERS:
-        end = start + PIECE_CHARACTERS
-        near = max(text.rfind(space, end - CUT_CHARACTERS, end) for space in " \n")
+    while len(text) - start > max_characters:
+        end = start + max_characters
+        near = max(text.rfind(space, max(start, end - CUT_CHARACTERS), end + 1) for space in " \n")
         end = near if near > start else end
         yield text[start:end]
         start = end

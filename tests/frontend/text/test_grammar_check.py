@@ -12,6 +12,7 @@ import pytest
 
 from services.common import errors
 from services.frontend.request import output_format
+from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusals
@@ -59,7 +60,7 @@ def checkers() -> list[psutil.Process]:
 def intersection(n: int) -> str:
     """Returns the grammar of texts that match so many patterns, in the work of 2^n states."""
     schema = {"type": "string", "allOf": [{"pattern": f".*[a-z]{i}.*"} for i in range(n)]}
-    return output_format.json_schema(schema)
+    return output_format.json_schema(ClientSchema(schema, "schema"))
 
 
 def chain(n: int) -> str:

@@ -3,7 +3,7 @@
 tools              tools, and which must be called
 blocks, turns      the turns of a conversation in a body, and their blocks
 turn_messages      the conversion of turns to messages
-effectless_fields  fields that do nothing
+unused_fields      fields that do nothing
 request            the bodies
 reply              the answer, whole and as events
 answer             the types of the answers

@@ -104,7 +104,7 @@ class DocumentBlock(Block):
     @property
     def text(self) -> str:
         """The title, the context and the text of the document, one after the other."""
-        return "\n".join(filter(None, (self.title, self.context, self.source.text)))
+        return "\n".join(filter(None, (self.title, self.context, joined((self.source,)))))
 
 
 class SearchResultBlock(Block):

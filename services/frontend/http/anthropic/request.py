@@ -10,12 +10,12 @@ from services.common import errors
 from services.common.sampling import SamplingParams
 from services.frontend.generation.generation import Generation
 from services.frontend.http.anthropic.blocks import Text
-from services.frontend.http.anthropic.effectless_fields import EffectlessFields
 from services.frontend.http.anthropic.errors import error_event
 from services.frontend.http.anthropic.reply import MessagesReply, ThinkingDisplay
 from services.frontend.http.anthropic.tools import Choice, MessagesTools, tool_choice_of
 from services.frontend.http.anthropic.turn_messages import messages_of, tools_after
 from services.frontend.http.anthropic.turns import Turns
+from services.frontend.http.anthropic.unused_fields import UnusedFields
 from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.bodies.ranges import N_TOKENS
 from services.frontend.http.bodies.stop_texts import StopTexts
@@ -24,9 +24,10 @@ from services.frontend.http.protocol.conversation_tools import ClientTool, shown
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
 from services.frontend.http.protocol.text_parts import joined
 from services.frontend.http.transport.event_stream import Event
-from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import NO_FORMAT, OutputFormat
 
 
 class ThinkingOptions(ExactModel):
@@ -70,7 +71,7 @@ class MessagesMetadata(ExactModel):
     """Does nothing."""
 
 
-class CountBody(EffectlessFields, ConversationBody):
+class CountBody(UnusedFields, ConversationBody):
     """The body of POST /v1/messages/count_tokens."""
 
     spelling: ClassVar = {
@@ -85,7 +86,7 @@ class CountBody(EffectlessFields, ConversationBody):
     system: Text | None = None
     """Text of the system at the beginning of the conversation."""
     tools: MessagesTools | None = None
-    """Tools that the model may call, 128 tools of the client at most. The model does not see tools
+    """Tools that the model may call, 512 tools of the client at most. The model does not see tools
     that Anthropic's servers run."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools. By default the model
@@ -94,7 +95,7 @@ class CountBody(EffectlessFields, ConversationBody):
     """Whether the model reasons before the answer."""
     output_config: OutputConfig | None = None
     """Effort and format of the answer."""
-    output_format: JsonSchemaOutput | None = None
+    older_format: Annotated[JsonSchemaOutput | None, Field(alias="output_format")] = None
     """Older name of `output_config.format`."""
 
     @property
@@ -136,21 +137,22 @@ class MessagesBody(CountBody, GeneratingBody):
         return GenerationOptions(
             max_tokens=self.max_tokens,
             sampling=sampling,
-            format_field=self._format[0],
             stop=tuple(self.stop_sequences or ()),
         )
 
     @property
-    def grammar(self) -> str:
+    def output_format(self) -> OutputFormat:
         field, form = self._format
-        return "" if form is None else output_format.json_schema(form.schema_, field=field)
+        if form is None:
+            return NO_FORMAT
+        return OutputFormat.of_schema(field, ClientSchema(form.schema_, f"{field}.schema"))
 
     @property
     def _format(self) -> tuple[str, JsonSchemaOutput | None]:
         """The field that has the format of the answer, and the format."""
         if self.output_config is not None and self.output_config.format is not None:
             return "output_config.format", self.output_config.format
-        return "output_format", self.output_format
+        return "output_format", self.older_format
 
     def reply(self, generation: Generation) -> MessagesReply:
         return MessagesReply(generation, thinking=self._thinking_display)

@@ -22,6 +22,7 @@ from services.frontend.http.anthropic.blocks import (
 )
 from services.frontend.http.anthropic.tools import CustomTool
 from services.frontend.http.anthropic.turns import AssistantTurn, SystemTurn, Turn, UserTurn
+from services.frontend.http.bodies.object_kinds import UnknownRole
 from services.frontend.http.protocol.conversation_tools import ClientTool, json_text
 from services.frontend.http.protocol.gathered_turn import GatheredTurn
 from services.frontend.request.conversation import ChatMessage, EarlierCall
@@ -36,6 +37,7 @@ def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
         and has a call, whose result would have to follow.
     """
     call_ids: set[str] = set()
+    last_user = max((i for i, turn in enumerate(turns) if isinstance(turn, UserTurn)), default=-1)
     for index, turn in enumerate(turns):
         match turn:
             case AssistantTurn():
@@ -46,34 +48,37 @@ def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
             case UserTurn():
                 yield from _user_messages(turn, call_ids, f"messages.{index}.content")
             case SystemTurn():
-                yield from _system_messages(turn, later=turns[index + 1 :])
+                if turn.clear_at != "next_user_message" or index > last_user:
+                    yield from _system_messages(turn)
 
 
 def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[str, ClientTool]:
     """Returns the tools that the model sees after the turns, which may add and remove tools. Tools
     are keyed by their path in the body."""
-    known, shown = dict(tools), dict(tools)
+    defined: dict[str, tuple[str, ClientTool]] = {}
+    removed: set[str] = set()
     for index, turn in enumerate(turns):
-        for place, block in enumerate(() if isinstance(turn.content, str) else turn.content or ()):
+        for place, block in enumerate(_blocks(turn)):
             match block:
                 case ToolAdditionBlock(tool=ToolDefinition(definition=CustomTool() as tool)):
                     path = f"messages.{index}.content.{place}.tool.definition"
-                    known = {**_without(known, tool.name), path: tool}
-                    shown = {**_without(shown, tool.name), path: tool}
+                    defined[tool.name] = path, tool
+                    removed.discard(tool.name)
                 case ToolAdditionBlock(tool=ReferencedTool(name=name)):
-                    added = {path: tool for path, tool in known.items() if _name(tool) == name}
-                    shown = {**_without(shown, name), **added}
+                    removed.discard(name)
                 case ToolRemovalBlock(tool=ReferencedTool(name=name)):
-                    shown = _without(shown, name)
-    return shown
+                    removed.add(name)
+    if not defined and not removed:
+        return dict(tools)
+    changed = removed | defined.keys()
+    kept = {path: tool for path, tool in tools.items() if tool.to_tool().name not in changed}
+    return kept | dict(found for name, found in defined.items() if name not in removed)
 
 
-def _without(tools: Mapping[str, ClientTool], name: str) -> dict[str, ClientTool]:
-    return {path: tool for path, tool in tools.items() if _name(tool) != name}
-
-
-def _name(tool: ClientTool) -> str:
-    return tool.to_tool().name
+def _blocks(turn: Turn) -> Sequence[object]:
+    """Returns the blocks of a turn; none if the content is a text."""
+    content = None if isinstance(turn, UnknownRole) else turn.content
+    return () if content is None or isinstance(content, str) else content
 
 
 def _is_continued(last: ChatMessage, field: str) -> bool:
@@ -131,17 +136,11 @@ def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[C
         yield ChatMessage("user", "\n".join(texts))
 
 
-def _system_messages(turn: SystemTurn, *, later: Sequence[Turn]) -> Iterator[ChatMessage]:
-    """Yields the message of a turn of the system, unless the turn has no text, or is not shown
-    any more."""
-    is_over = turn.clear_at == "next_user_message" and any(
-        isinstance(other, UserTurn) for other in later
-    )
-    blocks = turn.content or ()
-    texts = (
-        [blocks]
-        if isinstance(blocks, str)
-        else [block.text for block in blocks if isinstance(block, TextBlock)]
-    )
-    if texts and not is_over:
+def _system_messages(turn: SystemTurn) -> Iterator[ChatMessage]:
+    """Yields the message of a turn of the system, if the turn has text."""
+    if isinstance(turn.content, str):
+        yield ChatMessage("system", turn.content)
+        return
+    texts = [block.text for block in turn.content or () if isinstance(block, TextBlock)]
+    if texts:
         yield ChatMessage("system", "\n".join(texts))

@@ -26,9 +26,10 @@ def make_whole(error: ValidationError, body: Any) -> bool:
     that a whole number is wanted. Returns whether there was such a number."""
     has_changed = False
     for item in error.errors(include_url=False, include_context=False, include_input=False):
-        if item["type"] not in ERRORS:
+        places = places_of(item["loc"], body)
+        if item["type"] not in ERRORS or not places:
             continue
-        *path, last = places_of(item["loc"], body)
+        *path, last = places
         holder = body
         for place in path:
             holder = holder[place]

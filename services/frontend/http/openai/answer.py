@@ -6,6 +6,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.orcinus_note import OrcinusNote
 from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 from services.frontend.request.finish_reason import FinishReason
 
@@ -118,6 +119,9 @@ class Completion(TypedDict):
     """Numbers of tokens of the prompts and of the answers."""
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    stream the chunk that ends an answer has the verdict."""
 
 
 @answer_object
@@ -205,6 +209,9 @@ class ChatCompletion(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs]
     """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
     object of `PromptLogprob` keyed by token id, and null for the first token."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    stream the chunk that ends an answer has the verdict."""
 
 
 @answer_object
@@ -285,3 +292,6 @@ class ChatChunk(TypedDict):
     chunk has the numbers, and other chunks have null, unless `continuous_usage_stats` is true."""
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    stream the chunk that ends an answer has the verdict."""

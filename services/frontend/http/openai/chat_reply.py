@@ -113,9 +113,9 @@ class ChatReply(GenerationReply):
         self, reason: FinishReason, index: int, reader: MessageReader
     ) -> FinishReason | Literal["tool_calls"]:
         """Returns the reason for the end of an answer, as OpenAI's API names the reason. An answer
-        that ends with calls has the reason `tool_calls`, unless the client has named the tool that
-        must be called."""
-        if reason is not FinishReason.STOP or not reader.n_tool_calls:
+        that ends with complete calls has the reason `tool_calls`, unless the client has named the
+        tool that must be called."""
+        if reason is not FinishReason.STOP or not reader.n_tool_calls or reader.ends_in_call:
             return reason
         return reason if self._mode(index) == "named" else "tool_calls"
 

@@ -56,6 +56,7 @@ OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
     "default_max_tokens",
     "format_field",
+    "format_schema",
     "sampling",
     "defaulted",
     "best_of",
@@ -263,13 +264,14 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
 
     def _options(self) -> dict[str, Any]:
         """Returns the keyword arguments for `GenerationOptions`."""
-        field, grammar = self.output_format() or ("response_format", "")
+        asked = self.output_format()
         given = _given(self, SAMPLING)
         return {
             **_given(self, OPTIONS),
-            "sampling": SamplingParams(**given, grammar=grammar),
+            "sampling": SamplingParams(**given, grammar=asked.grammar),
             "defaulted": SAMPLING.keys() - given.keys(),
-            "format_field": field,
+            "format_field": asked.field,
+            "format_schema": asked.schema,
             "n_prompt_logprobs": self.prompt_logprobs,
         }
 

@@ -22,6 +22,7 @@ from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.conversation_tools import ClientTool
 from services.frontend.request.conversation import ChatMessage, Conversation, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.request.output_format import OutputFormat
 
 Metadata = Annotated[
     dict[str, Annotated[str, Field(max_length=512)]] | None,
@@ -65,7 +66,7 @@ class ConversationBody(ExactModel, ABC):
         try:
             yield
         except errors.InvalidRequest as error:
-            field = self._spelled(error.field)
+            field = self.spelled(error.field)
             if field == error.field:
                 raise
             raise error.renamed(field) from error
@@ -93,11 +94,12 @@ class ConversationBody(ExactModel, ABC):
         """Returns whether the answer continues the last message instead of beginning a turn."""
         return False
 
-    def _spelled(self, field: str) -> str:
+    def spelled(self, field: str) -> str:
+        """Returns the name of a field as the protocol spells it."""
         match field.split("."):
-            case ["tools", number, "function", name]:
+            case ["tools", number, "function", name, *rest]:
                 place = list(self._shown_tools)[int(number)]
-                return f"{place}.{self.spelling.get(name, name)}"
+                return ".".join([f"{place}.{self.spelling.get(name, name)}", *rest])
             case [first, *rest]:
                 return ".".join([self.spelling.get(first, first), *rest])
         return field
@@ -113,8 +115,12 @@ class GeneratingBody(ConversationBody, RequestBody):
 
     @property
     @abstractmethod
-    def grammar(self) -> str:
-        """Grammar of the requested format of the output; empty without a format."""
+    def output_format(self) -> OutputFormat:
+        """The requested format of the output.
+
+        Raises:
+            InvalidRequest: no grammar can be made of the format.
+        """
 
     @abstractmethod
     def options(self, sampling: SamplingParams) -> GenerationOptions:
@@ -126,7 +132,7 @@ class GeneratingBody(ConversationBody, RequestBody):
             for name in ("temperature", "top_p", "top_k", "seed")
             if (value := getattr(self, name)) is not None
         }
-        options = self.options(SamplingParams(**given, grammar=self.grammar))
+        options = self.options(SamplingParams(**given)).with_format(self.output_format)
         options = replace(
             options,
             defaulted=OPTIONS.keys() - given.keys(),

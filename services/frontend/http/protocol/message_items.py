@@ -50,10 +50,12 @@ class Grew:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An item is complete. For the last item of the answer `reason` says why the answer ended."""
+    """An item has ended. For the last item of the answer `reason` says why the answer ended, and
+    `is_cut` whether the item is a call whose arguments are incomplete."""
 
     item: Item
     reason: FinishReason | None = None
+    is_cut: bool = False
 
 
 Step = Began | Grew | Ended
@@ -78,6 +80,11 @@ class MessageItems:
     def has_calls(self) -> bool:
         """Whether a call of a tool has begun."""
         return self._reader.n_tool_calls > 0
+
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the answer ends inside the arguments of a call."""
+        return self._reader.ends_in_call
 
     def feed(self, piece: Piece) -> Iterator[Step]:
         """Reads a piece of the answer and yields the resulting steps of items."""
@@ -130,7 +137,7 @@ class MessageItems:
 
     def _end(self, reason: FinishReason | None = None) -> Iterator[Step]:
         if self._open is not None:
-            yield Ended(self._open, reason)
+            yield Ended(self._open, reason, is_cut=reason is not None and self.ends_in_call)
             self._open = None
 
 

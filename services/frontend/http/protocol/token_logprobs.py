@@ -1,5 +1,5 @@
-"""Log-probabilities of the tokens of an answer, in the form that OpenAI's protocols for conversations
-share.
+"""Log-probabilities of the tokens of an answer, in the form that OpenAI's protocols for
+conversations share.
 
 The text of a token is the one that `TokenTexts` gives.
 """

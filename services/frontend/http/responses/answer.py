@@ -1,10 +1,11 @@
 """The types of the answer of POST /v1/responses."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.orcinus_note import OrcinusNote
 from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 
 
@@ -19,8 +20,8 @@ class OutputText(TypedDict):
     annotations: list[Any]
     """Always empty."""
     logprobs: list[ChatTokenLogprob]
-    """Log-probabilities of the tokens of the text; empty unless `include` or `top_logprobs` asks for
-    them."""
+    """Log-probabilities of the tokens of the text; empty unless `include` or `top_logprobs` asks
+    for them."""
 
 
 @answer_object
@@ -68,8 +69,8 @@ class OutputReasoning(TypedDict):
     """The reasoning, as one part."""
     encrypted_content: NotRequired[str | None]
     """The reasoning in a form that clients send back, if `include` has
-    `reasoning.encrypted_content`; null until the item is complete. The value is not encrypted: it is
-    the reasoning in Base64."""
+    `reasoning.encrypted_content`; null until the item is complete. The value is not encrypted: the
+    value is the reasoning in Base64."""
 
 
 @answer_object
@@ -235,3 +236,5 @@ class Response(RequestEcho):
     """Always null."""
     truncation: Literal["disabled"]
     """Always `disabled`."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced."""

@@ -15,23 +15,26 @@ class ResponsesTextFormat(ExactModel):
 
 
 class ResponsesJsonFormat(ExactModel):
-    """The format of any JSON object."""
+    """The format of a JSON object."""
 
     type: Literal["json_object"]
-    """`json_object`: the output may be any JSON object."""
+    """`json_object`: the output is a JSON object."""
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """A JSON schema that the object keeps; without a schema any object is allowed."""
 
 
 class ResponsesSchemaFormat(ExactModel):
-    """The format of JSON that keeps a schema, with or without `strict`."""
+    """The format of JSON that keeps a schema."""
 
     type: Literal["json_schema"]
     """`json_schema`: the output is JSON that keeps a schema."""
-    name: str | None = None
+    name: str
     """Name of the schema; does nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The JSON schema."""
     strict: bool | None = None
-    """Does nothing: outputs always keep the schema."""
+    """Whether the request is refused if a keyword of the schema cannot be enforced. Otherwise the
+    answer names the keyword in the header `x-orcinus-unenforced`."""
 
 
 Format = Annotated[

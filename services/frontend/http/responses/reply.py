@@ -88,10 +88,11 @@ class ResponsesReply(MessageReply):
 
     def _message(self, items: Sequence[tuple[Item, str]]) -> Response:
         status = _status(self._reason)
+        last_status: Status = "incomplete" if self._items.ends_in_call else status
         output = []
         for item, text in items:
             growing = self._new(item)
-            own_status: Status = status if item.index == len(items) - 1 else "completed"
+            own_status = last_status if item.index == len(items) - 1 else "completed"
             for _ in (*growing.grow(text), *growing.end(own_status)):
                 pass
             output.append(growing.output(own_status))
@@ -117,8 +118,9 @@ class ResponsesReply(MessageReply):
             case Grew(text=text):
                 self._generation.keep(KEPT_BYTES * len(text))
                 yield from self._events(self._growing[item].grow(text))
-            case Ended(reason=reason):
-                growing, status = self._growing.pop(item), _status(reason)
+            case Ended(reason=reason, is_cut=is_cut):
+                growing = self._growing.pop(item)
+                status: Status = "incomplete" if is_cut else _status(reason)
                 events = list(self._events(growing.end(status)))
                 self._output.append(growing.output(status))
                 yield from events
@@ -171,6 +173,7 @@ class ResponsesReply(MessageReply):
             "previous_response_id": None,
             "truncation": "disabled",
             **self._rules.echo,
+            **self._note,
         }
 
     def _usage(self) -> ResponseUsage:

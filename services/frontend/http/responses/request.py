@@ -31,9 +31,9 @@ from services.frontend.http.protocol.text_parts import TEXT_OR_LIST
 from services.frontend.http.responses.answer import RequestEcho
 from services.frontend.http.responses.choices import Choice, ResponsesAllowed, ResponsesChoice
 from services.frontend.http.responses.formats import (
-    Format,
     ResponsesJsonFormat,
     ResponsesSchemaFormat,
+    TextOptions,
 )
 from services.frontend.http.responses.items import (
     AdditionalToolsItem,
@@ -52,16 +52,11 @@ from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import ANY_OBJECT, NO_FORMAT, OutputFormat
 
 LOGPROBS = "message.output_text.logprobs"
 SEALED_REASONING = "reasoning.encrypted_content"
-
-
-class TextOptions(ExactModel):
-    """The format of the text."""
-
-    format: Format | None = None
-    """Format of the text; without a format any text is allowed."""
 
 
 class ReasoningOptions(ExactModel):
@@ -88,7 +83,7 @@ class InputTokensBody(ConversationBody):
     """Text of the system at the beginning of the conversation."""
     tools: ResponsesTools | None = None
     """Tools that the model may call. The model sees functions, custom tools, namespaces and searches
-    that the client runs, and no tools of other kinds."""
+    that the client runs, 512 functions at most, and no tools of other kinds."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
@@ -202,19 +197,23 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
             sampling=sampling,
-            format_field="text.format",
             logprobs_field="top_logprobs",
             n_logprobs=(self.top_logprobs or 0) if self._has_logprobs else None,
         )
 
     @property
-    def grammar(self) -> str:
+    def output_format(self) -> OutputFormat:
+        field = "text.format"
         match self.text.format if self.text else None:
-            case ResponsesJsonFormat():
-                return output_format.json_object()
-            case ResponsesSchemaFormat(schema_=schema):
-                return output_format.json_schema(schema, field="text.format")
-        return ""
+            case ResponsesJsonFormat(schema_=None):
+                return OutputFormat(field, output_format.json_object())
+            case ResponsesJsonFormat(schema_=dict() as schema):
+                schema = ANY_OBJECT | schema
+                return OutputFormat.of_schema(field, ClientSchema(schema, f"{field}.schema"))
+            case ResponsesSchemaFormat(schema_=schema, strict=strict):
+                asked = ClientSchema(schema, f"{field}.schema", is_strict=bool(strict))
+                return OutputFormat.of_schema(field, asked)
+        return NO_FORMAT
 
     def reply(self, generation: Generation) -> ResponsesReply:
         rules = ReplyRules(
@@ -263,7 +262,11 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
                 "summary": None,
             },
             "temperature": sampling.temperature,
-            "text": {"format": form.model_dump(by_alias=True) if form else {"type": "text"}},
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_unset=True)
+                if form
+                else {"type": "text"}
+            },
             "tool_choice": (
                 choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto"
             ),

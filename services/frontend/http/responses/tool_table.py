@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from services.frontend.http.protocol.conversation_tools import ClientTool
 from services.frontend.http.responses.tools import (
     SEARCH,
-    Namespace,
     NamedTool,
+    Namespace,
     ResponsesTool,
     SearchTool,
 )

@@ -183,8 +183,13 @@ async def test_format_of_the_output_leaves_the_choice_to_call(site: Site) -> Non
     composed = sampling(site).grammar
     assert "json_schema" in composed
     assert "tool_call" in composed
-    long = {"guided_choice": ["a" * 1000] * 65}
-    assert (await refused(site, **long))[0] == "guided_choice"
+
+
+@pytest.mark.parametrize("choice", ["required", tool("find")], ids=["required", "named"])
+async def test_a_call_that_is_forced_wins_over_a_format(site: Site, choice: Any) -> None:
+    called = await chat(site, CALLS, tool_choice=choice, regex="a+")
+    assert called["message"]["tool_calls"]
+    assert "a+" not in sampling(site).grammar
 
 
 @pytest.mark.parametrize(
@@ -207,11 +212,10 @@ async def test_wrong_schema_is_named(site: Site, body: dict[str, Any], field: st
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": tool("swim")}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
-        ({"tool_choice": "required", "regex": "a"}, "tool_choice"),
         ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [FIND] * 129}, "tools"),
+        ({"tools": [FIND] * 513}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "f"}, "function_call"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),

@@ -10,7 +10,7 @@ from typing import Any
 from services.frontend.http.bodies.object_kinds import ExactModel
 
 
-class EffectlessFields(ExactModel):
+class UnusedFields(ExactModel):
     """Fields of conversations that do nothing."""
 
     cache_control: Any = None

@@ -1,0 +1,89 @@
+"""Parrots whose chat template holds the answers, for clients that send prompts of their own.
+
+Agents write long system prompts and list dozens of tools. A script says what the model answers to
+which turn. The template looks the answer up and writes it where the model repeats it. Of each
+message and tool the template shows the beginning only, so that prompts stay short.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.parrot import END, START, Parrot, padded, write_parrot
+
+MAX_ANSWER = 2048
+"""Largest number of tokens of an answer, a token for each byte, with what the template writes
+behind it."""
+N_POSITIONS = 32768
+SHOWN, SHOWN_OF_TOOLS = 300, 100
+"""Number of characters that are shown of each message, and of each tool."""
+
+_TEMPLATE = """\
+{%- set script = SCRIPT -%}
+{%- set chat = namespace(turn="", said="", answer=none) -%}
+{%- for tool in tools or [] -%}
+{{- "<|im_start|>tool\\n" + (tool | tojson)[:SHOWN_OF_TOOLS] + "<|im_end|>\\n" -}}
+{%- endfor -%}
+{%- for message in messages -%}
+{%- set content = message.content or "" -%}
+{{- "<|im_start|>" + message.role + "\\n" + content[:SHOWN] -}}
+{%- for call in message.tool_calls or [] -%}
+{{- "<tool_call>" + call.function.name + (call.function.arguments | tojson)[:SHOWN] -}}
+</tool_call>
+{%- endfor -%}
+{{- "<|im_end|>\\n" -}}
+{%- if message.role == "assistant" -%}
+{%- set chat.said = chat.said + chat.turn + content -%}
+{%- set chat.turn = "" -%}
+{%- elif message.role != "system" -%}
+{%- set chat.turn = chat.turn + content -%}
+{%- endif -%}
+{%- endfor -%}
+{%- set chat.said = chat.said + chat.turn -%}
+{%- for line in script if line.to in chat.turn and line.recalling in chat.said -%}
+{%- if chat.answer is none %}{% set chat.answer = line.says %}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ chat.answer + "<|im_start|>assistant\\n" }}{% endif -%}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """A line of a script: one answer, and when the model gives it."""
+
+    says: str
+    to: str = ""
+    """A text in what was said since the last answer."""
+    recalling: str = ""
+    """A text anywhere in the conversation. Words of the system do not count."""
+
+
+def write_scripted_parrot(directory: Path, script: Iterable[Line]) -> Parrot:
+    """Writes a parrot that answers by the first line of the script that fits."""
+    parrot = write_parrot(directory, distance=MAX_ANSWER, n_positions=N_POSITIONS)
+    lines = [
+        {"to": line.to, "recalling": line.recalling, "says": _placed(parrot, line.says)}
+        for line in (*script, Line(says="The script has no answer to this."))
+    ]
+    template = _TEMPLATE
+    for name, value in {
+        "SCRIPT": json.dumps(lines),
+        "SHOWN_OF_TOOLS": str(SHOWN_OF_TOOLS),
+        "SHOWN": str(SHOWN),
+    }.items():
+        template = template.replace(name, value)
+    (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return parrot
+
+
+def _placed(parrot: Parrot, says: str) -> str:
+    """The answer, with filler so that the prompt ends at the right place."""
+    opening = f"{START}assistant\n"
+    return padded(parrot.tokenizer, says + END, distance=MAX_ANSWER, after=opening)
+
+
+def call(name: str, **arguments: object) -> str:
+    """Returns a call of a tool as the model writes it."""
+    written = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{written}\n</tool_call>"
