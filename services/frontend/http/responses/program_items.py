@@ -10,12 +10,16 @@ from typing import Annotated, Any, Literal
 
 import pydantic_core
 from pydantic import FailFast, Field, Tag
+from typing_extensions import TypeAliasType
 
 from services.frontend.http.bodies.object_kinds import ExactModel, by_type
 from services.frontend.http.protocol.conversation_tools import ToolName
 from services.frontend.request.conversation import MAX_TURNS
 
-MAX_PARTS = MAX_TURNS
+Objects = TypeAliasType(
+    "Objects", Annotated[list[dict[str, Any]], FailFast(), Field(max_length=MAX_TURNS)]
+)
+Texts = TypeAliasType("Texts", Annotated[list[str], FailFast(), Field(max_length=MAX_TURNS)])
 
 
 def _json(value: object) -> str:
@@ -75,7 +79,7 @@ class ShellOutputItem(ExactModel):
     """Kind of the item."""
     call_id: str
     """Id of the call, which must be an earlier item."""
-    output: Annotated[list[dict[str, Any]], FailFast(), Field(max_length=MAX_PARTS)]
+    output: Objects
     """Result of each command."""
 
 
@@ -127,7 +131,7 @@ class CodeInterpreterItem(ExactModel):
     """Id of the call."""
     code: str | None = None
     """The program."""
-    outputs: Annotated[list[dict[str, Any]], FailFast(), Field(max_length=MAX_PARTS)] | None = None
+    outputs: Objects | None = None
     """Outputs of the program. Only logs are read."""
 
 
@@ -138,9 +142,9 @@ class FileSearchItem(ExactModel):
     """Kind of the item."""
     id: str
     """Id of the call."""
-    queries: Annotated[list[str], FailFast(), Field(max_length=MAX_PARTS)] | None = None
+    queries: Texts | None = None
     """The searches."""
-    results: Annotated[list[dict[str, Any]], FailFast(), Field(max_length=MAX_PARTS)] | None = None
+    results: Objects | None = None
     """Results of the searches."""
 
 

@@ -82,8 +82,8 @@ class InputTokensBody(ConversationBody):
     instructions: str | None = None
     """Text of the system at the beginning of the conversation."""
     tools: ResponsesTools | None = None
-    """Tools that the model may call. The model sees functions, custom tools, namespaces and searches
-    that the client runs, 512 functions at most, and no tools of other kinds."""
+    """Tools that the model may call, 512 at most. The model sees functions, custom tools, namespaces
+    and searches that the client runs, and no tools of other kinds."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
