@@ -1,7 +1,7 @@
 """The choice of tools in a body of POST /v1/responses."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, Tag
 
@@ -25,6 +25,10 @@ class ResponsesChoice(ExactModel):
     def shown_names(self, tools: ToolTable) -> set[str]:
         """Returns the name by which the model knows the tool."""
         return {tools.name_of(self.namespace, self.name)}
+
+    def echo(self) -> dict[str, Any]:
+        """Returns the choice as the answer repeats it."""
+        return self.model_dump(exclude_none=True)
 
 
 class NamespaceChoice(ExactModel):
@@ -82,6 +86,11 @@ class ResponsesAllowed(ExactModel):
     def shown_names(self, tools: ToolTable) -> set[str]:
         """Returns the names by which the model knows the selected tools."""
         return set(self._shown_names(tools))
+
+    def echo(self) -> dict[str, Any]:
+        """Returns the choice as the answer repeats it."""
+        tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
+        return {"type": self.type, "mode": self.mode, "tools": tools}
 
     def _shown_names(self, tools: ToolTable) -> Iterator[str]:
         for tool in self.tools:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, FailFast, Tag
+from pydantic import FailFast, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
@@ -267,9 +267,7 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
                 if form
                 else {"type": "text"}
             },
-            "tool_choice": (
-                choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto"
-            ),
+            "tool_choice": (choice or "auto" if isinstance(choice, str | None) else choice.echo()),
             "tools": list(self._echoed_tools()),
             "top_p": sampling.top_p,
         }

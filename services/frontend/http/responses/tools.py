@@ -136,7 +136,8 @@ class CustomTool(NamedTool):
         )
 
     def echo(self) -> dict[str, Any]:
-        return self.model_dump(exclude={"defer_loading"}, exclude_none=True)
+        shown = self.model_dump(exclude={"defer_loading", "format"}, exclude_none=True)
+        return shown if self.format is None else {**shown, "format": self.format.model_dump()}
 
 
 class SearchTool(ClientTool):
