@@ -1,8 +1,8 @@
 """Parrots whose chat template holds the answers, for clients that send prompts of their own.
 
 Agents write long system prompts and list dozens of tools. A script says what the model answers to
-which turn. The template looks the answer up and writes it where the model repeats it. Of each
-message and tool the template shows the beginning only, so that prompts stay short.
+which turn. The template looks the answer up and writes it where the model repeats it. Of the
+system's messages and the tools the template shows the beginning only, so that prompts stay short.
 """
 
 import json
@@ -15,9 +15,9 @@ from tests.parrot import END, START, Parrot, padded, write_parrot
 MAX_ANSWER = 2048
 """Largest number of tokens of an answer, a token for each byte, with what the template writes
 behind it."""
-N_POSITIONS = 32768
+N_POSITIONS = 16384
 SHOWN, SHOWN_OF_TOOLS = 300, 100
-"""Number of characters that are shown of each message, and of each tool."""
+"""Number of characters that are shown of each message of the system, and of each tool."""
 
 _TEMPLATE = """\
 {%- set script = SCRIPT -%}
@@ -27,9 +27,10 @@ _TEMPLATE = """\
 {%- endfor -%}
 {%- for message in messages -%}
 {%- set content = message.content or "" -%}
-{{- "<|im_start|>" + message.role + "\\n" + content[:SHOWN] -}}
+{%- set shown = content[:SHOWN] if message.role == "system" else content -%}
+{{- "<|im_start|>" + message.role + "\\n" + shown -}}
 {%- for call in message.tool_calls or [] -%}
-{{- "<tool_call>" + call.function.name + (call.function.arguments | tojson)[:SHOWN] -}}
+{{- "<tool_call>" + call.function.name + (call.function.arguments | tojson) -}}
 </tool_call>
 {%- endfor -%}
 {{- "<|im_end|>\\n" -}}

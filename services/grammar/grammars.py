@@ -38,13 +38,14 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 """Limits of the work of compiling and of one step. Most steps take less than a millisecond, the
-worst take tens of them. llguidance does not count all of the work of compiling, which `checker`
-limits. The schemas of 200 tools make up to 90,000 symbols."""
+worst take tens of them. llguidance does not count all of the work of compiling, which the
+frontend limits (`grammar_checker`). The schemas of 200 tools make up to 90,000 symbols."""
 
 COMPILE_LIMIT_S = 5.0
 """Seconds after which a rank stops waiting for a grammar and ends, which is before other ranks
 would regard the rank as hung. A grammar takes at most a tenth of a second of processor time, and
-the longest 1.6 s (`checker`). Schedulers admit one new grammar per iteration (`grammar_turns`)."""
+the longest 1.6 s (`grammar_checker`). Schedulers admit one new grammar per iteration
+(`grammar_turns`)."""
 
 MAX_RENEWALS = 2
 """Largest number of grammars that are compiled again in an iteration because their lexers are full.

@@ -13,7 +13,7 @@ from pathlib import Path
 from string import ascii_lowercase
 
 from services.frontend.request import output_format
-from services.grammar.checker import reason_against
+from services.frontend.text.grammar_checker import reason_against
 from services.grammar.grammars import Grammars, Matcher
 
 VOCAB_SIZE, EOS = 4096, 1

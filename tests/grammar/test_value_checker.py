@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.grammar import checker, value_checker
-from services.grammar.value_checker import CannotCheck
+from services.frontend.text import grammar_checker as checker
+from services.frontend.text import value_checker
+from services.frontend.text.value_checker import CannotCheck
 
 
 @pytest.mark.parametrize(

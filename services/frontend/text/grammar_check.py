@@ -18,9 +18,9 @@ from services.frontend.request.memory_budget import Share
 from services.frontend.request.output_format import MAX_MESSAGE_LENGTH
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusals
+from services.frontend.text.grammar_checker import CheckedModel
 from services.frontend.text.grammar_process import CannotFollow, GrammarProcess, NoAnswer
 from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, TextLane
-from services.grammar.checker import CheckedModel
 
 log = logging.getLogger(__name__)
 

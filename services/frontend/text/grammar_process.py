@@ -1,9 +1,9 @@
 """The process beside a frontend that compiles the grammars of clients to check them, and checks
 values against the schemas of clients.
 
-The process runs `services.grammar.checker`. It is started when the first grammar comes, and again
-when it has died or does not answer. It holds the vocabulary of the model in memory, so that the
-frontend need not hold it.
+The process runs `services.frontend.text.grammar_checker`. The frontend starts the process when the
+first grammar comes, and again when the process has died or does not answer. The process holds the
+vocabulary of the model in memory, so that the frontend need not hold it.
 """
 
 import json
@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any
 
-from services.grammar.checker import CheckedModel
+from services.frontend.text.grammar_checker import CheckedModel
 
 START_LIMIT_S = 30.0
 """Seconds in which the process must have read the tokenizer, which takes 0.3 s on an idle
@@ -84,7 +84,7 @@ class _StartedProcess:
         self._connection, others_end = socket.socketpair()
         with others_end:
             process = subprocess.Popen(
-                [sys.executable, "-m", "services.grammar.checker"],
+                [sys.executable, "-m", "services.frontend.text.grammar_checker"],
                 stdin=others_end.fileno(),
                 stdout=others_end.fileno(),
             )

@@ -1,6 +1,7 @@
 """The form in which a chat template takes the turns of a conversation and the tools."""
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -36,7 +37,8 @@ class TemplateForm:
     """Whether the template shows system messages after the first message. If not, all of them are
     merged into a first message."""
     has_parallel_calls: bool = True
-    """Whether the template shows several calls in a turn."""
+    """Whether the template shows several calls in a turn. If not, such a turn becomes turns of one
+    call each, followed by its result."""
     has_reasoning_beside_content: bool = True
     """Whether the template takes reasoning and content in a turn of calls. If not, the reasoning
     becomes the beginning of the content."""
@@ -72,10 +74,13 @@ class TemplateForm:
                     "the model's chat template leaves out messages of the role "
                     f"{self._role(message)!r}",
                 )
+        at = len(messages) - (1 if continues_last else 0)
+        adapted = messages[:at]
         if not self.has_late_systems:
-            at = len(messages) - (1 if continues_last else 0)
-            messages = [*_with_one_system(messages[:at]), *messages[at:]]
-        return [self._turn(message) for message in messages]
+            adapted = _with_one_system(adapted)
+        if not self.has_parallel_calls:
+            adapted = _with_single_calls(adapted)
+        return [self._turn(message) for message in (*adapted, *messages[at:])]
 
     def tool(self, tool: Tool) -> dict[str, Any]:
         """Returns a tool in the form that OpenAI's clients write."""
@@ -127,6 +132,26 @@ def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
         return rest
     texts = [message.content for message in systems if message.content]
     return [replace(systems[0], content="\n\n".join(texts)), *rest]
+
+
+def _with_single_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Returns messages in which each turn has one call at most, followed by its result."""
+    rest, found = deque(messages), list[ChatMessage]()
+    while rest:
+        message = rest.popleft()
+        if len(message.tool_calls) < 2:
+            found.append(message)
+            continue
+        results = []
+        while rest and rest[0].role == "tool":
+            results.append(rest.popleft())
+        for call in message.tool_calls:
+            found.append(replace(message, tool_calls=(call,)))
+            found += [result for result in results if result.tool_call_id == call.id]
+            results = [result for result in results if result.tool_call_id != call.id]
+            message = replace(message, content=None, reasoning_content=None)
+        found += results
+    return found
 
 
 def _read(text: str, otherwise: object) -> object:

@@ -148,9 +148,18 @@ class TemplateProbes:
         self.form = replace(self.form, takes_tool_results=is_taken)
 
     def _find_parallel_calls(self) -> None:
-        if self._shows(self.form, _calling(1), _VALUES[0]):
-            shown = self._shows(self.form, _calling(2), *_VALUES)
-            self.form = replace(self.form, has_parallel_calls=shown)
+        """Finds out whether the second of two calls is shown as the first of one is: by its name,
+        by its arguments, or by both."""
+        plain, one, two = (
+            self._text(self.form, messages) or ""
+            for messages in ((_USER,), _calling(1), _calling(2))
+        )
+        shown = [
+            two.count(second) > plain.count(second)
+            for first, second in (_NAMES, _VALUES)
+            if one.count(first) > plain.count(first)
+        ]
+        self.form = replace(self.form, has_parallel_calls=all(shown))
 
     def _find_reasoning(self) -> None:
         user, turn, *results = _calling(1, _SAYS)

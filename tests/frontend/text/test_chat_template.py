@@ -117,7 +117,7 @@ def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
     assert rendered(found, HELLO) == "<s>new"
 
 
-LISTED = {"added_tokens_decoder": {}}
+LISTED: dict[str, object] = {"added_tokens_decoder": {}}
 
 
 @pytest.mark.parametrize(

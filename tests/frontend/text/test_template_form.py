@@ -20,7 +20,7 @@ CALL = EarlierCall("call12345", "find", '{"city":  "Rome"}')
 USER = ChatMessage("user", "x")
 CALLING = ChatMessage("assistant", None, tool_calls=(CALL,))
 RESULT = ChatMessage("tool", "12", tool_call_id="call12345")
-ASKS_TWICE = (USER, dataclasses.replace(CALLING, tool_calls=(CALL, CALL)), RESULT, RESULT)
+OTHER_CALL = EarlierCall("call12346", "dive", "{}")
 
 LOOP = "{% for m in messages %}BODY{% endfor %}"
 
@@ -216,6 +216,23 @@ def test_answers_have_one_call_where_templates_take_one(
         tokenizer, "", renders_parallel_calls=expected, tool_parser="hermes"
     ).of(conversation, ())
     assert answers.is_single is not expected
+
+
+@pytest.mark.parametrize("end", ["raises", "drops"])
+def test_turn_of_several_calls_becomes_turns_where_templates_take_one_call(end: str) -> None:
+    body = "{% if m.tool_calls %}({{ m.content or '' }}NAME){% endif %}".replace("NAME", NAME)
+    body += "{% if not m.tool_calls %}[{{ m.content }}]{% endif %}"
+    if end == "raises":
+        body = (
+            "{% if m.tool_calls and m.tool_calls[1] %}{{ raise_exception('1') }}{% endif %}" + body
+        )
+    turn = dataclasses.replace(CALLING, content="y", tool_calls=(CALL, OTHER_CALL))
+    other, stray = (
+        dataclasses.replace(RESULT, content=content, tool_call_id=name)
+        for content, name in (("13", OTHER_CALL.id), ("14", None))
+    )
+    expected = "[x](yfind)[12](dive)[13][14][x]"
+    assert looped(body, USER, turn, other, RESULT, stray, USER) == expected
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_program import TEMPLATE_ERRORS
 from tests.frontend.text import templates_beside
 
-TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>"}
+TOKENS: dict[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
 PARAMETERS = {
     "type": "object",
     "properties": {"city": {"type": "string", "description": "Where."}},
@@ -107,7 +107,7 @@ def as_client(message: ChatMessage, *, is_null: bool, is_text: bool) -> dict[str
     return turn
 
 
-def as_tools(*, is_described: bool) -> list[dict[str, Any]]:
+def as_tools(*, is_described: bool) -> list[Any]:
     find: dict[str, Any] = {"name": "zfind", "description": "Finds.", "parameters": PARAMETERS}
     dive: dict[str, Any] = {"name": "zdive", "parameters": PARAMETERS}
     if is_described:
@@ -116,12 +116,15 @@ def as_tools(*, is_described: bool) -> list[dict[str, Any]]:
 
 
 def messages_of(conversation: Conversation) -> Iterator[tuple[ChatMessage, ...]]:
-    """The messages as they are, and with one system message."""
-    yield conversation.messages
-    systems = [one.content or "" for one in conversation.messages if one.role == "system"]
+    """The messages as they are, with one system message, and with one call in each turn."""
+    messages = conversation.messages
+    yield messages
+    systems = [one.content or "" for one in messages if one.role == "system"]
     if len(systems) > 1:
-        rest = (one for one in conversation.messages if one.role != "system")
+        rest = (one for one in messages if one.role != "system")
         yield (ChatMessage("system", "\n\n".join(systems)), *rest)
+    if len(messages) > 1 and len(messages[1].tool_calls) > 1:
+        yield (*calling(1), ChatMessage("assistant", None, tool_calls=CALLS[1:]), *RESULTS[1:])
 
 
 def texts_of_library(source: str, conversation: Conversation) -> Iterator[str]:

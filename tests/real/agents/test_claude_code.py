@@ -1,4 +1,5 @@
-"""Claude Code edits a file, runs a program, and goes on after its conversation was compacted."""
+"""Claude Code edits a file, runs a program, and goes on after its conversation was compacted: by
+the user, or because the prompt is too long."""
 
 import json
 from pathlib import Path
@@ -14,8 +15,26 @@ from tests.system.stack import Stack
 HERON = 'print("heron", 2 + 2, "wings")\n'
 MENDED = 'print("heron", 1 + 1, "wings")\n'
 TOOLS = "Bash,Edit,Read"
+DIARY = "Day {}: {} on the pond, and it rained in the evening.\n"
+N_DAYS = {"first": 45, "second": 132}
+"""Days of two diaries. Both are longer than the model's context, and the second fits beside a summary
+of the first. Claude Code keeps what came last, if a quarter of its characters are at least the tokens
+that are too many."""
 
 SCRIPT = [
+    Line(
+        to="create a detailed summary",
+        recalling="bitterns on the pond",
+        says="<analysis>A diary.</analysis>\n<summary>First there were bitterns.</summary>",
+    ),
+    Line(
+        to="grebes on the pond",
+        recalling="First there were bitterns.",
+        says="Bitterns, then grebes.",
+    ),
+    Line(to="bitterns on the pond", says="There were bitterns."),
+    Line(to="Read the first diary", says=call("Read", file_path="first.txt")),
+    Line(to="Read the second diary", says=call("Read", file_path="second.txt")),
     Line(
         to="create a detailed summary",
         recalling="heron",
@@ -80,3 +99,12 @@ def test_claude_code_goes_on_after_a_compaction(claude: Claude) -> None:
     claude.ask("Mend the heron", "--allowedTools", TOOLS)
     claude.ask("/compact", "--continue")
     assert claude.ask("How is the heron?", "--continue")["result"] == "As the summary says, well."
+
+
+def test_claude_code_compacts_a_prompt_that_is_too_long(claude: Claude, project: Path) -> None:
+    for name, birds in (("first", "bitterns"), ("second", "grebes")):
+        days = (DIARY.format(day, birds) for day in range(N_DAYS[name]))
+        (project / f"{name}.txt").write_text("".join(days))
+    claude.ask("Read the first diary", "--allowedTools", TOOLS)
+    result = claude.ask("Read the second diary", "--continue", "--allowedTools", TOOLS)
+    assert result["result"] == "Bitterns, then grebes."

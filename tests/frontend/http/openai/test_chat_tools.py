@@ -446,3 +446,21 @@ async def test_parsers_are_settings(tmp_path: Path) -> None:
         assert choice["finish_reason"] == "tool_calls"
         choice = await chat(site, "<think>Hm.</think>")
         assert choice["message"]["content"] == "<think>Hm.</think>"
+
+
+async def test_conversation_goes_on_where_templates_take_one_call_and_one_system(
+    tmp_path: Path,
+) -> None:
+    refusals = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
+        "{{ raise_exception('one call') }}{% endif %}"
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
+        "{% endfor %}"
+    )
+    async with running(tmp_path, wide(), template=refusals + chat_templates.HERMES) as site:
+        choice = await chat(site, CALLS)
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "find"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "1"}
+        system = {"role": "system", "content": "now dive"}
+        await chat(site, "done", messages=[USER, choice["message"], result, system])

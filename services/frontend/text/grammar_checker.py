@@ -1,5 +1,5 @@
 """A process that finds out whether grammars can be followed, and whether values match JSON schemas:
-`python -m services.grammar.checker`.
+`python -m services.frontend.text.grammar_checker`.
 
 llguidance limits its own work, but not all of it: intersections of regular expressions take
 unbounded processor time and memory, and long chains of rules overflow the stack. So each grammar is
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from services.grammar import value_checker
+from services.frontend.text import value_checker
 from services.grammar.grammars import Grammars
 
 COMPILE_S = 0.1
