@@ -31,6 +31,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--dtype", default="auto", help="auto, float32 or bfloat16")
     made.add_argument("--quantization", default="none", help="as for services.local")
     made.add_argument(
+        "--load-format", choices=("safetensors", "random"), help="as for services.local"
+    )
+    made.set_defaults(load_format="safetensors")
+    made.add_argument(
         "--kv-memory",
         type=size,
         default=DEFAULT_KV_MEMORY,
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
             "-m",
             "services.cli.inspection",
             str(model.path),
-            *(f"--{name}={getattr(options, name)}" for name in _PASSED),
+            *(f"--{name.replace('_', '-')}={getattr(options, name)}" for name in _PASSED),
             f"--kv-memory={options.kv_memory}",
         ],
         stdout=subprocess.PIPE,
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if facts["refused"] else 0
 
 
-_PASSED = ("dtype", "quantization", "stages", "tp")
+_PASSED = ("dtype", "load_format", "quantization", "stages", "tp")
 
 
 def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
@@ -113,6 +117,8 @@ def _model_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _layout_rows(facts: Mapping[str, Any], kv_memory: int) -> list[tuple[str, str]]:
     ranks = facts["rank_bytes"]
     weights = human(sum(ranks))
+    if facts["load_format"] == "random":
+        weights += " of random numbers"
     if len(ranks) > 1:
         weights += f" on {len(ranks)} ranks, {human(max(ranks))} on the largest"
     room = f"{facts['room_tokens']:,} tokens"

@@ -9,7 +9,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,11 @@ _ELEMENT_BITS: Mapping[Quantization, float] = {
 }
 """Bits for one element of a quantized matrix, including a part of the scale of the element's group.
 """
+
+
+Grouped = Callable[[Sequence[Part]], int | None]
+"""Type of a function that returns the number of bytes of a matrix that is quantized in the files of
+a checkpoint; None for any other matrix."""
 
 
 class _Counted(WantedTensors):
@@ -117,7 +122,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         raise UnsupportedModel(f"quantization: {options.quantization} cannot be computed here")
     whole = _wanted(config, dtype, range(config.n_layers), 0, 1)
     config.check()
-    _source(files, config, whole, dtype, options.quantization)
+    _grouped(files, config, whole, dtype, options)
     shapes = {part.name: part.n_elements for part in whole.parts}
     return {
         "family": config.architecture,
@@ -126,6 +131,7 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         "dtype": str(dtype).removeprefix("torch."),
         "checkpoint_dtype": config.checkpoint_dtype,
         "quantization": options.quantization,
+        "load_format": options.load_format,
         "kv_bytes_per_token": _kv_bytes(config, range(config.n_layers), dtype, 1),
         "state_bytes_per_request": _state_bytes(config, range(config.n_layers), dtype, 1),
         "max_model_len": config.max_position_embeddings,
@@ -148,7 +154,9 @@ def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     ]
     return {
         "rank_bytes": [
-            _bytes_of(share, _source(files, config, share, dtype, options.quantization), dtype)
+            _bytes_of(
+                share, _grouped(files, config, share, dtype, options), dtype, options.quantization
+            )
             for share in shares
         ],
         "kv_bytes_per_token_of_rank": max(
@@ -215,30 +223,36 @@ def _divides(config: ModelConfig, dtype: torch.dtype, tp: int) -> bool:
     return True
 
 
-def _source(
+def _grouped(
     files: TensorFiles,
     config: ModelConfig,
     wanted: WantedTensors,
     dtype: torch.dtype,
-    quantization: Quantization,
-) -> CheckpointTensors:
-    """Returns the source of the wanted tensors in the files.
+    options: argparse.Namespace,
+) -> Grouped:
+    """Returns the function for the sizes of matrices that are quantized in the files. Random
+    weights need no files, and are never quantized in files.
 
     Raises:
         CheckpointError: a tensor in the files has another form than the model wants.
     """
-    return CheckpointTensors(
+    if options.load_format == "random":
+        return lambda parts: None
+    source = CheckpointTensors(
         files,
         wanted,
         dtype=dtype,
         device=_CPU,
         on_progress=lambda done, total: None,
-        quantization=quantization,
+        quantization=options.quantization,
         weight_format=config.weight_format,
     )
+    return source.grouped_bytes
 
 
-def _bytes_of(share: _Counted, source: CheckpointTensors, dtype: torch.dtype) -> int:
+def _bytes_of(
+    share: _Counted, grouped: Grouped, dtype: torch.dtype, quantization: Quantization
+) -> int:
     """Returns the number of bytes of a rank's weights in memory.
 
     Quantized matrices count with their quantized size.
@@ -247,14 +261,14 @@ def _bytes_of(share: _Counted, source: CheckpointTensors, dtype: torch.dtype) ->
     n_bytes = 0
     for parts in share.matrices:
         n_elements = sum(part.n_elements for part in parts)
-        n_grouped = source.grouped_bytes(parts)
+        n_grouped = grouped(parts)
         if n_grouped is None:
-            bits = _ELEMENT_BITS.get(source.quantization, 8 * dtype.itemsize)
+            bits = _ELEMENT_BITS.get(quantization, 8 * dtype.itemsize)
             n_grouped = math.ceil(n_elements * bits / 8)
         n_bytes += n_grouped
         n_plain -= n_elements
     for matrices in share.mixtures:
-        kept = [source.grouped_bytes(parts) for parts in matrices]
+        kept = [grouped(parts) for parts in matrices]
         if None not in kept:
             n_bytes += sum(n for n in kept if n is not None)
             n_plain -= sum(part.n_elements for parts in matrices for part in parts)
@@ -290,6 +304,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("model", type=Path)
     made.add_argument("--dtype", default="auto")
     made.add_argument("--quantization", default="none")
+    made.add_argument("--load-format", default="safetensors")
     made.add_argument("--stages", type=int, default=1)
     made.add_argument("--tp", type=int, default=1)
     made.add_argument("--kv-memory", type=int, default=1 << 30)

@@ -288,16 +288,18 @@ class Frontend:
         await self._scheduler.pipeline.wait_open()
 
     async def _announce(self) -> None:
-        """Reports the addresses to the launcher, once requests can be answered."""
+        """Reports the addresses to the launcher, and whether the model can chat, once requests can
+        be answered."""
         await self.wait_ready()
         log.info("the checkpoint's own defaults: %s", str(self._defaults) or "none")
         log.info("serving http on %s, grpc on %s", self.http_address, self.grpc_address)
-        addresses = {
+        news = {
+            "can_chat": self._service.has_chat_template,
             "http": self.http_address,
             "grpc": self.grpc_address,
             "metrics": self.metrics_address,
         }
-        ReadyPipe(self._settings.ready_fd).report(addresses)
+        ReadyPipe(self._settings.ready_fd).report(news)
 
     async def _follow_readiness(self) -> None:
         """Keeps the health service up to date with the readiness, until cancelled."""

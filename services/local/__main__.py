@@ -20,7 +20,16 @@ from services.local.launcher import Launcher, LocalAddresses
 from services.local.settings import LocalSettings
 from services.local.settings_check import is_open_to_all, trouble_with
 
-EXAMPLE = '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}'
+COMPLETION = (
+    "completions",
+    '{"prompt": "If the file does not exist,", "max_tokens": 40, "temperature": 0.7}',
+)
+"""Route and body of the example for a model that only continues texts."""
+CHAT = (
+    "chat/completions",
+    '{"messages": [{"role": "user", "content": "How do I copy a file?"}], "max_tokens": 40}',
+)
+"""Route and body of the example for a model that answers conversations."""
 LAST_WORDS_S = 1.5
 """Seconds from the loss of a service until all services are stopped.
 
@@ -53,18 +62,19 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
-    """Prints the addresses for clients, and an example of a request."""
+    """Prints the addresses for clients, and an example of a request that suits the model."""
     name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
     url = f"{root}/v1"
     key = "" if settings.api_keys_file is None else " -H 'Authorization: Bearer KEY'"
+    route, body = CHAT if endpoints.can_chat else COMPLETION
     for service, address in endpoints.metrics.items():
         sys.stdout.write(f"Metrics of {service}: http://{address}/metrics\n")
     sys.stdout.write(
         f"Orcinus serves {name} on {settings.stages} stage{'s'[: settings.stages > 1]}: "
         f"OpenAI {url}  gRPC {endpoints.grpc}\n"
-        f"Try: curl {url}/completions{key} -H 'Content-Type: application/json' -d '{EXAMPLE}'\n"
+        f"Try: curl {url}/{route}{key} -H 'Content-Type: application/json' -d '{body}'\n"
     )
     if settings.page:
         sys.stdout.write(f"See it at work: {root}/\n")

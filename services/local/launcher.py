@@ -32,12 +32,15 @@ OnProgress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalAddresses:
-    """The addresses of the frontend's APIs and of the services' metrics, as host:port."""
+    """The addresses of the frontend's APIs and of the services' metrics, as host:port, and what
+    the frontend serves there."""
 
     http: str
     grpc: str
     metrics: dict[str, str]
     """Addresses of the services' metrics, by the services' names; empty without metrics."""
+    can_chat: bool = False
+    """Whether the model has a chat template, so that the API answers conversations."""
 
 
 class Launcher:
@@ -87,7 +90,7 @@ class Launcher:
             if child.said["metrics"] is not None
         }
         http, grpc = (_reachable(frontend.said[api]) for api in ("http", "grpc"))
-        return LocalAddresses(http, grpc, metrics)
+        return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"])
 
     async def _start(
         self,

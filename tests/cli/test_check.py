@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 from transformers import Qwen3_5TextConfig
 
 from services.cli import check, inspection
+from services.worker.models.checkpoint import load_stage
+from services.worker.models.tensor_files import CheckpointError
+from services.worker.models.weights import LoadFormat
 from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
 from tests.worker.models.test_registry import SHAPES
 
@@ -42,6 +46,21 @@ def copied(tmp_path: Path, **config: Any) -> Path:
     path = directory / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config))
     return directory
+
+
+def loaded(model: Path, load_format: LoadFormat) -> None:
+    """Loads a checkpoint as a worker does that `orcinus serve` starts."""
+    load_stage(
+        model,
+        stage_index=0,
+        n_stages=1,
+        tp_rank=0,
+        tp_size=1,
+        dtype="auto",
+        device=torch.device("cpu"),
+        on_progress=lambda done, total: None,
+        load_format=load_format,
+    )
 
 
 def n_elements(model: Path) -> int:
@@ -149,6 +168,21 @@ def test_what_cannot_be_served_is_refused_by_name(
     assert lines[1].startswith("  refused ")
     assert reason in lines[1]
     assert any("tool calls" in line for line in lines)  # what can be said is said all the same
+
+
+def test_a_checkpoint_without_weights_can_be_served_with_random_ones(tmp_path: Path) -> None:
+    directory = copied(tmp_path)
+    (directory / "model.safetensors").unlink()
+    assert any("model.safetensors" in reason for reason in facts(directory)["refused"])
+    found, whole = facts(directory, "--load-format", "random"), facts(DEMO)
+    assert found["refused"] == []
+    assert found["rank_bytes"] == whole["rank_bytes"]
+    lines = check.report({**found, "model": "it"}, kv_memory=2**20)
+    assert lines[0] == "it can be served"
+    assert any("of random numbers" in line for line in lines)
+    with pytest.raises(CheckpointError, match="safetensors"):
+        loaded(directory, "safetensors")
+    loaded(directory, "random")
 
 
 def test_all_reasons_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

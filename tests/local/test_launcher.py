@@ -1,5 +1,7 @@
 """How a machine is divided among the ranks that the launcher starts, and what services are told."""
 
+import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,22 @@ def test_the_address_of_the_page_is_printed_where_there_is_one(
     announce(settings, LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {"worker": "127.0.0.1:83"}))
     line = "See it at work: http://127.0.0.1:81/\n"
     assert capsys.readouterr().out.endswith(line) is has_page
+
+
+@pytest.mark.parametrize(
+    ("can_chat", "route", "field"),
+    [(True, "/v1/chat/completions", "messages"), (False, "/v1/completions", "prompt")],
+    ids=["chat", "text"],
+)
+def test_the_example_is_a_request_that_the_model_can_answer(
+    can_chat: bool, route: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    addresses = LocalAddresses("127.0.0.1:81", "127.0.0.1:82", {}, can_chat)
+    announce(LocalSettings(model=Path("model")), addresses)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Try: ")]
+    _, _, url, *_, body = shlex.split(line)
+    assert url == f"http://127.0.0.1:81{route}"
+    assert field in json.loads(body)
 
 
 async def test_further_settings_reach_their_service_and_win() -> None:

@@ -52,7 +52,7 @@ def test_the_ready_line_offers_a_command_that_works(demo: Stack) -> None:
     result = subprocess.run(
         command.removeprefix("Try: "), shell=True, capture_output=True, text=True, check=True
     )
-    assert '"text_completion"' in result.stdout
+    assert '"chat.completion"' in result.stdout
 
 
 def test_the_demo_model_writes_english_that_ends(client: openai.OpenAI) -> None:

@@ -27,6 +27,7 @@ from services.frontend.http.protocol.route import (
     probe,
 )
 from services.frontend.http.responses.answer import Response
+from services.frontend.http.responses.count import count_input_tokens
 from services.frontend.http.responses.request import ResponsesBody
 from services.frontend.http.transport.media_types import EVENTS, HTML, TEXT
 
@@ -84,6 +85,12 @@ _OTHER_PROTOCOLS = (
             "`response.completed`, `response.incomplete` or `response.failed`, which has the "
             "`Response`"
         ),
+    ),
+    post(
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        checks_room=True,
+        description="Counts the tokens that a conversation would start with.",
     ),
     generate(
         "/v1/messages",

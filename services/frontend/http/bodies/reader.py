@@ -8,6 +8,7 @@ import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from services.common import errors
+from services.frontend.http.bodies.client_fields import CLIENT_FIELDS
 from services.frontend.http.bodies.object_kinds import LeftOutItem
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH, explain
 from services.frontend.http.bodies.whole_numbers import MAX_READINGS, make_whole
@@ -73,6 +74,7 @@ def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
 
 def _note(names: Iterable[str], path: str, found: dict[str, None]) -> None:
     """Adds the paths of the first names to `found`, up to `MAX_UNKNOWN` paths in all."""
-    for name in islice(names, MAX_UNKNOWN):
+    paths = (f"{path}{name[:MAX_NAME_LENGTH]}" for name in names)
+    for unknown in islice((one for one in paths if one not in CLIENT_FIELDS), MAX_UNKNOWN):
         if len(found) < MAX_UNKNOWN:
-            found[f"{path}{name[:MAX_NAME_LENGTH]}"] = None
+            found[unknown] = None

@@ -1,14 +1,12 @@
-"""Handles unknown fields of bodies. By default unknown fields are ignored, and named in a header of
-the answer and in the log. A setting makes the server refuse bodies with unknown fields.
+"""Handles unknown fields of bodies, and items that are left out. By default they are ignored, and
+named in a header of the answer and in the log. A setting makes the server refuse such bodies.
 
 Clients may send an unknown field with every request, and may make up any name. The log therefore
-has only one line for each set of names, and a limited number of lines in an hour.
+has only one line for each field, and a limited number of lines in all.
 """
 
 import logging
 import re
-import time
-from collections.abc import Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,11 +19,8 @@ HEADER = "x-orcinus-ignored-fields"
 """Header of an answer with the names of the ignored fields. If there are many, only the first
 fields are named."""
 
-LOGGED_AGAIN_S = 3600.0
-"""Seconds after which a set of names may be logged again."""
-
-MAX_LOGGED = 64
-"""Largest number of lines in the log within `LOGGED_AGAIN_S`."""
+MAX_LOGGED = 256
+"""Largest number of fields that a process logs."""
 
 _SCOPE_KEY = "orcinus.ignored_fields"
 
@@ -35,14 +30,10 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.$-]")
 class UnknownFields:
     """Refuses the unknown fields of bodies, or names them in the log and in a header."""
 
-    def __init__(
-        self, *, are_refused: bool = False, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, *, are_refused: bool = False) -> None:
         self.are_refused = are_refused
         """Whether a body with unknown fields is refused."""
-        self._clock = clock
         self._logged: set[str] = set()
-        self._logged_until = 0.0
 
     def found(self, request: Request, paths: tuple[str, ...]) -> None:
         """Logs the unknown fields of a request's body, and keeps the names for `mark`.
@@ -52,18 +43,15 @@ class UnknownFields:
         """
         if self.are_refused:
             raise errors.InvalidRequest(paths[0], "unknown field")
-        names = ", ".join(sorted(_NOT_IN_NAMES.sub("?", path) for path in paths))
-        request.scope[_SCOPE_KEY] = names
-        self._log(names)
+        names = sorted(_NOT_IN_NAMES.sub("?", path) for path in paths)
+        request.scope[_SCOPE_KEY] = ", ".join(names)
+        for name in names:
+            self._log(name)
 
-    def _log(self, names: str) -> None:
-        now = self._clock()
-        if now >= self._logged_until:
-            self._logged.clear()
-            self._logged_until = now + LOGGED_AGAIN_S
-        if names not in self._logged and len(self._logged) < MAX_LOGGED:
-            self._logged.add(names)
-            log.warning("ignoring unknown fields of requests: %s", names)
+    def _log(self, name: str) -> None:
+        if name not in self._logged and len(self._logged) < MAX_LOGGED:
+            self._logged.add(name)
+            log.info("ignoring an unknown field of requests: %s", name)
 
 
 def mark(request: Request, response: Response) -> Response:

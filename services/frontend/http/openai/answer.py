@@ -7,6 +7,7 @@ from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.orcinus_note import OrcinusNote
+from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 from services.frontend.request.finish_reason import FinishReason
 
 
@@ -121,27 +122,6 @@ class Completion(TypedDict):
     orcinus: NotRequired[OrcinusNote]
     """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
     stream the chunk that ends an answer has the verdict."""
-
-
-@answer_object
-class TokenLogprob(TypedDict):
-    """A token and the log-probability of the token."""
-
-    token: str
-    """Text of the token."""
-    logprob: float
-    """Log-probability of the token."""
-    bytes: list[int]
-    """Bytes of the token's text. The bytes are UTF-8, except that a token may hold only a part of a
-    character."""
-
-
-@answer_object
-class ChatTokenLogprob(TokenLogprob):
-    """A token of an answer, with the most likely tokens at its position."""
-
-    top_logprobs: list[TokenLogprob]
-    """The most likely tokens at this position, most likely first."""
 
 
 @answer_object

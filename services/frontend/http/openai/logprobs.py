@@ -9,12 +9,11 @@ from collections.abc import Sequence
 
 from services.frontend.http.openai.answer import (
     ChatLogprobs,
-    ChatTokenLogprob,
     CompletionLogprobs,
     PromptLogprob,
     PromptLogprobs,
-    TokenLogprob,
 )
+from services.frontend.http.protocol.token_logprobs import token_logprobs
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.token_texts import TokenTexts
 
@@ -68,21 +67,8 @@ def chat_logprobs(
     texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
 ) -> ChatLogprobs:
     """Returns the object `logprobs` of an answer to a conversation."""
-    content: list[ChatTokenLogprob] = [
-        {
-            **_chat_token(texts, token_id, logprobs.values[place]),
-            "top_logprobs": [
-                _chat_token(texts, *top) for top in logprobs.alternatives(place, n_top)
-            ],
-        }
-        for place, token_id in enumerate(token_ids)
-    ]
+    content = token_logprobs(texts, token_ids, logprobs, n_top=n_top)
     return {"content": content, "refusal": None}
-
-
-def _chat_token(texts: TokenTexts, token_id: int, logprob: float) -> TokenLogprob:
-    in_bytes = list(texts.to_bytes(token_id))
-    return {"token": texts.text(token_id), "logprob": logprob, "bytes": in_bytes}
 
 
 def prompt_logprobs(

@@ -6,6 +6,7 @@ from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.http.protocol.orcinus_note import OrcinusNote
+from services.frontend.http.protocol.token_logprobs import ChatTokenLogprob
 
 
 @answer_object
@@ -18,8 +19,9 @@ class OutputText(TypedDict):
     """Text of the assistant."""
     annotations: list[Any]
     """Always empty."""
-    logprobs: list[Any]
-    """Always empty."""
+    logprobs: list[ChatTokenLogprob]
+    """Log-probabilities of the tokens of the text; empty unless `include` or `top_logprobs` asks
+    for them."""
 
 
 @answer_object
@@ -65,6 +67,10 @@ class OutputReasoning(TypedDict):
     """Always empty."""
     content: list[ReasoningText]
     """The reasoning, as one part."""
+    encrypted_content: NotRequired[str | None]
+    """The reasoning in a form that clients send back, if `include` has
+    `reasoning.encrypted_content`; null until the item is complete. The value is not encrypted: the
+    value is the reasoning in Base64."""
 
 
 @answer_object
@@ -81,8 +87,49 @@ class OutputCall(TypedDict):
     """Id of the call. A later item with the call's result repeats the id."""
     name: str
     """Name of the function."""
+    namespace: NotRequired[str]
+    """Namespace of the function; left out for a function without a namespace."""
     arguments: str
     """Arguments as JSON text, which is incomplete if the answer ended early."""
+
+
+@answer_object
+class OutputCustomCall(TypedDict):
+    """A call of a custom tool by the model."""
+
+    id: str
+    """`ctc_`, the id of the request, and the index of the item."""
+    type: Literal["custom_tool_call"]
+    """`custom_tool_call`."""
+    status: Status
+    """`in_progress`, `completed` or `incomplete`."""
+    call_id: str
+    """Id of the call. A later item with the call's result repeats the id."""
+    name: str
+    """Name of the tool."""
+    namespace: NotRequired[str]
+    """Namespace of the tool; left out for a tool without a namespace."""
+    input: str
+    """Input of the tool, which is incomplete if the answer ended early."""
+
+
+@answer_object
+class OutputSearchCall(TypedDict):
+    """A search for tools, which the client runs."""
+
+    id: str
+    """`tsc_`, the id of the request, and the index of the item."""
+    type: Literal["tool_search_call"]
+    """`tool_search_call`."""
+    status: Status
+    """`in_progress`, `completed` or `incomplete`."""
+    call_id: str
+    """Id of the call. A later item with the call's result repeats the id."""
+    execution: Literal["client"]
+    """`client`."""
+    arguments: Any
+    """Arguments of the search: an object, or the text that the model wrote if the text is no
+    JSON."""
 
 
 @answer_object
@@ -129,7 +176,7 @@ class ResponseError(TypedDict):
     """Description of the error."""
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputSearchCall
 
 
 class RequestEcho(TypedDict):
@@ -152,7 +199,7 @@ class RequestEcho(TypedDict):
     tool_choice: str | dict[str, Any]
     """Value of `tool_choice` in the request, or `auto`."""
     tools: list[dict[str, Any]]
-    """Functions in the request's `tools` that the model sees."""
+    """Tools in the request's `tools` that the model sees."""
     top_p: float
     """`top_p` that was used."""
 

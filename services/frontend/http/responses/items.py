@@ -1,61 +1,31 @@
-"""The items of a conversation in POST /v1/responses, and the conversion of items to messages.
+"""The items of a conversation in POST /v1/responses.
 
-Consecutive items of the assistant become one turn, as long as reasoning comes before text and text
-before calls.
+The histories of agents hold items of many kinds. `program_items` has the calls that other programs
+than the client's functions have answered.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import FailFast, Field, Tag
+from pydantic import AfterValidator, Discriminator, FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
-from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, by_type
+from services.frontend.http.bodies.object_kinds import ExactModel, by_type
 from services.frontend.http.protocol.conversation_tools import ToolName
-from services.frontend.http.protocol.gathered_turn import GatheredTurn
-from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
-from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
-
-SYSTEM_ROLES = ("system", "developer")
-
-
-class ResponsesPart(ExactModel):
-    """A part of a text."""
-
-    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
-    """Kind of the part; all kinds are read alike."""
-    text: str
-    """Text of the part; several parts are joined by line ends."""
-
-
-class RefusalPart(ExactModel):
-    """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
-
-    type: Literal["refusal"]
-    """Kind of the part."""
-    refusal: str
-    """Text of the refusal."""
-
-    @property
-    def text(self) -> str:
-        """The part's text."""
-        return self.refusal
-
-
-_TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
-
-Part = Annotated[
-    Annotated[ResponsesPart, Tag("text")]
-    | Annotated[RefusalPart, Tag("refusal")]
-    | Annotated[UnknownKind, Tag("unknown")],
-    by_type({**dict.fromkeys(_TEXT_TYPES, "text"), "refusal": "refusal"}),
-]
-ResponsesParts = TypeAliasType(
-    "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
+from services.frontend.http.protocol.unknown_items import (
+    LEFT_OUT,
+    REFUSED,
+    LeftOut,
+    Refused,
+    tag_of_unknown,
 )
-Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("list")], TEXT_OR_LIST]
-"""A text, whole or in parts."""
+from services.frontend.http.responses.parts import MadeText, ResponsesParts, Text
+from services.frontend.http.responses.program_items import PROGRAM_TYPES, ProgramItem
+from services.frontend.http.responses.tools import ResponsesTools
+from services.frontend.request.conversation import MAX_TURNS
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class MessageItem(ExactModel):
@@ -63,9 +33,32 @@ class MessageItem(ExactModel):
 
     type: Literal["message"] = "message"
     """Kind of the item; may be left out."""
-    role: Literal["user", "assistant", "system", "developer"]
+    role: Literal["user", "system", "developer"]
     """Role of the speaker; `developer` is read as `system`."""
     content: Text
+    """Content of the message, as a text or in parts."""
+
+
+class AssistantItem(ExactModel):
+    """A turn of the assistant."""
+
+    type: Literal["message"] = "message"
+    """Kind of the item; may be left out."""
+    role: Literal["assistant"]
+    """`assistant`."""
+    content: MadeText
+    """Content of the message, as a text or in parts."""
+
+
+class AgentMessageItem(ExactModel):
+    """A message of another agent of the client. The model reads the message as a turn of the
+    user."""
+
+    type: Literal["agent_message"]
+    """Kind of the item."""
+    author: str | None = None
+    """Name of the agent, which the model reads before the message."""
+    content: MadeText
     """Content of the message, as a text or in parts."""
 
 
@@ -75,9 +68,12 @@ class ReasoningItem(ExactModel):
     type: Literal["reasoning"]
     """Kind of the item."""
     summary: ResponsesParts | None = None
-    """Summary of the reasoning, read if there is no `content`."""
+    """Summary of the reasoning, read if the reasoning itself is not there."""
     content: ResponsesParts | None = None
     """Reasoning of the assistant before a message or a call."""
+    encrypted_content: str | None = None
+    """Reasoning as this server writes it with `include`, read if there is no `content`. Values that
+    another server wrote do nothing, since only that server can read them."""
 
 
 class FunctionCallItem(ExactModel):
@@ -89,6 +85,8 @@ class FunctionCallItem(ExactModel):
     """Id of the call. The item with the call's result repeats the id."""
     name: ToolName
     """Name of the function."""
+    namespace: str | None = None
+    """Namespace of the function."""
     arguments: str
     """Arguments, as the text of a JSON object."""
 
@@ -100,73 +98,160 @@ class FunctionCallOutputItem(ExactModel):
     """Kind of the item."""
     call_id: str
     """Id of the call, which must be an earlier item."""
-    output: Text
-    """Result of the call, as a text or in parts."""
+    output: MadeText
+    """Result of the call, as a text or in parts. Parts that are no text are left out."""
 
 
-_ITEM_TYPES = ("message", "reasoning", "function_call", "function_call_output")
+class CustomToolCallItem(ExactModel):
+    """A call of a custom tool by the assistant."""
+
+    type: Literal["custom_tool_call"]
+    """Kind of the item."""
+    call_id: str
+    """Id of the call. The item with the call's result repeats the id."""
+    name: ToolName
+    """Name of the tool."""
+    namespace: str | None = None
+    """Namespace of the tool."""
+    input: str
+    """Input of the tool."""
+
+
+class CustomToolCallOutputItem(ExactModel):
+    """The result of a call of a custom tool."""
+
+    type: Literal["custom_tool_call_output"]
+    """Kind of the item."""
+    call_id: str
+    """Id of the call, which must be an earlier item."""
+    output: MadeText
+    """Result of the call, as a text or in parts. Parts that are no text are left out."""
+
+
+class ToolSearchCallItem(ExactModel):
+    """A search for tools. A search with an id is a call by the assistant; a search without an id
+    ran in another server, and only its result is read."""
+
+    type: Literal["tool_search_call"]
+    """Kind of the item."""
+    call_id: str | None = None
+    """Id of the call. The item with the call's result repeats the id."""
+    arguments: Any = None
+    """Arguments of the search."""
+
+
+class ToolSearchOutputItem(ExactModel):
+    """The tools that a search has found. The model sees the tools from here on, and reads their
+    names as the result of the call."""
+
+    type: Literal["tool_search_output"]
+    """Kind of the item."""
+    call_id: str | None = None
+    """Id of the call, which must be an earlier item, if there is an id."""
+    tools: ResponsesTools
+    """The tools."""
+
+
+class AdditionalToolsItem(ExactModel):
+    """Further tools that the model may call."""
+
+    type: Literal["additional_tools"]
+    """Kind of the item."""
+    tools: ResponsesTools
+    """The tools."""
+
+
+class NewReasoning(ExactModel):
+    """How much the model is to reason from now on."""
+
+    effort: Effort | None = None
+    """Effort that replaces the effort of the request."""
+
+
+class ConfigurationUpdateItem(ExactModel):
+    """A change of options in the conversation. The last change counts."""
+
+    type: Literal["configuration_update"]
+    """Kind of the item."""
+    reasoning: NewReasoning | None = None
+    """How much the model reasons."""
+
+
+def _refuse_reference(item_id: str) -> str:
+    shown = errors.shortened(item_id)
+    raise ValueError(f"{shown!r} is not stored: send the item itself, since no items are stored")
+
+
+class ItemReference(ExactModel):
+    """A reference to an item that a server has stored. No items are stored here, so a reference is
+    refused."""
+
+    type: Literal["item_reference"] | None = None
+    """Kind of the item; may be left out."""
+    id: Annotated[str, AfterValidator(_refuse_reference)]
+    """Id of the item."""
+
+
+_TAGS = {
+    kind: kind
+    for kind in (
+        "message",
+        "agent_message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+        "custom_tool_call",
+        "custom_tool_call_output",
+        "tool_search_call",
+        "tool_search_output",
+        "additional_tools",
+        "configuration_update",
+        "item_reference",
+    )
+}
+_NOT_TOLD = ("compaction", "compaction_summary", "context_compaction", "ghost_snapshot", "program")
+_OF_MCP = ("mcp_list_tools", "mcp_approval_request")
+_tag_by_type = by_type(
+    {
+        **_TAGS,
+        **dict.fromkeys(PROGRAM_TYPES, "program_item"),
+        **dict.fromkeys((*_NOT_TOLD, *_OF_MCP), LEFT_OUT),
+        "compaction_trigger": REFUSED,
+    },
+    default="message",
+    others=tag_of_unknown,
+).discriminator
+
+
+def _tag_of(item: Any) -> str:
+    """Returns the tag of an item. Messages and references may come without a type."""
+    tag = _tag_by_type(item) if callable(_tag_by_type) else REFUSED
+    if tag != "message" or not isinstance(item, Mapping):
+        return str(tag)
+    if "role" not in item and "id" in item and item.get("type") is None:
+        return "item_reference"
+    return "assistant" if item.get("role") == "assistant" else "message"
+
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
+    | Annotated[AssistantItem, Tag("assistant")]
+    | Annotated[AgentMessageItem, Tag("agent_message")]
     | Annotated[ReasoningItem, Tag("reasoning")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[UnknownKind, Tag("unknown")],
-    by_type({kind: kind for kind in _ITEM_TYPES}, default="message"),
+    | Annotated[CustomToolCallItem, Tag("custom_tool_call")]
+    | Annotated[CustomToolCallOutputItem, Tag("custom_tool_call_output")]
+    | Annotated[ToolSearchCallItem, Tag("tool_search_call")]
+    | Annotated[ToolSearchOutputItem, Tag("tool_search_output")]
+    | Annotated[AdditionalToolsItem, Tag("additional_tools")]
+    | Annotated[ConfigurationUpdateItem, Tag("configuration_update")]
+    | Annotated[ProgramItem, Tag("program_item")]
+    | Annotated[ItemReference, Tag("item_reference")]
+    | LeftOut
+    | Refused,
+    Discriminator(_tag_of),
 ]
 InputItems = TypeAliasType(
     "InputItems", Annotated[list[InputItem], FailFast(), Field(max_length=MAX_TURNS)]
 )
-
-
-def messages_of(items: Sequence[InputItem], instructions: str | None) -> Iterator[ChatMessage]:
-    """Yields the messages that the items become. The instructions and the system's items at the
-    beginning become one system message, since most chat templates allow only one system message, at
-    the beginning.
-
-    Raises:
-        InvalidRequest: a `function_call_output` has the id of no earlier call.
-    """
-    system = [] if instructions is None else [instructions]
-    n_system = 0
-    for item in items:
-        if not isinstance(item, MessageItem) or item.role not in SYSTEM_ROLES:
-            break
-        system.append(joined(item.content))
-        n_system += 1
-    if system:
-        yield ChatMessage("system", "\n\n".join(system))
-    yield from _turns(items, n_system)
-
-
-def _turns(items: Sequence[InputItem], start: int) -> Iterator[ChatMessage]:
-    """Yields the messages that the items from `start` on become.
-
-    Raises:
-        InvalidRequest: a `function_call_output` has the id of no earlier call.
-    """
-    call_ids: set[str] = set()
-    turn = GatheredTurn()
-    for index, item in enumerate(items[start:], start):
-        match item:
-            case ReasoningItem():
-                yield from turn.begin()
-                turn.reasoning.append(joined(item.content) or joined(item.summary))
-            case MessageItem(role="assistant"):
-                yield from turn.begin()
-                turn.texts.append(joined(item.content))
-            case FunctionCallItem():
-                call_ids.add(item.call_id)
-                turn.calls.append(EarlierCall(item.call_id, item.name, item.arguments))
-            case FunctionCallOutputItem():
-                yield from turn.end()
-                if item.call_id not in call_ids:
-                    raise errors.InvalidRequest(
-                        f"input.{index}.call_id", "answers no function_call before it"
-                    )
-                yield ChatMessage("tool", joined(item.output), tool_call_id=item.call_id)
-            case MessageItem():
-                yield from turn.end()
-                role = "user" if item.role == "user" else "system"
-                yield ChatMessage(role, joined(item.content))
-    yield from turn.end()

@@ -6,147 +6,152 @@ of the stream, and counted as memory of the request.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from services.common import errors
+from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.protocol.message_items import Began, Ended, Grew, Item, ItemKind, Step
 from services.frontend.http.protocol.message_reply import MessageReply
 from services.frontend.http.protocol.reply import named_event
 from services.frontend.http.responses.answer import (
     OutputItem,
-    OutputText,
-    ReasoningText,
     RequestEcho,
     Response,
     ResponseUsage,
     Status,
 )
+from services.frontend.http.responses.logprobs import AnswerLogprobs, NoLogprobs, TextLogprobs
+from services.frontend.http.responses.output_items import (
+    CustomOutput,
+    FunctionOutput,
+    GrowingItem,
+    MessageOutput,
+    NamedFields,
+    ReasoningOutput,
+    SealedReasoningOutput,
+    SearchOutput,
+)
+from services.frontend.http.responses.tool_table import ToolTable
+from services.frontend.http.responses.tools import CustomTool, SearchTool
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.request_id import created_at
 
-Fields = Mapping[str, object]
+KEPT_BYTES = 8
+"""Largest number of bytes of memory that a kept character takes. The input of a custom tool is kept
+twice: as the arguments of a function, and as the text."""
 
-KEPT_BYTES = 4
-"""Largest number of bytes of memory that a kept character takes."""
 
-_PREFIXES = {ItemKind.REASONING: "rs_", ItemKind.TEXT: "msg_", ItemKind.CALL: "fc_"}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyRules:
+    """What a request asks of the items of its answer."""
 
-_DELTAS = {
-    ItemKind.REASONING: "response.reasoning_text",
-    ItemKind.TEXT: "response.output_text",
-    ItemKind.CALL: "response.function_call_arguments",
-}
+    echo: RequestEcho
+    """Fields of the response that repeat the request."""
+    tools: ToolTable
+    """Names of the tools."""
+    has_logprobs: bool = False
+    """Whether texts have the log-probabilities of their tokens."""
+    seals_reasoning: bool = False
+    """Whether reasoning has `encrypted_content`."""
 
 
 class ResponsesReply(MessageReply):
-    """Writes an answer as a response. `echo` has the fields of the response that repeat the
-    request."""
+    """Writes an answer as a response."""
 
-    __slots__ = ("_echo", "_numbers", "_output", "_text")
+    __slots__ = ("_growing", "_logprobs", "_numbers", "_output", "_rules")
 
-    def __init__(self, generation: Generation, echo: RequestEcho) -> None:
+    def __init__(self, generation: Generation, rules: ReplyRules) -> None:
         super().__init__(generation)
-        self._echo = echo
+        self._rules = rules
         self._numbers = itertools.count()
         self._output: list[OutputItem] = []  # items that are complete
-        self._text = StringIO()  # of the item that grows
+        self._growing: dict[Item, GrowingItem] = {}
+        self._logprobs: TextLogprobs = NoLogprobs()
+        if rules.has_logprobs:
+            self._logprobs = AnswerLogprobs(generation)
+
+    def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
+        for piece in pieces:
+            self._logprobs.add(piece)
+        yield from super().whole(pieces)
+
+    def events(self, piece: Piece) -> Iterator[Event]:
+        self._logprobs.add(piece)
+        if self._rules.has_logprobs and piece.logprobs is not None:
+            self._generation.keep(LOGPROB_BYTES * piece.logprobs.n_numbers)
+        yield from super().events(piece)
 
     def _message(self, items: Sequence[tuple[Item, str]]) -> Response:
         status = _status(self._reason)
         last_status: Status = "incomplete" if self._items.ends_in_call else status
-        output = [
-            self._item(item, text, last_status if item.index == len(items) - 1 else "completed")
-            for item, text in items
-        ]
+        output = []
+        for item, text in items:
+            growing = self._new(item)
+            own_status = last_status if item.index == len(items) - 1 else "completed"
+            for _ in (*growing.grow(text), *growing.end(own_status)):
+                pass
+            output.append(growing.output(own_status))
         return self._response(status, output)
 
     def begin(self) -> Iterator[Event]:
         response = self._response("in_progress", [])
-        yield self._event("response.created", {"response": response})
-        yield self._event("response.in_progress", {"response": response})
+        yield self._event("created", {"response": response})
+        yield self._event("in_progress", {"response": response})
 
     def explain(self, error: errors.OrcinusError) -> Event:
         code = "rate_limit_exceeded" if isinstance(error, errors.PoolFull) else "server_error"
         response = self._response("failed", self._output)
         response["error"] = {"code": code, "message": error.message}
-        return self._event("response.failed", {"response": response})
+        return self._event("failed", {"response": response})
 
     def _step(self, step: Step) -> Iterator[Event]:
         item = step.item
-        place: dict[str, object] = {"item_id": self._item_id(item), "output_index": item.index}
-        if item.kind is not ItemKind.CALL:
-            place["content_index"] = 0
         match step:
             case Began():
-                yield from self._began(item, place)
+                growing = self._growing[item] = self._new(item)
+                yield from self._events(growing.begin())
             case Grew(text=text):
                 self._generation.keep(KEPT_BYTES * len(text))
-                self._text.write(text)
-                yield self._event(f"{_DELTAS[item.kind]}.delta", _grown(item, place, "delta", text))
+                yield from self._events(self._growing[item].grow(text))
             case Ended(reason=reason, is_cut=is_cut):
-                yield from self._ended(item, place, "incomplete" if is_cut else _status(reason))
-
-    def _began(self, item: Item, place: Fields) -> Iterator[Event]:
-        added = self._item(item, None, "in_progress")
-        yield self._event("response.output_item.added", {"output_index": item.index, "item": added})
-        if item.kind is not ItemKind.CALL:
-            yield self._event("response.content_part.added", {**place, "part": _part(item, "")})
-
-    def _ended(self, item: Item, place: Fields, status: Status) -> Iterator[Event]:
-        text = self._text.getvalue()
-        self._text = StringIO()
-        name = "arguments" if item.kind is ItemKind.CALL else "text"
-        yield self._event(f"{_DELTAS[item.kind]}.done", _grown(item, place, name, text))
-        if item.kind is not ItemKind.CALL:
-            yield self._event("response.content_part.done", {**place, "part": _part(item, text)})
-        done = self._item(item, text, status)
-        self._output.append(done)
-        yield self._event("response.output_item.done", {"output_index": item.index, "item": done})
+                growing = self._growing.pop(item)
+                status: Status = "incomplete" if is_cut else _status(reason)
+                events = list(self._events(growing.end(status)))
+                self._output.append(growing.output(status))
+                yield from events
 
     def end(self) -> Iterator[Event]:
         status = _status(self._reason)
-        response = self._response(status, self._output)
-        yield self._event(f"response.{status}", {"response": response})
+        yield self._event(status, {"response": self._response(status, self._output)})
 
-    def _event(self, name: str, fields: Fields) -> Event:
-        return named_event(name, {"sequence_number": next(self._numbers), **fields})
+    def _events(self, named: Iterable[NamedFields]) -> Iterator[Event]:
+        for name, fields in named:
+            yield self._event(name, fields)
 
-    def _item_id(self, item: Item) -> str:
-        return f"{_PREFIXES[item.kind]}{self._generation.request_id}_{item.index}"
+    def _event(self, name: str, fields: Mapping[str, object]) -> Event:
+        numbered = {"sequence_number": next(self._numbers), **fields}
+        return named_event(f"response.{name}", numbered)
 
-    def _item(self, item: Item, text: str | None, status: Status) -> OutputItem:
-        """Returns an item with a text. An item that has just begun has the text None."""
-        item_id = self._item_id(item)
+    def _new(self, item: Item) -> GrowingItem:
+        request_id = self._generation.request_id
         match item.kind:
-            case ItemKind.CALL:
-                return {
-                    "id": item_id,
-                    "status": status,
-                    "type": "function_call",
-                    "call_id": item.call_id,
-                    "name": item.name,
-                    "arguments": text or "",
-                }
-            case ItemKind.REASONING:
-                return {
-                    "id": item_id,
-                    "status": status,
-                    "type": "reasoning",
-                    "summary": [],
-                    "content": [] if text is None else [_reasoning(text)],
-                }
             case ItemKind.TEXT:
-                return {
-                    "id": item_id,
-                    "status": status,
-                    "type": "message",
-                    "role": "assistant",
-                    "content": [] if text is None else [_text(text)],
-                }
+                return MessageOutput(item, request_id, self._logprobs)
+            case ItemKind.REASONING:
+                kind = SealedReasoningOutput if self._rules.seals_reasoning else ReasoningOutput
+                return kind(item, request_id)
+            case ItemKind.CALL:
+                (namespace, name), tool = self._rules.tools.called(item.name)
+                if isinstance(tool, CustomTool):
+                    return CustomOutput(item, request_id, name, namespace)
+                if isinstance(tool, SearchTool):
+                    return SearchOutput(item, request_id, name, namespace)
+                return FunctionOutput(item, request_id, name, namespace)
 
     def _response(self, status: Status | Literal["failed"], output: list[OutputItem]) -> Response:
         generation = self._generation
@@ -167,7 +172,7 @@ class ResponsesReply(MessageReply):
             "background": False,
             "previous_response_id": None,
             "truncation": "disabled",
-            **self._echo,
+            **self._rules.echo,
             **self._note,
         }
 
@@ -184,20 +189,3 @@ class ResponsesReply(MessageReply):
 
 def _status(reason: FinishReason | None) -> Literal["completed", "incomplete"]:
     return "incomplete" if reason is FinishReason.LENGTH else "completed"
-
-
-def _part(item: Item, text: str) -> OutputText | ReasoningText:
-    return _reasoning(text) if item.kind is ItemKind.REASONING else _text(text)
-
-
-def _text(text: str) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
-
-def _reasoning(text: str) -> ReasoningText:
-    return {"type": "reasoning_text", "text": text}
-
-
-def _grown(item: Item, place: Fields, name: str, text: str) -> Fields:
-    logprobs: Fields = {"logprobs": []} if item.kind is ItemKind.TEXT else {}
-    return {**place, name: text, **logprobs}

@@ -1,203 +1,89 @@
-"""The body of POST /v1/responses, OpenAI's protocol for agents, and the request made from the body.
+"""The bodies of POST /v1/responses, OpenAI's protocol for agents, and of POST
+/v1/responses/input_tokens, and the requests made from the bodies.
 
 Nothing is stored: clients send the whole conversation each time, as coding agents do. Tools that
-OpenAI's own servers run, such as web search, are left out.
+clients do not run, such as web search, are left out.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, BaseModel, FailFast, Field, Tag, WithJsonSchema
+from pydantic import FailFast, Tag
 from typing_extensions import TypeAliasType
 
 from services.common import errors
 from services.common.sampling import SamplingParams
 from services.frontend.generation.generation import Generation
 from services.frontend.http.bodies.accepted_values import only
-from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, by_type
-from services.frontend.http.bodies.ranges import N_TOKENS
-from services.frontend.http.protocol.conversation_body import GeneratingBody, Metadata
-from services.frontend.http.protocol.conversation_tools import (
-    ClientTool,
-    ToolName,
-    check_allowed,
-    json_text,
-    shown_tools,
-    tool_of,
+from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.ranges import N_LOGPROBS, N_TOKENS
+from services.frontend.http.protocol.conversation_body import (
+    ConversationBody,
+    GeneratingBody,
+    Metadata,
 )
+from services.frontend.http.protocol.conversation_tools import ClientTool, check_allowed
 from services.frontend.http.protocol.errors import failure
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
 from services.frontend.http.protocol.reply import named_event
 from services.frontend.http.protocol.text_parts import TEXT_OR_LIST
 from services.frontend.http.responses.answer import RequestEcho
-from services.frontend.http.responses.items import InputItem, InputItems, MessageItem, messages_of
-from services.frontend.http.responses.reply import ResponsesReply
+from services.frontend.http.responses.choices import Choice, ResponsesAllowed, ResponsesChoice
+from services.frontend.http.responses.formats import (
+    ResponsesJsonFormat,
+    ResponsesSchemaFormat,
+    TextOptions,
+)
+from services.frontend.http.responses.items import (
+    AdditionalToolsItem,
+    ConfigurationUpdateItem,
+    Effort,
+    InputItem,
+    InputItems,
+    MessageItem,
+    ToolSearchOutputItem,
+)
+from services.frontend.http.responses.reply import ReplyRules, ResponsesReply
+from services.frontend.http.responses.tool_table import ListedTool, ToolTable, listed
+from services.frontend.http.responses.tools import HostedTool, ResponsesTools
+from services.frontend.http.responses.turns import Turns
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
-from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Tool, ToolChoice
+from services.frontend.request.conversation import ChatMessage, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.output_format import ANY_OBJECT, NO_FORMAT, OutputFormat
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-class ResponsesFunction(ClientTool):
-    """A function that the model may call."""
-
-    type: Literal["function"]
-    """Kind of the tool."""
-    name: ToolName
-    """Name of the function."""
-    description: str | None = None
-    """Description of the function, which the model reads."""
-    parameters: dict[str, Any] | None = None
-    """JSON schema of the arguments; without a schema any object is allowed."""
-    strict: bool | None = None
-    """Whether arguments must keep the schema even if the model is free to call the function or
-    not."""
-
-    def to_tool(self) -> Tool:
-        return tool_of(self, parameters=json_text(self.parameters))
-
-
-class HostedTool(ExactModel):
-    """A tool that OpenAI's own servers run. The tool does not run here, so the model does not see
-    the tool."""
-
-    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "function"}})]
-    """Kind of the tool, anything but `function`. The tool does not run here, so the model does not
-    see the tool."""
-
-
-ResponsesTool = Annotated[
-    Annotated[ResponsesFunction, Tag("function")] | Annotated[HostedTool, Tag("other")],
-    by_type({"function": "function"}, others="other"),
-]
-ResponsesTools = TypeAliasType(
-    "ResponsesTools", Annotated[list[ResponsesTool], FailFast(), Field(max_length=MAX_TURNS)]
-)
-
-
-class ResponsesChoice(ExactModel):
-    """The function that must be called."""
-
-    type: Literal["function"]
-    """Kind of the tool."""
-    name: ToolName
-    """Name of the function that must be called."""
-
-
-AllowedTool = Annotated[
-    Annotated[ResponsesChoice, Tag("function")] | Annotated[HostedTool, Tag("other")],
-    by_type({"function": "function"}, others="other"),
-]
-
-
-class ResponsesAllowed(ExactModel):
-    """A selection of the tools. The model may call tools of the selection, or must call one, as
-    `mode` says."""
-
-    type: Literal["allowed_tools"]
-    """`allowed_tools`."""
-    mode: Literal["auto", "required"]
-    """`auto`: the model may call the selected tools; `required`: the model must call one."""
-    tools: Annotated[list[AllowedTool], FailFast(), Field(max_length=MAX_TURNS)]
-    """The selected tools, with functions given by name. The model sees no other tools."""
-
-    @property
-    def names(self) -> set[str]:
-        """The names of the allowed functions."""
-        return {tool.name for tool in self.tools if isinstance(tool, ResponsesChoice)}
-
-
-Choice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("text")]
-    | Annotated[ResponsesChoice, Tag("function")]
-    | Annotated[ResponsesAllowed, Tag("allowed_tools")]
-    | Annotated[UnknownKind, Tag("unknown")],
-    by_type({kind: kind for kind in ("function", "allowed_tools")}, text="text"),
-]
-
-
-class ResponsesTextFormat(ExactModel):
-    """The format of any text."""
-
-    type: Literal["text"]
-    """`text`: the output may be any text."""
-
-
-class ResponsesJsonFormat(ExactModel):
-    """The format of a JSON object."""
-
-    type: Literal["json_object"]
-    """`json_object`: the output is a JSON object."""
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
-    """A JSON schema that the object keeps; without a schema any object is allowed."""
-
-
-class ResponsesSchemaFormat(ExactModel):
-    """The format of JSON that keeps a schema."""
-
-    type: Literal["json_schema"]
-    """`json_schema`: the output is JSON that keeps a schema."""
-    name: str
-    """Name of the schema; does nothing."""
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
-    """The JSON schema."""
-    strict: bool | None = None
-    """Whether the request is refused if a keyword of the schema cannot be enforced. Otherwise the
-    answer names the keyword in the header `x-orcinus-unenforced`."""
-
-
-Format = Annotated[
-    Annotated[ResponsesTextFormat, Tag("text")]
-    | Annotated[ResponsesJsonFormat, Tag("json_object")]
-    | Annotated[ResponsesSchemaFormat, Tag("json_schema")]
-    | Annotated[UnknownKind, Tag("unknown")],
-    by_type({kind: kind for kind in ("text", "json_object", "json_schema")}),
-]
-
-
-class TextOptions(ExactModel):
-    """The format of the text."""
-
-    format: Format | None = None
-    """Format of the text; without a format any text is allowed."""
+SEALED_REASONING = "reasoning.encrypted_content"
 
 
 class ReasoningOptions(ExactModel):
     """How much the model is to reason before the answer."""
 
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: Effort | None = None
     """Value of the chat template's variable `reasoning_effort`. `none` and `minimal` also set
     `enable_thinking` to false."""
 
 
 Included = TypeAliasType("Included", Annotated[list[str], FailFast()])
 
-
-def _check_include(names: list[str] | None) -> list[str] | None:
-    if names is not None and LOGPROBS in names:
-        raise ValueError(f"{LOGPROBS!r} is not supported")
-    return names
+Input = Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
 
 
-class ResponsesBody(GeneratingBody):
-    """The body of POST /v1/responses."""
+class InputTokensBody(ConversationBody):
+    """The body of POST /v1/responses/input_tokens."""
 
     spelling: ClassVar = {"messages": "input"}
 
-    input: Annotated[Annotated[str, Tag("text")] | Annotated[InputItems, Tag("list")], TEXT_OR_LIST]
+    input: Input | None = None
     """The conversation: a text of the user, or items, oldest first."""
     instructions: str | None = None
     """Text of the system at the beginning of the conversation."""
-    max_output_tokens: Annotated[int | None, N_TOKENS] = None
-    """Largest number of tokens to generate. The number is lowered to the room that the prompt
-    leaves in the model's length, which is also the default."""
     tools: ResponsesTools | None = None
-    """Tools that the model may call, 512 functions at most. The model does not see tools of other
-    kinds."""
+    """Tools that the model may call, 512 at most. The model sees functions, custom tools, namespaces
+    and searches that the client runs, and no tools of other kinds."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
@@ -206,26 +92,93 @@ class ResponsesBody(GeneratingBody):
     """Format of the text."""
     reasoning: ReasoningOptions | None = None
     """How much the model reasons."""
-    metadata: Metadata = None
-    """Labels, which the answer repeats; 16 items at most."""
 
-    store: bool | None = None
-    """Does nothing: no answer is stored."""
-    include: Annotated[Included | None, AfterValidator(_check_include)] = None
-    """Names of additional fields of the answer. `message.output_text.logprobs` is refused; other
-    names do nothing."""
-    background: Annotated[bool | None, only(False)] = None
-    """Not served."""
     previous_response_id: Annotated[str | None, only()] = None
     """Not served, since nothing is stored: clients must send the whole conversation."""
     conversation: Annotated[Any, only()] = None
     """Not served, since nothing is stored: clients must send the whole conversation."""
-    prompt: Annotated[Any, only()] = None
-    """A stored prompt; not served."""
     truncation: Annotated[str | None, only("disabled", "auto")] = None
     """Does nothing: a conversation that is too long is refused."""
-    top_logprobs: Annotated[int | None, only(0)] = None
+
+    @cached_property
+    def table(self) -> ToolTable:
+        """The tools by the names that the model sees."""
+        return ToolTable(self._listed())
+
+    @property
+    def _shown_tools(self) -> Mapping[str, ClientTool]:
+        shown = self.table.shown()
+        if not isinstance(self.tool_choice, ResponsesAllowed):
+            return shown
+        names = self.tool_choice.shown_names(self.table)
+        return {path: tool for path, tool in shown.items() if tool.to_tool().name in names}
+
+    @property
+    def _template_kwargs(self) -> dict[str, Any]:
+        effort = self.reasoning.effort if self.reasoning else None
+        for item in self._items:
+            if isinstance(item, ConfigurationUpdateItem) and item.reasoning is not None:
+                effort = item.reasoning.effort or effort
+        return template_kwargs(effort)
+
+    @property
+    def _choice(self) -> ToolChoice:
+        allows_parallel = self.parallel_tool_calls is not False
+        match self.tool_choice:
+            case ResponsesChoice() as choice:
+                (name,) = choice.shown_names(self.table)
+                return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
+            case ResponsesAllowed(mode=mode) as allowed:
+                check_allowed(allowed.shown_names(self.table), self.table.names)
+                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
+            case "none" | "required" as mode:
+                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
+        return ToolChoice(allows_parallel=allows_parallel)
+
+    @property
+    def _items(self) -> Sequence[InputItem]:
+        if isinstance(self.input, str):
+            return [MessageItem(role="user", content=self.input)]
+        return self.input or ()
+
+    def _listed(self) -> Iterator[ListedTool]:
+        """Yields the tools of the body and of the items of the conversation."""
+        yield from listed(self.tools, "tools")
+        for place, item in enumerate(self._items):
+            path = f"input.{place}.tools"
+            if isinstance(item, AdditionalToolsItem):
+                yield from listed(item.tools, path)
+            elif isinstance(item, ToolSearchOutputItem):
+                yield from listed(item.tools, path, is_found=True)
+
+    def _messages(self) -> Iterator[ChatMessage]:
+        return Turns(self._items, self.table).messages(self.instructions)
+
+
+class ResponsesBody(InputTokensBody, GeneratingBody):
+    """The body of POST /v1/responses."""
+
+    input: Input
+    """The conversation: a text of the user, or items, oldest first."""
+    max_output_tokens: Annotated[int | None, N_TOKENS] = None
+    """Largest number of tokens to generate. The number is lowered to the room that the prompt
+    leaves in the model's length, which is also the default."""
+    metadata: Metadata = None
+    """Labels, which the answer repeats; 16 items at most."""
+    include: Included | None = None
+    """Names of additional fields of the answer. `message.output_text.logprobs` adds the
+    log-probabilities of the tokens of texts, and `reasoning.encrypted_content` adds a form of the
+    reasoning that clients send back. Other names do nothing."""
+    top_logprobs: Annotated[int | None, N_LOGPROBS] = None
+    """Number of the most likely tokens to show at each position of a text. A number above 0 also
+    adds the log-probabilities of the tokens."""
+
+    store: bool | None = None
+    """Does nothing: no answer is stored."""
+    background: Annotated[bool | None, only(False)] = None
     """Not served."""
+    prompt: Annotated[Any, only()] = None
+    """A stored prompt; not served."""
     max_tool_calls: int | None = None
     """Does nothing: the field limits tools that run in the server, and no tools run here."""
     user: str | None = None
@@ -244,6 +197,8 @@ class ResponsesBody(GeneratingBody):
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
             sampling=sampling,
+            logprobs_field="top_logprobs",
+            n_logprobs=(self.top_logprobs or 0) if self._has_logprobs else None,
         )
 
     @property
@@ -261,7 +216,13 @@ class ResponsesBody(GeneratingBody):
         return NO_FORMAT
 
     def reply(self, generation: Generation) -> ResponsesReply:
-        return ResponsesReply(generation, self._echo(generation.options.sampling))
+        rules = ReplyRules(
+            echo=self._echo(generation.options.sampling),
+            tools=self.table,
+            has_logprobs=self._has_logprobs,
+            seals_reasoning=SEALED_REASONING in (self.include or ()),
+        )
+        return ResponsesReply(generation, rules)
 
     @staticmethod
     def explain(error: errors.OrcinusError) -> Event:
@@ -277,41 +238,15 @@ class ResponsesBody(GeneratingBody):
         )
 
     @property
-    def _functions(self) -> list[ResponsesFunction]:
-        return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
+    def _has_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
-    @property
-    def _shown_tools(self) -> dict[str, ClientTool]:
-        told = shown_tools(self.tools)
-        if not isinstance(self.tool_choice, ResponsesAllowed):
-            return told
-        names = self.tool_choice.names
-        return {place: tool for place, tool in told.items() if tool.to_tool().name in names}
-
-    @property
-    def _template_kwargs(self) -> dict[str, Any]:
-        return template_kwargs(self.reasoning.effort if self.reasoning else None)
-
-    @property
-    def _choice(self) -> ToolChoice:
-        allows_parallel = self.parallel_tool_calls is not False
-        match self.tool_choice:
-            case ResponsesChoice(name=name):
-                return ToolChoice(mode="named", name=name, allows_parallel=allows_parallel)
-            case ResponsesAllowed(mode=mode, names=names):
-                check_allowed(names, (function.name for function in self._functions))
-                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
-            case "none" | "required" as mode:
-                return ToolChoice(mode=mode, allows_parallel=allows_parallel)
-        return ToolChoice(allows_parallel=allows_parallel)
-
-    def _messages(self) -> Iterator[ChatMessage]:
-        items: Sequence[InputItem] = (
-            [MessageItem(role="user", content=self.input)]
-            if isinstance(self.input, str)
-            else self.input
-        )
-        return messages_of(items, self.instructions)
+    def _echoed_tools(self) -> Iterator[dict[str, Any]]:
+        """Yields the tools of the field `tools` that the model sees."""
+        names = {tool.to_tool().name for tool in self._shown_tools.values()}
+        for place, tool in enumerate(self.tools or ()):
+            if self.table.is_shown(f"tools.{place}", names) and not isinstance(tool, HostedTool):
+                yield tool.echo()
 
     def _echo(self, sampling: SamplingParams) -> RequestEcho:
         """Returns the fields of an answer that repeat the request."""
@@ -332,9 +267,7 @@ class ResponsesBody(GeneratingBody):
                 if form
                 else {"type": "text"}
             },
-            "tool_choice": (
-                choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto"
-            ),
-            "tools": [tool.model_dump() for tool in self._shown_tools.values()],
+            "tool_choice": (choice or "auto" if isinstance(choice, str | None) else choice.echo()),
+            "tools": list(self._echoed_tools()),
             "top_p": sampling.top_p,
         }

@@ -9,10 +9,13 @@ import pytest
 from starlette.requests import Request
 
 from services.common import errors
+from services.frontend.http.anthropic.request import MessagesBody
+from services.frontend.http.bodies.client_fields import CLIENT_FIELDS
 from services.frontend.http.bodies.reader import MAX_UNKNOWN, parse_body
 from services.frontend.http.bodies.unknown_fields import HEADER, MAX_LOGGED, UnknownFields
 from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.completion_request import CompletionBody
+from services.frontend.http.responses.request import ResponsesBody
 from tests.fake_scheduler import PIPELINE, says
 from tests.frontend.conftest import Site, running
 
@@ -76,22 +79,102 @@ def request() -> Request:
     return Request({"type": "http", "headers": []})
 
 
-def test_each_set_of_names_is_logged_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    unknown = UnknownFields(clock=lambda: now)
-    with caplog.at_level(logging.WARNING):
+def test_each_field_is_logged_once_at_info(caplog: pytest.LogCaptureFixture) -> None:
+    unknown = UnknownFields()
+    with caplog.at_level(logging.INFO):
         for _ in range(5):
             unknown.found(request(), ("b", "a"))
-            unknown.found(request(), ("a", "b"))
-            unknown.found(request(), ("c\r\nd é",))
+            unknown.found(request(), ("a", "c"))
+            unknown.found(request(), ("d\r\nd é",))
         lines = [record.getMessage() for record in caplog.records]
-        assert [line.partition(": ")[2] for line in lines] == ["a, b", "c??d??"]
+        assert [line.partition(": ")[2] for line in lines] == ["a", "b", "c", "d??d??"]
+        assert {record.levelno for record in caplog.records} == {logging.INFO}
         for n in range(1000):
             unknown.found(request(), (f"name{n}",))
         assert len(caplog.records) == MAX_LOGGED
-        now = 1e5
-        unknown.found(request(), ("a", "b"))
-        assert len(caplog.records) == MAX_LOGGED + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (
+            ResponsesBody,
+            {
+                "input": [
+                    {
+                        "type": "message",
+                        "role": "assistant",
+                        "id": "msg_1",
+                        "status": "completed",
+                        "phase": "final_answer",
+                        "internal_chat_message_metadata_passthrough": {"turn_id": "1"},
+                        "content": [
+                            {"type": "output_text", "text": "x", "annotations": [], "logprobs": []}
+                        ],
+                    },
+                    {"type": "additional_tools", "role": "developer", "tools": []},
+                    {
+                        "type": "tool_search_output",
+                        "execution": "client",
+                        "status": "completed",
+                        "tools": [],
+                    },
+                ],
+                "client_metadata": {"a": "b"},
+                "stream_options": {"include_obfuscation": False},
+                "text": {"verbosity": "low"},
+                "reasoning": {"effort": "low", "summary": "auto"},
+            },
+        ),
+        (
+            ChatBody,
+            {
+                "messages": [USER],
+                "verbosity": "low",
+                "stream": True,
+                "stream_options": {"include_usage": True, "include_obfuscation": False},
+            },
+        ),
+        (
+            MessagesBody,
+            {
+                "max_tokens": 1,
+                "system": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+                        ],
+                    }
+                ],
+                "tools": [
+                    {"name": "f", "input_schema": {}, "cache_control": {"type": "ephemeral"}}
+                ],
+            },
+        ),
+    ],
+    ids=["responses", "chat", "messages"],
+)
+def test_fields_that_clients_send_by_themselves_are_not_told(
+    kind: Any, fields: dict[str, Any]
+) -> None:
+    assert unknown_in(kind, **fields) == ()
+    assert unknown_in(kind, **fields, mood=1) == ("mood",)
+
+
+def test_many_fields_of_clients_hide_no_unknown_field() -> None:
+    inner = {
+        path.removeprefix("input."): 1
+        for path in CLIENT_FIELDS
+        if path.startswith("input.") and path.count(".") == 1
+    }
+    assert len(inner) > MAX_UNKNOWN
+    kept = {"type", "role", "name", "content"}
+    item = {"role": "user", "content": "x"} | {k: v for k, v in inner.items() if k not in kept}
+    unknown = unknown_in(ResponsesBody, input=[item | {"mood": 1}])
+    assert "input.mood" in unknown
+    assert not CLIENT_FIELDS.intersection(unknown)
 
 
 @on_site

@@ -1,0 +1,53 @@
+"""Log-probabilities of the tokens of an answer, in the form that OpenAI's protocols for
+conversations share.
+
+The text of a token is the one that `TokenTexts` gives.
+"""
+
+from collections.abc import Sequence
+
+from typing_extensions import TypedDict
+
+from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.request.logprobs import Logprobs
+from services.frontend.text.token_texts import TokenTexts
+
+
+@answer_object
+class TokenLogprob(TypedDict):
+    """A token and the log-probability of the token."""
+
+    token: str
+    """Text of the token."""
+    logprob: float
+    """Log-probability of the token."""
+    bytes: list[int]
+    """Bytes of the token's text. The bytes are UTF-8, except that a token may hold only a part of a
+    character."""
+
+
+@answer_object
+class ChatTokenLogprob(TokenLogprob):
+    """A token of an answer, with the most likely tokens at its position."""
+
+    top_logprobs: list[TokenLogprob]
+    """The most likely tokens at this position, most likely first."""
+
+
+def token_logprobs(
+    texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
+) -> list[ChatTokenLogprob]:
+    """Returns the tokens with their log-probabilities, each with the `n_top` most likely tokens at
+    its position."""
+    return [
+        {
+            **_token(texts, token_id, logprobs.values[place]),
+            "top_logprobs": [_token(texts, *top) for top in logprobs.alternatives(place, n_top)],
+        }
+        for place, token_id in enumerate(token_ids)
+    ]
+
+
+def _token(texts: TokenTexts, token_id: int, logprob: float) -> TokenLogprob:
+    in_bytes = list(texts.to_bytes(token_id))
+    return {"token": texts.text(token_id), "logprob": logprob, "bytes": in_bytes}

@@ -1,0 +1,168 @@
+"""The input of a custom tool in the arguments that the model writes.
+
+A custom tool takes a text. The model sees a function with one parameter, and so writes the text as
+a string in JSON: `{"input": "…"}`. The reader below returns the text as it comes. Models write
+strings that are nearly JSON: raw line ends, unknown escapes and quotes without a backslash are part
+of the text. Arguments that are no such object are returned unchanged when they are complete.
+"""
+
+import re
+from enum import Enum, auto
+
+import pydantic_core
+
+INPUT = "input"
+"""Name of the parameter."""
+
+_OPENING = f'{{"{INPUT}":"'
+_CLOSING = re.compile(r'"\s*\}\s*\Z')
+_LETTERS = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_PLAIN = re.compile(r'[^"\\]+')
+_ESCAPE = re.compile(
+    r"\\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|\\u(?P<code>[0-9a-fA-F]{4})"
+    r'|\\(?P<letter>["\\/bfnrt])'
+)
+_CUT_ESCAPE = re.compile(
+    r"\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?\Z"
+)
+"""The beginning of an escape, or of two that make one character, at the end of a text."""
+
+
+def escaped(text: str) -> str:
+    """Returns the arguments that stand for an input in an earlier call."""
+    return pydantic_core.to_json({INPUT: text}).decode()
+
+
+class _State(Enum):
+    """The place that a reader has reached in the arguments."""
+
+    OPENING = auto()
+    TEXT = auto()
+    AFTER_QUOTE = auto()
+    UNSURE = auto()
+    """After a quote that may be part of the input, as the end of the arguments will show."""
+    NO_OBJECT = auto()
+
+
+class CustomInput:
+    """Reads the arguments of one call of a custom tool."""
+
+    def __init__(self) -> None:
+        self._state = _State.OPENING
+        self._read: list[str] = []
+        self._held = ""
+        """Characters that have been read and not returned, in the states before `UNSURE`."""
+        self._unsure: list[str] = []
+
+    def feed(self, text: str) -> str:
+        """Takes new characters of the arguments, and returns new characters of the input."""
+        self._read.append(text)
+        match self._state:
+            case _State.NO_OBJECT:
+                return ""
+            case _State.UNSURE:
+                self._unsure.append(text)
+                return ""
+        self._held += text
+        if self._state is _State.OPENING:
+            self._open()
+        if self._state is _State.AFTER_QUOTE:
+            return self._after_quote()
+        return self._take_text() if self._state is _State.TEXT else ""
+
+    def end(self) -> str:
+        """Ends the arguments, and returns the rest of the input."""
+        match self._state:
+            case _State.TEXT:
+                return _read_string(self._held, is_last=True)[0]
+            case _State.UNSURE if self._whole() is None:
+                rest = _CLOSING.sub("", "".join(self._unsure))
+                return '"' + _read_string(rest, is_last=True)[0]
+            case _State.NO_OBJECT:
+                whole = self._whole()
+                return "".join(self._read) if whole is None else whole
+        return ""
+
+    def _open(self) -> None:
+        """Drops the characters before the string, if all of them have come."""
+        compact = "".join(self._held.split())
+        if not compact.startswith(_OPENING):
+            if not _OPENING.startswith(compact):
+                self._state = _State.NO_OBJECT
+            return
+        n_seen = 0
+        for place, character in enumerate(self._held, 1):
+            n_seen += not character.isspace()
+            if n_seen == len(_OPENING):
+                self._held = self._held[place:]
+                break
+        self._state = _State.TEXT
+
+    def _take_text(self) -> str:
+        """Returns the characters of the input up to the next quote."""
+        new, self._held = _read_string(self._held)
+        if not self._held.startswith('"'):
+            return new
+        self._held = self._held[1:]
+        self._state = _State.AFTER_QUOTE
+        return new + self._after_quote()
+
+    def _after_quote(self) -> str:
+        """Returns the quote and the characters after it, if the characters show that the quote is
+        part of the input."""
+        compact = "".join(self._held.split())
+        if compact in ("", "}"):
+            return ""
+        if compact.startswith(("}", ",")):
+            self._state = _State.UNSURE
+            self._unsure.append(self._held)
+            return ""
+        self._state = _State.TEXT
+        return '"' + self._take_text()
+
+    def _whole(self) -> str | None:
+        """Returns the input if the arguments are JSON, else None."""
+        try:
+            value = pydantic_core.from_json("".join(self._read))
+        except ValueError:
+            return None
+        if isinstance(value, dict):
+            value = value.get(INPUT)
+        return value if isinstance(value, str) else None
+
+
+def _read_string(text: str, *, is_last: bool = False) -> tuple[str, str]:
+    """Returns the characters that a text inside a string in JSON stands for, and the rest of the
+    text. The rest begins with the quote that may end the string, or is the beginning of an escape.
+    With `is_last` there is no rest: quotes and cut escapes are characters of the string."""
+    found: list[str] = []
+    place = 0
+    while place < len(text):
+        if text[place] == '"':
+            if not is_last:
+                break
+            found.append('"')
+            place += 1
+        elif plain := _PLAIN.match(text, place):
+            found.append(plain[0])
+            place = plain.end()
+        elif not is_last and _CUT_ESCAPE.match(text, place):
+            break
+        elif escape := _ESCAPE.match(text, place):
+            found.append(_character(escape))
+            place = escape.end()
+        else:
+            found.append("\\")
+            place += 1
+    return "".join(found), text[place:]
+
+
+def _character(escape: re.Match[str]) -> str:
+    """Returns the character of an escape. Half of a pair of surrogates is no character, and becomes
+    the replacement character."""
+    if letter := escape["letter"]:
+        return _LETTERS[letter]
+    if code := escape["code"]:
+        return chr(int(code, 16)) if not "d800" <= code.lower() <= "dfff" else "\ufffd"
+    return bytes.fromhex(escape["high"] + escape["low"]).decode("utf-16-be")

@@ -1,0 +1,67 @@
+"""The parts of texts in a conversation of POST /v1/responses."""
+
+from typing import Annotated, Literal
+
+from pydantic import FailFast, Field, Tag
+from typing_extensions import TypeAliasType
+
+from services.frontend.http.bodies.object_kinds import ExactModel, by_type
+from services.frontend.http.protocol.text_parts import TEXT_OR_LIST
+from services.frontend.http.protocol.unknown_items import (
+    LEFT_OUT,
+    LeftOut,
+    Refused,
+    tag_of_unknown,
+)
+from services.frontend.request.conversation import MAX_TURNS
+
+
+class ResponsesPart(ExactModel):
+    """A part of a text."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    """Kind of the part; all kinds are read alike."""
+    text: str
+    """Text of the part; several parts are joined by line ends."""
+
+
+class RefusalPart(ExactModel):
+    """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
+
+    type: Literal["refusal"]
+    """Kind of the part."""
+    refusal: str
+    """Text of the refusal."""
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+        return self.refusal
+
+
+_TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_TAGS = {**dict.fromkeys(_TEXT_TYPES, "text"), "refusal": "refusal"}
+
+Part = Annotated[
+    Annotated[ResponsesPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | LeftOut
+    | Refused,
+    by_type(_TAGS, others=tag_of_unknown),
+]
+ResponsesParts = TypeAliasType(
+    "ResponsesParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
+)
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[ResponsesParts, Tag("list")], TEXT_OR_LIST]
+"""A text that the user may have written, whole or in parts."""
+
+MadePart = Annotated[
+    Annotated[ResponsesPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")] | LeftOut,
+    by_type(_TAGS, others=LEFT_OUT),
+]
+MadeParts = TypeAliasType(
+    "MadeParts", Annotated[list[MadePart], FailFast(), Field(max_length=MAX_TURNS)]
+)
+MadeText = Annotated[Annotated[str, Tag("text")] | Annotated[MadeParts, Tag("list")], TEXT_OR_LIST]
+"""A text of a model or a tool, whole or in parts. Parts of other kinds, such as images, are left
+out."""

@@ -1,0 +1,230 @@
+"""Calls in a conversation that other programs than the client's functions have answered: shells,
+patches, interpreters, searches and servers of tools.
+
+The tools of such calls are not told to the model, but the calls and their results are part of what
+the model knows. Each becomes a call of a tool with the name of the program, and a result.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import pydantic_core
+from pydantic import FailFast, Field, Tag
+from typing_extensions import TypeAliasType
+
+from services.frontend.http.bodies.object_kinds import ExactModel, by_type
+from services.frontend.http.protocol.conversation_tools import ToolName
+from services.frontend.request.conversation import MAX_TURNS
+
+Objects = TypeAliasType(
+    "Objects", Annotated[list[dict[str, Any]], FailFast(), Field(max_length=MAX_TURNS)]
+)
+Texts = TypeAliasType("Texts", Annotated[list[str], FailFast(), Field(max_length=MAX_TURNS)])
+
+
+def _json(value: object) -> str:
+    return pydantic_core.to_json(value).decode()
+
+
+class LocalShellCallItem(ExactModel):
+    """A command that the assistant ran in a shell of the client."""
+
+    type: Literal["local_shell_call"]
+    """Kind of the item."""
+    call_id: str | None = None
+    """Id of the call. The item with the call's result repeats the id."""
+    id: str | None = None
+    """Id of the item, which a result of type `local_shell_call_output` repeats."""
+    action: dict[str, Any]
+    """The command."""
+
+
+class ShellCallItem(ExactModel):
+    """Commands that the assistant ran in a shell."""
+
+    type: Literal["shell_call"]
+    """Kind of the item."""
+    call_id: str
+    """Id of the call. The item with the call's result repeats the id."""
+    action: dict[str, Any]
+    """The commands."""
+
+
+class ApplyPatchCallItem(ExactModel):
+    """A change of a file by the assistant."""
+
+    type: Literal["apply_patch_call"]
+    """Kind of the item."""
+    call_id: str
+    """Id of the call. The item with the call's result repeats the id."""
+    operation: dict[str, Any]
+    """The change."""
+
+
+class LocalShellOutputItem(ExactModel):
+    """The result of a command in a shell of the client."""
+
+    type: Literal["local_shell_call_output"]
+    """Kind of the item."""
+    id: str
+    """Id of the item of the call, or of the call."""
+    output: str
+    """Result of the command."""
+
+
+class ShellOutputItem(ExactModel):
+    """The result of commands in a shell."""
+
+    type: Literal["shell_call_output"]
+    """Kind of the item."""
+    call_id: str
+    """Id of the call, which must be an earlier item."""
+    output: Objects
+    """Result of each command."""
+
+
+class ApplyPatchOutputItem(ExactModel):
+    """The result of a change of a file."""
+
+    type: Literal["apply_patch_call_output"]
+    """Kind of the item."""
+    call_id: str
+    """Id of the call, which must be an earlier item."""
+    status: str | None = None
+    """Whether the change was made; the result, if there is no `output`."""
+    output: str | None = None
+    """Result of the change."""
+
+
+class McpCallItem(ExactModel):
+    """A call of a tool of an MCP server, with the result."""
+
+    type: Literal["mcp_call"]
+    """Kind of the item."""
+    id: str
+    """Id of the call."""
+    name: ToolName
+    """Name of the tool."""
+    arguments: str
+    """Arguments, as the text of a JSON object."""
+    output: str | None = None
+    """Result of the call."""
+    error: Any = None
+    """Reason why the call failed; the result, if there is no `output`."""
+
+
+class McpApprovalItem(ExactModel):
+    """The user's permission for a call of a tool of an MCP server."""
+
+    type: Literal["mcp_approval_response"]
+    """Kind of the item."""
+    reason: str | None = None
+    """Reason of the user, which the model reads as a turn of the user."""
+
+
+class CodeInterpreterItem(ExactModel):
+    """A program that an interpreter ran, with the output of the program."""
+
+    type: Literal["code_interpreter_call"]
+    """Kind of the item."""
+    id: str
+    """Id of the call."""
+    code: str | None = None
+    """The program."""
+    outputs: Objects | None = None
+    """Outputs of the program. Only logs are read."""
+
+
+class FileSearchItem(ExactModel):
+    """A search in files, with the results."""
+
+    type: Literal["file_search_call"]
+    """Kind of the item."""
+    id: str
+    """Id of the call."""
+    queries: Texts | None = None
+    """The searches."""
+    results: Objects | None = None
+    """Results of the searches."""
+
+
+ProgramCall = LocalShellCallItem | ShellCallItem | ApplyPatchCallItem
+"""A call whose result is a separate item."""
+
+ProgramOutput = LocalShellOutputItem | ShellOutputItem | ApplyPatchOutputItem
+"""The result of a call."""
+
+AnsweredCall = McpCallItem | CodeInterpreterItem | FileSearchItem
+"""A call together with its result."""
+
+PROGRAM_TYPES = (
+    "local_shell_call",
+    "shell_call",
+    "apply_patch_call",
+    "local_shell_call_output",
+    "shell_call_output",
+    "apply_patch_call_output",
+    "mcp_call",
+    "mcp_approval_response",
+    "code_interpreter_call",
+    "file_search_call",
+)
+
+ProgramItem = Annotated[
+    Annotated[LocalShellCallItem, Tag("local_shell_call")]
+    | Annotated[ShellCallItem, Tag("shell_call")]
+    | Annotated[ApplyPatchCallItem, Tag("apply_patch_call")]
+    | Annotated[LocalShellOutputItem, Tag("local_shell_call_output")]
+    | Annotated[ShellOutputItem, Tag("shell_call_output")]
+    | Annotated[ApplyPatchOutputItem, Tag("apply_patch_call_output")]
+    | Annotated[McpCallItem, Tag("mcp_call")]
+    | Annotated[McpApprovalItem, Tag("mcp_approval_response")]
+    | Annotated[CodeInterpreterItem, Tag("code_interpreter_call")]
+    | Annotated[FileSearchItem, Tag("file_search_call")],
+    by_type({kind: kind for kind in PROGRAM_TYPES}),
+]
+
+
+def call_of(item: ProgramCall | AnsweredCall) -> tuple[str, str, str]:
+    """Returns the id, the name and the arguments of a call."""
+    match item:
+        case LocalShellCallItem():
+            return item.call_id or item.id or "", "local_shell", _json(item.action)
+        case ShellCallItem():
+            return item.call_id, "shell", _json(item.action)
+        case ApplyPatchCallItem():
+            return item.call_id, "apply_patch", _json(item.operation)
+        case McpCallItem():
+            return item.id, item.name, item.arguments
+        case CodeInterpreterItem():
+            return item.id, "code_interpreter", _json({"code": item.code or ""})
+        case FileSearchItem():
+            return item.id, "file_search", _json({"queries": item.queries or []})
+
+
+def result_of(item: ProgramOutput | AnsweredCall) -> str:
+    """Returns the text of a result."""
+    match item:
+        case LocalShellOutputItem():
+            return item.output
+        case ShellOutputItem():
+            return _json(item.output)
+        case ApplyPatchOutputItem():
+            return item.output or item.status or ""
+        case McpCallItem():
+            return item.output or _text(item.error)
+        case CodeInterpreterItem():
+            return _joined(item.outputs, "logs")
+        case FileSearchItem():
+            return _joined(item.results, "text")
+
+
+def _text(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return _json(value)
+
+
+def _joined(parts: Sequence[dict[str, Any]] | None, name: str) -> str:
+    """Returns the texts of the member `name` of each part, one after the other."""
+    return "\n".join(text for part in parts or () if isinstance(text := part.get(name), str))

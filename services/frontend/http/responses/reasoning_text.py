@@ -1,0 +1,27 @@
+"""The field `encrypted_content` of reasoning.
+
+Some clients send reasoning back only as `encrypted_content`, which they ask for by `include`. The
+server stores nothing, so the field holds the reasoning itself, in Base64 after a mark. The field
+hides nothing: the same answer has the reasoning as text.
+"""
+
+import base64
+import binascii
+
+_MARK = "orcinus-reasoning:"
+
+
+def sealed(text: str) -> str:
+    """Returns the value of `encrypted_content` for a text of reasoning."""
+    return _MARK + base64.b64encode(text.encode()).decode()
+
+
+def opened(value: str | None) -> str:
+    """Returns the text in a value of `encrypted_content`. The text is empty for a value that
+    another server wrote, since only that server can read the value."""
+    if value is None or not value.startswith(_MARK):
+        return ""
+    try:
+        return base64.b64decode(value.removeprefix(_MARK), validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,0 +1,154 @@
+"""The tools of a conversation by the names that the model sees.
+
+A client names a tool by a namespace and a name, or by a name alone. The model knows only one name
+of a tool, which must be unique. Tools come in the field `tools` of the body and in items of the
+conversation.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from services.frontend.http.protocol.conversation_tools import ClientTool
+from services.frontend.http.responses.tools import (
+    SEARCH,
+    NamedTool,
+    Namespace,
+    ResponsesTool,
+    SearchTool,
+)
+
+Key = tuple[str | None, str]
+"""A namespace, or None, and the name of a tool in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTool:
+    """A tool at its place in the body."""
+
+    path: str
+    """Path of the tool in the body, such as `tools.0.tools.1`."""
+    tool: NamedTool | SearchTool
+    namespace: str | None = None
+    note: str = ""
+    """Paragraph for the model about the namespace; only for the first tool of a namespace."""
+    is_found: bool = False
+    """Whether a search has found the tool, so that the model sees the tool in any case."""
+
+    @property
+    def key(self) -> Key:
+        """The names by which clients call the tool."""
+        return self.namespace, self.tool.name if isinstance(self.tool, NamedTool) else SEARCH
+
+
+def listed(
+    tools: Sequence[ResponsesTool] | None, field: str, *, is_found: bool = False
+) -> Iterator[ListedTool]:
+    """Yields the tools of a list that the client runs. `field` is the path of the list."""
+    for place, tool in enumerate(tools or ()):
+        path = f"{field}.{place}"
+        if isinstance(tool, Namespace):
+            note = tool.note()
+            for number, member in enumerate(tool.tools):
+                if isinstance(member, NamedTool):
+                    yield ListedTool(
+                        path=f"{path}.tools.{number}",
+                        tool=member,
+                        namespace=tool.name,
+                        note=note,
+                        is_found=is_found,
+                    )
+                    note = ""
+        elif isinstance(tool, NamedTool | SearchTool):
+            yield ListedTool(path=path, tool=tool, is_found=is_found)
+
+
+class ToolTable:
+    """The tools that the model sees, with their names. Of several tools with one namespace and
+    name, the last is taken."""
+
+    def __init__(self, tools: Iterable[ListedTool]) -> None:
+        by_key: dict[Key, ListedTool] = {}
+        found: set[Key] = set()
+        for tool in tools:
+            by_key[tool.key] = tool
+            if tool.is_found:
+                found.add(tool.key)
+        has_search = (None, SEARCH) in by_key and isinstance(by_key[None, SEARCH].tool, SearchTool)
+        self._tools = {
+            key: tool
+            for key, tool in by_key.items()
+            if not (has_search and _is_deferred(tool) and key not in found)
+        }
+        self._names = dict(_names(self._tools))
+        self._keys = {name: key for key, name in self._names.items()}
+
+    def shown(self) -> dict[str, ClientTool]:
+        """Returns the tools as the model sees them, keyed by the path of the tool in the body."""
+        return {
+            listed.path: (
+                listed.tool.shown_as(self._names[key], note=listed.note)
+                if isinstance(listed.tool, NamedTool)
+                else listed.tool
+            )
+            for key, listed in self._tools.items()
+        }
+
+    def name_of(self, namespace: str | None, name: str) -> str:
+        """Returns the name by which the model knows a tool that a client names. A tool of a
+        namespace may be named without the namespace if only one namespace has the name. A tool that
+        is not in the table has the name that it would have beside other tools of the name."""
+        if (namespace, name) in self._names:
+            return self._names[namespace, name]
+        if namespace is not None:
+            return _qualified(namespace, name)
+        places = [key for key in self._names if key[1] == name]
+        return self._names[places[0]] if len(places) == 1 else name
+
+    def names_in(self, namespace: str) -> set[str]:
+        """Returns the names of the tools of a namespace, as the model knows them."""
+        return {name for key, name in self._names.items() if key[0] == namespace}
+
+    def called(self, shown_name: str) -> tuple[Key, NamedTool | SearchTool | None]:
+        """Returns the names by which the client calls a tool, and the tool, for the name that the
+        model knows. The tool is None if the model has made up the name."""
+        key = self._keys.get(shown_name)
+        return ((None, shown_name), None) if key is None else (key, self._tools[key].tool)
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all tools, as the model knows them."""
+        return set(self._keys)
+
+    def is_shown(self, path: str, among: set[str]) -> bool:
+        """Returns whether a tool of the body, or a tool of the namespace there, is one of the tools
+        `among`, which are named as the model knows them."""
+        return any(
+            self._names[key] in among and f"{listed.path}.".startswith(f"{path}.")
+            for key, listed in self._tools.items()
+        )
+
+
+def _is_deferred(listed: ListedTool) -> bool:
+    return isinstance(listed.tool, NamedTool) and bool(listed.tool.defer_loading)
+
+
+def _names(keys: Iterable[Key]) -> Iterator[tuple[Key, str]]:
+    """Yields each key with a name that no other key has. Keys without a namespace keep their
+    names."""
+    keys = list(keys)
+    taken = {name for namespace, name in keys if namespace is None}
+    counts = Counter(name for _, name in keys)
+    yield from (((None, name), name) for name in taken)
+    for namespace, name in keys:
+        if namespace is None:
+            continue
+        shown = name if counts[name] == 1 else _qualified(namespace, name)
+        while shown in taken:
+            shown += "_"
+        taken.add(shown)
+        yield (namespace, name), shown
+
+
+def _qualified(namespace: str, name: str) -> str:
+    return f"{namespace.rstrip('_')}__{name}"
