@@ -7,7 +7,7 @@ than the client's functions have answered.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Discriminator, FailFast, Field, Tag
+from pydantic import AfterValidator, Discriminator, FailFast, Field, Tag, WithJsonSchema
 from typing_extensions import TypeAliasType
 
 from services.common import errors
@@ -188,7 +188,7 @@ class ItemReference(ExactModel):
 
     type: Literal["item_reference"] | None = None
     """Kind of the item; may be left out."""
-    id: Annotated[str, AfterValidator(_refuse_reference)]
+    id: Annotated[str, AfterValidator(_refuse_reference), WithJsonSchema({"not": {}})]
     """Id of the item."""
 
 

@@ -35,7 +35,7 @@ from services.frontend.http.responses.output_items import (
     SearchOutput,
 )
 from services.frontend.http.responses.tool_table import ToolTable
-from services.frontend.http.responses.tools import CustomTool, SearchTool
+from services.frontend.http.responses.tools import FreeformTool, SearchTool
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.logprobs import LOGPROB_BYTES
@@ -147,7 +147,7 @@ class ResponsesReply(MessageReply):
                 return kind(item, request_id)
             case ItemKind.CALL:
                 (namespace, name), tool = self._rules.tools.called(item.name)
-                if isinstance(tool, CustomTool):
+                if isinstance(tool, FreeformTool):
                     return CustomOutput(item, request_id, name, namespace)
                 if isinstance(tool, SearchTool):
                     return SearchOutput(item, request_id, name, namespace)

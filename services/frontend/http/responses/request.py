@@ -82,8 +82,8 @@ class InputTokensBody(ConversationBody):
     instructions: str | None = None
     """Text of the system at the beginning of the conversation."""
     tools: ResponsesTools | None = None
-    """Tools that the model may call, 512 at most. The model sees functions, custom tools, namespaces
-    and searches that the client runs, and no tools of other kinds."""
+    """Tools that the model may call, 512 at most. The model sees functions, custom tools,
+    namespaces and searches that the client runs, and no tools of other kinds."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools."""
     parallel_tool_calls: bool | None = None
@@ -267,7 +267,13 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
                 if form
                 else {"type": "text"}
             },
-            "tool_choice": (choice or "auto" if isinstance(choice, str | None) else choice.echo()),
+            "tool_choice": (
+                choice.echo()
+                if isinstance(choice, ResponsesChoice | ResponsesAllowed)
+                else "auto"
+                if choice is None
+                else str(choice)
+            ),
             "tools": list(self._echoed_tools()),
             "top_p": sampling.top_p,
         }

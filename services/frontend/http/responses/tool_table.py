@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from services.frontend.http.protocol.conversation_tools import ClientTool
 from services.frontend.http.responses.tools import (
     SEARCH,
-    NamedTool,
+    NamedClientTool,
     Namespace,
     ResponsesTool,
     SearchTool,
@@ -28,7 +28,7 @@ class ListedTool:
 
     path: str
     """Path of the tool in the body, such as `tools.0.tools.1`."""
-    tool: NamedTool | SearchTool
+    tool: NamedClientTool | SearchTool
     namespace: str | None = None
     note: str = ""
     """Paragraph for the model about the namespace; only for the first tool of a namespace."""
@@ -38,7 +38,7 @@ class ListedTool:
     @property
     def key(self) -> Key:
         """The names by which clients call the tool."""
-        return self.namespace, self.tool.name if isinstance(self.tool, NamedTool) else SEARCH
+        return self.namespace, self.tool.name if isinstance(self.tool, NamedClientTool) else SEARCH
 
 
 def listed(
@@ -50,7 +50,7 @@ def listed(
         if isinstance(tool, Namespace):
             note = tool.note()
             for number, member in enumerate(tool.tools):
-                if isinstance(member, NamedTool):
+                if isinstance(member, NamedClientTool):
                     yield ListedTool(
                         path=f"{path}.tools.{number}",
                         tool=member,
@@ -59,7 +59,7 @@ def listed(
                         is_found=is_found,
                     )
                     note = ""
-        elif isinstance(tool, NamedTool | SearchTool):
+        elif isinstance(tool, NamedClientTool | SearchTool):
             yield ListedTool(path=path, tool=tool, is_found=is_found)
 
 
@@ -88,7 +88,7 @@ class ToolTable:
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)
-                if isinstance(listed.tool, NamedTool)
+                if isinstance(listed.tool, NamedClientTool)
                 else listed.tool
             )
             for key, listed in self._tools.items()
@@ -109,7 +109,7 @@ class ToolTable:
         """Returns the names of the tools of a namespace, as the model knows them."""
         return {name for key, name in self._names.items() if key[0] == namespace}
 
-    def called(self, shown_name: str) -> tuple[Key, NamedTool | SearchTool | None]:
+    def called(self, shown_name: str) -> tuple[Key, NamedClientTool | SearchTool | None]:
         """Returns the names by which the client calls a tool, and the tool, for the name that the
         model knows. The tool is None if the model has made up the name."""
         key = self._keys.get(shown_name)
@@ -130,7 +130,7 @@ class ToolTable:
 
 
 def _is_deferred(listed: ListedTool) -> bool:
-    return isinstance(listed.tool, NamedTool) and bool(listed.tool.defer_loading)
+    return isinstance(listed.tool, NamedClientTool) and bool(listed.tool.defer_loading)
 
 
 def _names(keys: Iterable[Key]) -> Iterator[tuple[Key, str]]:

@@ -32,7 +32,7 @@ SEARCH = "tool_search"
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
-class NamedTool(ClientTool):
+class NamedClientTool(ClientTool):
     """A tool that the client runs, with a name and a description."""
 
     name: ToolName
@@ -43,7 +43,7 @@ class NamedTool(ClientTool):
     """Whether the model sees the tool only after a search for tools has found the tool. Without a
     tool `tool_search` that the client runs, the model sees the tool from the beginning."""
 
-    def shown_as(self, name: str, *, note: str) -> "NamedTool":
+    def shown_as(self, name: str, *, note: str) -> "NamedClientTool":
         """Returns the tool as the model sees it: with another name, and with a paragraph `note`
         after the description unless the note is empty."""
         if name == self.name and not note:
@@ -58,7 +58,7 @@ class NamedTool(ClientTool):
         """Returns the tool as the answer repeats it."""
 
 
-class ResponsesFunction(NamedTool):
+class ResponsesFunction(NamedClientTool):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -76,14 +76,14 @@ class ResponsesFunction(NamedTool):
         return self.model_dump(exclude={"defer_loading"})
 
 
-class TextFormat(ExactModel):
+class FreeformText(ExactModel):
     """The format of any text."""
 
     type: Literal["text"]
     """`text`: the input may be any text."""
 
 
-class GrammarFormat(ExactModel):
+class FreeformGrammar(ExactModel):
     """The format of texts that a grammar or a regular expression describes."""
 
     type: Literal["grammar"]
@@ -105,12 +105,12 @@ class GrammarFormat(ExactModel):
 
 
 InputFormat = Annotated[
-    Annotated[TextFormat, Tag("text")] | Annotated[GrammarFormat, Tag("grammar")],
+    Annotated[FreeformText, Tag("text")] | Annotated[FreeformGrammar, Tag("grammar")],
     by_type({"text": "text", "grammar": "grammar"}, others="grammar"),
 ]
 
 
-class CustomTool(NamedTool):
+class FreeformTool(NamedClientTool):
     """A tool whose input is a text. The model sees a function with one parameter `input`, a
     string."""
 
@@ -121,7 +121,7 @@ class CustomTool(NamedTool):
 
     def to_tool(self) -> Tool:
         value: Mapping[str, Any] = {"type": "string"}
-        if isinstance(self.format, GrammarFormat):
+        if isinstance(self.format, FreeformGrammar):
             value = self.format.schema_of_input()
         schema = {
             "type": "object",
@@ -185,7 +185,7 @@ class HostedTool(LeftOutItem):
 
 GroupedTool = Annotated[
     Annotated[ResponsesFunction, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[FreeformTool, Tag("custom")]
     | Annotated[HostedTool, Tag("other")],
     by_type({"function": "function", "custom": "custom"}, others="other"),
 ]
@@ -209,12 +209,12 @@ class Namespace(ExactModel):
         """Returns the paragraph that tells the model of the group."""
         if not self.description:
             return ""
-        names = ", ".join(tool.name for tool in self.tools if isinstance(tool, NamedTool))
+        names = ", ".join(tool.name for tool in self.tools if isinstance(tool, NamedClientTool))
         return f"Group {self.name} ({names}): {self.description}"
 
     def echo(self) -> dict[str, Any]:
         """Returns the group as the answer repeats it."""
-        tools = [tool.echo() for tool in self.tools if isinstance(tool, NamedTool)]
+        tools = [tool.echo() for tool in self.tools if isinstance(tool, NamedClientTool)]
         return {**self.model_dump(exclude={"tools"}), "tools": tools}
 
 
@@ -224,7 +224,7 @@ def _tag_of(value: Mapping[str, Any]) -> str:
 
 ResponsesTool = Annotated[
     Annotated[ResponsesFunction, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[FreeformTool, Tag("custom")]
     | Annotated[Namespace, Tag("namespace")]
     | Annotated[SearchTool, Tag("search")]
     | Annotated[HostedTool, Tag("other")],

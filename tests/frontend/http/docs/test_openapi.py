@@ -160,7 +160,7 @@ ROLES = ("assistant", "user")
         ("ResponsesBody", {"tools": [TOOL, {"type": "web_search"}]}, True),
         ("ResponsesBody", {"tools": [{"type": "function"}]}, False),
         ("ResponsesBody", {"tool_choice": "required", "tools": [TOOL]}, True),
-        ("ResponsesBody", {"tool_choice": {"type": "custom", "name": "f"}}, False),
+        ("ResponsesBody", {"tool_choice": {"type": "mcp", "name": "f"}}, False),
         ("ResponsesBody", {"text": {"format": {**SCHEMA, "name": "x"}, "verbosity": "low"}}, True),
         ("ResponsesBody", {"text": {"format": {"type": "grammar"}}}, False),
         ("ResponsesBody", {"reasoning": {"effort": "low", "summary": "auto"}}, True),

@@ -48,7 +48,8 @@ def test_the_input_is_read_and_no_word_is_lost(arguments: str, expected: str) ->
 @given(st.text(), st.lists(st.integers(1, 9), min_size=1))
 def test_every_text_comes_back_however_the_arguments_are_cut(text: str, sizes: list[int]) -> None:
     for arguments in (escaped(text), json.dumps({"input": text})):
-        pieces, place = [], 0
+        pieces: list[str] = []
+        place = 0
         while place < len(arguments):
             size = sizes[len(pieces) % len(sizes)]
             pieces.append(arguments[place : place + size])
