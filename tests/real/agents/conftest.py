@@ -22,6 +22,7 @@ SDKS = CLIENTS.parents[1] / "sdks" / "bin"
 AIDER = CLIENTS.parents[1] / "aider" / "bin"
 
 PENDING = {
+    "test_codex_edits_a_file_by_a_tool_of_free_text": "no custom tools in Responses",
     "test_claude_code_compacts_a_prompt": "the error has no words that Claude Code knows",
     "test_opencode_edits_a_file_and_runs_it": "max_tokens is no upper bound in chats",
     "test_openai_agents_go_on_after_a_call[an_object": "tool_choice beside a response format",
