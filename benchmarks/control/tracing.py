@@ -116,7 +116,7 @@ async def running(
 
 
 async def tokens_per_second(system: System, arguments: argparse.Namespace) -> float:
-    """Returns the output tokens a second of clients that send one request after the other."""
+    """Returns the output tokens per second of clients that send one request after the other."""
     prompt = inference_pb2.Prompt(token_ids=inference_pb2.TokenIds(ids=range(5, 5 + 32)))
     options = inference_pb2.GenerationOptions(max_tokens=arguments.tokens, ignore_eos=True)
     request = inference_pb2.GenerateRequest(prompt=prompt, options=options)

@@ -3,11 +3,11 @@ paper.
 
     python -m benchmarks.engine --model DIR [--dtype bfloat16] [--quantization int8] [--threads 2]
 
-Prints for each batch the milliseconds of an iteration, and a floor beside them. The floor is the
-larger of two times: reading the weights at the measured bandwidth, and running the linear layers
-alone, one after the other, over the same weights. In a model with experts, the floor counts the
-largest number of experts that the tokens can choose, each with an even part of the tokens.
-Iterations and linear layers run in turns, and medians are compared.
+Prints for each batch the milliseconds of an iteration, and a lower bound, the floor: the larger of
+two times, reading the weights at the measured bandwidth, and running the linear layers alone, one
+after the other, over the same weights. In a model with experts, the floor counts the largest number
+of experts that the tokens can choose, each with an even part of the tokens. Iterations and linear
+layers run in turns, and medians are compared.
 
 The other columns say where the iteration's time goes, by medians too: linear layers, attention,
 other operations (norms, rotary embedding with K/V, gates that are not in a linear layer), sampling,
@@ -68,8 +68,10 @@ class Batch:
         self.case = case
         self._model = model
         n_positions = max(context + n_iterations, case.n_prompt_tokens)
-        self._n_blocks = -(-n_positions // BLOCK_SIZE)  # of a request
-        self._n_own = self._n_blocks * len(model.kv_groups.windows)  # in all K/V groups
+        self._n_blocks = -(-n_positions // BLOCK_SIZE)  # blocks of a request in one K/V group
+        self._n_own = self._n_blocks * len(
+            model.kv_groups.windows
+        )  # blocks of a request in all K/V groups
         n_rows = case.n_decodes + (case.n_prompt_tokens > 0)
         self._runner = ModelRunner(model, n_kv_blocks=n_rows * self._n_own, block_size=BLOCK_SIZE)
         self._iteration = 0
@@ -189,7 +191,9 @@ class Line:
     case: Case
     iteration: float
     floor: float
-    shares: dict[str, float]  # of the iteration, by kind; medians, which need not add up to 1
+    shares: dict[
+        str, float
+    ]  # medians of the shares of the time, by kind; the sum may differ from 1
 
 
 def measure(

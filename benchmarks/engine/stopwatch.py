@@ -17,9 +17,16 @@ from kernels.steps import Expert, Gated, Multiply, RunExperts
 from kernels.weights.linear import LinearWeight
 from services.worker.models import StageModel
 
-KINDS = {"attention": "attention", "sample": "sampling"}  # of operations; all else is "other"
-UNTIMED = {"plan_attention", "run_program", "has_fixed_shapes"}  # of the fields of Ops
-SHARED = ("linear", "attention", "other", "sampling")  # among which an iteration's time is
+KINDS = {
+    "attention": "attention",
+    "sample": "sampling",
+}  # the kinds of operations; other operations are "other"
+UNTIMED = {
+    "plan_attention",
+    "run_program",
+    "has_fixed_shapes",
+}  # fields of `Ops` that are not timed
+SHARED = ("linear", "attention", "other", "sampling")  # kinds with a share of the time
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
-"""The cost of the GPU path beside what the device could do: kernels, iterations, a whole workload.
+"""The time of the GPU path compared with the limits of the device: kernels, iterations, a workload.
 
     python -m benchmarks.gpu --out DIR                       one GPU, less than eight minutes
-    python -m benchmarks.gpu --out DIR --tiny --device cpu   whether it runs; the numbers say little
+    python -m benchmarks.gpu --out DIR --tiny --device cpu   a test run; its numbers mean little
 
 Needs torch, triton, numpy and safetensors. Draws figures if matplotlib is installed, and runs the
 same model in `transformers` if that package is installed.

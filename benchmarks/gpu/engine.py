@@ -210,7 +210,7 @@ def _profiled(bench: Bench, launch: Callable[[], Launched], step_s: float) -> Ro
                 launch().wait()
             torch.cuda.synchronize(bench.device)
         events = record.events() or ()
-    except (AssertionError, RuntimeError) as error:  # what the profiler raises
+    except (AssertionError, RuntimeError) as error:  # errors of the profiler
         return {"not_profiled": f"{type(error).__name__}: {error}"}
     return profile_of([event for event in events if event.device_type.name == "CUDA"], step_s)
 

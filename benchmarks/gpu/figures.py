@@ -118,7 +118,7 @@ def _steps(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _throughput(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draws the output tokens a second of the workload, a bar for each version."""
+    """Draws the output tokens per second of the workload, a bar for each version."""
     own = [row for row in rows if "output_tokens_per_s" in row]
     names = [
         row["version"] if row["version"].startswith(OURS) else f"transformers\n{row['version']}"

@@ -22,7 +22,7 @@ def measure(bench: Bench) -> None:
     timing = bench.timer.time([partial(target.copy_, source)], is_capturable=False)
     n_bytes = 2 * source.nbytes  # read and written
     bench.emit({"case": COPY, "seconds": timing.device_s, "n_bytes": n_bytes, "n_flops": 0})
-    part = source[: len(source) // 4]  # of more than 2 GiB PyTorch makes several sums
+    part = source[: len(source) // 4]  # PyTorch would divide a sum over more than 2 GiB
     timing = bench.timer.time([partial(torch.sum, part)], is_capturable=False)
     bench.emit({"case": READ, "seconds": timing.device_s, "n_bytes": part.nbytes, "n_flops": 0})
     del source, target, part

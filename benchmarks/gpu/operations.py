@@ -189,7 +189,7 @@ def sampling_cases(bench: Bench, n: int) -> Iterator[Case]:
             f"sample, {n} rows, {name}",
             partial(_sample_calls, logits, columns_of(bench, params)),
             n_bytes=n_bytes,
-            is_torch_capturable=False,  # it asks which rows are settled
+            is_torch_capturable=False,  # its host reads which rows are settled
             max_different_share=0.01,
         )
 

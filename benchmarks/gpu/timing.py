@@ -47,7 +47,7 @@ class Timer:
 
     def time(self, calls: Sequence[Call], *, is_capturable: bool = True) -> Timing:
         """Returns the median times of one call; `calls` are run in turn."""
-        calls[0]()  # compiles what is to be compiled
+        calls[0]()  # compiles kernels
         self.synchronize()
         if self.device.type != "cuda":
             call_s = self._repeat(lambda: _run(calls), self._wall_s) / len(calls)
@@ -94,7 +94,7 @@ def _captured(calls: Sequence[Call]) -> torch.cuda.CUDAGraph | None:
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
-            results = [call() for call in calls]  # one that is dropped makes room for the next one
+            results = [call() for call in calls]  # kept, so that all calls have separate memory
     except RuntimeError:
         torch.cuda.synchronize()
         return None

@@ -1,5 +1,5 @@
-"""The model of the other sections in `transformers`: padded batches, continuous batching, and
-single decodes.
+"""Measures `transformers` with the model of the other sections: padded batches, continuous
+batching, and single decodes.
 
 `generate` computes a batch until its longest answer is complete; only requested tokens are counted.
 `continuous batching` is the implementation in transformers, with default settings. The weights are

@@ -2,17 +2,16 @@
 
     python -m benchmarks.paper
 
-The costs of the paper's machines are fitted to Figure 9 alone, which measures engines without a
-scheduler, and are then held fixed. Figures 10 and 11 are predicted from these costs: the
-`Scheduler`, policies and K/V manager of `services.scheduler.core` run the paper's traces through
-`simulator.engine`, beside the paper's baselines. The plots show the predictions beside the paper's
-points.
+The costs of the paper's machines are fitted only to Figure 9, which measures engines without a
+scheduler. Figures 10 and 11 are predicted from these costs: the `Scheduler`, policies and K/V
+manager of `services.scheduler.core`, and the paper's baselines, run the paper's traces in
+`simulator.engine`. The plots show the predictions together with the paper's points.
 
     published.py            the points of the paper's figures, as far as they can be read
-    models.py               Table 1
+    models.py               the models of Table 1
     gpu_costs.py, fit.py    the time of an iteration, and its parameters
     faster_transformer.py   the paper's baseline
     cellular.py             BatchMaker's policy
-    systems.py, sweep.py    what runs, and at which rates
-    beyond/                 what the figures leave out
+    systems.py, sweep.py    the systems, and their runs at many rates
+    beyond/                 comparisons that the paper's figures do not have
 """

@@ -33,7 +33,7 @@ SYSTEMS_10 = {
     "ft(8,8)": (0.05, 0.085, 0.12, 0.15, 0.18, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7),
     "cellular(32)": (0.14, 0.25, 0.4, 0.5, 0.6, 0.8, 1.2),
 }
-"""Systems of Figure 10, and BatchMaker's. The rates of each system go from almost idle to
+"""Systems of Figure 10, and BatchMaker's system. The rates of each system go from almost idle to
 overloaded."""
 
 SYSTEMS_11 = ("orca(32)", "orca(8)", "orca(1)", "ft(1,1)", "ft(8,4)", "ft(8,8)", "ft(16,8)")
@@ -52,7 +52,7 @@ def figure_10(lengths: tuple[Lengths, ...], engines: dict[str, Gpu]) -> dict[str
         for system, rates in SYSTEMS_10.items()
         for rate in rates
     ]
-    # By Algorithm 1, one stage has one batch in flight. The paper's points look like those of two.
+    # By Algorithm 1, one stage has one batch in flight. The paper's points look like two batches.
     runs += [
         Run("101B", "orca(32)", rate, lengths, n_in_flight=2) for rate in SYSTEMS_10["orca(32)"]
     ]
@@ -81,8 +81,8 @@ def compare(curves: Mapping[str, Mapping[str, Sequence[Point]]]) -> list[dict[st
 
 
 def headline(curves: Mapping[str, Sequence[Point]]) -> dict[str, float]:
-    """Returns the throughputs of both systems for 175B at the latency of the abstract, and their
-    ratio."""
+    """Returns the throughputs of both systems for 175B at the latency in the paper's abstract, and
+    their ratio."""
     found = {
         system: throughput_at(curves[system], HEADLINE_MS_PER_TOKEN) or 0.0
         for system in HEADLINE_PER_S
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder for the plots")
     options = parser.parse_args()
 
-    about = machine.describe()  # before files are written
+    about = machine.describe()  # first, since written files would make the working tree differ
     variants = {
         kind: predict(fit(kind), options.requests, options.seed) for kind in (NO_PAIRS, ALL_PAIRS)
     }

@@ -1,9 +1,9 @@
 """Cellular batching (BatchMaker, Gao et al., EuroSys'18), applied to Transformers.
 
-BatchMaker lets requests join and leave between cells of a recurrent network, and batches cells that
-have the same weights. In a Transformer the cells of two requests are alike only at the same
-position: attention has another length elsewhere (Orca, section 7). So an iteration has requests
-with as many tokens stored and as many to store.
+BatchMaker lets requests join and leave a batch between cells of a recurrent network, and batches
+cells that have equal weights. In a Transformer the cells of two requests are alike only at equal
+positions, because the length of attention depends on the position (Orca, section 7). So all
+requests of an iteration have equal numbers of stored tokens and of tokens to store.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from services.scheduler.core.request_pool import RequestPool
 
 
 class CellularPolicy:
-    """A policy that selects the first request in the pool's order, and all requests at the same
-    position."""
+    """A policy that selects the first request in the pool's order, and all requests at the position
+    of this request."""
 
     name = "cellular"
     max_span_tokens = None

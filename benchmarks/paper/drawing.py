@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from the simulation beside what the paper reports."""
+"""Plots of the paper's figures from simulations, together with the paper's points."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from benchmarks.paper.published import FIGURE_10, Point
 
 LARGEST_MS, LARGEST_WHOLE_MS = 2e3, 1e5
-"""Largest latencies that are drawn, in ms: per token, and of whole requests."""
+"""Largest latencies in the plots, in ms: per token, and of whole requests."""
 
 STYLES = ("-", "--")
 

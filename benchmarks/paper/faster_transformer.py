@@ -1,17 +1,19 @@
 """FasterTransformer under request-level scheduling, as the paper measured it (sections 3 and 6),
-and kinder ways to do the same.
+and improved variants.
 
-When the engine has nothing to do, up to `max_batch_size` requests are taken from the queue, as by
-Triton's dynamic batcher. A batch is one call of the engine:
+When the engine is idle, up to `max_batch_size` requests are taken from the queue, as in Triton's
+dynamic batcher. A batch is one call of the engine:
 
-- Its first iteration has all prompts as if they were as long as the shortest one. What is left of
-  the longer ones comes token by token in the iterations after it.
-- All its requests are computed until the last has as many tokens as it asked for; those that have
-  ended before are computed with the others. Nothing is returned before.
+- The first iteration computes, for each prompt, as many tokens as the shortest prompt has. The
+  other tokens of longer prompts are computed one by one in the following iterations.
+- All requests of the batch are computed until the last request has all its tokens, also requests
+  that have ended before. Nothing is returned earlier.
 - Keys and values of `max_sequence_len` tokens are allocated for each request.
-- It goes through the stages in microbatches, each as often as the longest of the batch needs.
+- The batch passes through the stages in microbatches, all for as many iterations as the longest
+  request needs.
 
-Each of these may be `Kinder`. Takes the place of `Scheduler` in a simulation.
+`Kinder` has options that improve each of these points. The class `FasterTransformer` replaces
+`Scheduler` in a simulation.
 """
 
 from collections import deque
@@ -25,7 +27,7 @@ from simulator.virtual_clock import VirtualClock
 
 
 class Prompts(Enum):
-    """Number of tokens of each prompt in the first iteration of a batch."""
+    """Choices for the number of tokens of each prompt in the first iteration of a batch."""
 
     SHORTEST = auto()
     """The tokens of the shortest prompt; the other tokens follow one by one."""
@@ -44,19 +46,19 @@ class Kinder:
     is_continuous: bool = False
     """Whether each token is returned after its iteration, not after the whole batch."""
     leaves: bool = False
-    """Whether requests that have ended are computed no more; no other request takes their place."""
+    """Whether requests that have ended are no longer computed. No new request replaces them."""
     allocates_own: bool = False
     """Whether a request allocates memory for its own tokens, not for the longest sequence."""
     n_batches: int = 1
     """Number of batches that run at the same time. With one batch for each stage, the pipeline is
     full without microbatches."""
     max_delay_s: float = 0.0
-    """Seconds for which the oldest request waits for a batch to fill while the engine is idle:
-    Triton's `max_queue_delay`."""
+    """Largest number of seconds for which an idle engine waits for more requests, from the arrival
+    of the oldest request: Triton's `max_queue_delay`."""
 
 
 class FasterTransformer:
-    """The scheduler and the batches of one engine."""
+    """The scheduler and the running batches of one engine."""
 
     def __init__(
         self,
@@ -88,7 +90,7 @@ class FasterTransformer:
         self._microbatch_size = microbatch_size
         self._max_sequence_len = max_sequence_len
         self._queue: deque[Request] = deque()
-        self._due_s: dict[Request, float] = {}  # when those that wait need not wait longer
+        self._due_s: dict[Request, float] = {}  # time until which a request waits for others
         self._running: list[_RunningBatch] = []
         self._ready: deque[_Microbatch] = deque()
         self._in_flight: dict[int, _Microbatch] = {}
@@ -96,18 +98,18 @@ class FasterTransformer:
 
     @property
     def n_reserved_slots(self) -> int:
-        """K/V slots that are allocated for the batches that run."""
+        """Number of K/V slots that are allocated for the running batches."""
         return sum(batch.n_slots for batch in self._running)
 
     def submit(self, request: Request) -> None:
-        """Puts a request into the queue."""
+        """Adds a request to the queue."""
         self._queue.append(request)
         if self._clock is not None and self._kinder.max_delay_s:
             self._due_s[request] = self._clock.now_s + self._kinder.max_delay_s
             self._clock.wake_at(self._due_s[request])
 
     def take_preempted(self) -> list[Request]:
-        """Returns nothing, since no request is preempted."""
+        """Returns an empty list, since no request is preempted."""
         return []
 
     def select(self) -> Batch | None:
@@ -166,8 +168,8 @@ class FasterTransformer:
         self._running.append(batch)
 
     def _next_requests(self) -> list[Request]:
-        """Returns the requests of the next batch; an empty list while they wait for the batch to
-        fill."""
+        """Returns the requests of the next batch; an empty list while the batch waits for more
+        requests."""
         result: list[Request] = []
         n_free = self._n_slots - self.n_reserved_slots
         for request in self._queue:
@@ -180,7 +182,7 @@ class FasterTransformer:
         return [] if result and self._may_wait(result[0]) else result
 
     def _may_wait(self, request: Request) -> bool:
-        """Returns whether a request may still wait for others to arrive."""
+        """Returns whether a request may still wait for the arrival of others."""
         return self._clock is not None and self._clock.now_s < self._due_s.get(request, 0.0)
 
     def _n_allocated(self, request: Request) -> int:
@@ -208,10 +210,10 @@ class _Microbatch:
         leaves: bool,
     ) -> None:
         """`n_first` has the number of tokens of each request in the first iteration. With `leaves`,
-        requests that have ended are computed no more."""
+        requests that have ended are no longer computed."""
         self.batch = batch
         self.n_left = max(map(_n_iterations, requests, n_first))
-        """Number of iterations to come."""
+        """Number of remaining iterations."""
         self._requests = dict(zip(requests, n_first, strict=True))
         self._leaves = leaves
         self._n_run = 0
@@ -260,5 +262,5 @@ class _Microbatch:
 
 
 def _n_iterations(request: Request, n_first: int) -> int:
-    """Returns the iterations until a request has all tokens that it asked for."""
+    """Returns the number of iterations until a request has all its tokens."""
     return request.max_new_tokens + max(0, request.n_prompt_tokens - n_first)

@@ -1,16 +1,18 @@
-"""Finds the parameters of the paper's engines from Figure 9, and from nothing else.
+"""Fits the parameters of the paper's engines to Figure 9 alone.
 
-Part b, 101B on one stage, has the time of batches by size and length of prompts. Of part c, 175B on
-two stages, the text gives two numbers: one time of Orca's, and how much longer FasterTransformer
-takes at most. Errors are of logarithms, so that all points count alike. Both engines use the same
-libraries for products (section 6.1), so what reads and multiplies is the same.
+Part b, 101B on one stage, has the times of batches by size and length of prompts. For part c, 175B
+on two stages, the text has two numbers: one time of Orca, and the largest ratio of
+FasterTransformer's time to Orca's. Errors are differences of logarithms, so that all points have
+equal weight. Both engines use the same libraries for products (section 6.1), so both have equal
+parameters for reading and multiplying.
 
-Figure 9 leaves two things open. It cannot tell the time of a layer that depends on nothing from
-that of reading its weights: both are in each iteration, and with one stage they grow alike. So the
-former is not fitted but the sum of its parts, `LAYER_S`. Nor can it tell the attention of prompts
-from their products: prompts have two lengths only, and the longer one is far from where attention
-grows with the square. So there are two fits, the ends of what is possible: one in which attention
-of prompts takes no time, and one in which products run at the peak and it takes all that is left.
+Figure 9 does not determine two parameters. First, the fixed time of a layer cannot be separated
+from the time for reading the weights, since both are part of every iteration, and are proportional
+with one stage. So the fixed time is not fitted, but is the sum of its parts (`LAYER_S`). Second,
+the attention of prompts cannot be separated from their products: there are only two lengths of
+prompts, and both are too short for the quadratic growth of attention. So there are two extreme
+fits. In one, attention of prompts takes no time. In the other, products run at the peak, and
+attention takes all the rest.
 """
 
 import math
@@ -33,21 +35,21 @@ from benchmarks.paper.published import (
 from simulator.costs import IterationWork
 
 PEAK_BANDWIDTH, PEAK_PRODUCTS = 1.555e12, 312e12 / 2
-"""An A100's bytes and multiplications a second, in fp16, by its data sheet."""
+"""Bytes and multiplications per second of an A100 in fp16, from its data sheet."""
 
 SUMS_S = 2 * 25e-6
-"""Time of a layer for two all-reduces over the 8 GPUs of a host."""
+"""Seconds of a layer for two all-reduces over the 8 GPUs of a host."""
 LAYER_S = SUMS_S + 10 * 5e-6
-"""Time of a layer of Orca's engine that does not depend on the batch: its all-reduces and ten
-launches of kernels. Some 25 us for an all-reduce of a small tensor with NCCL over NVLink, and some
-5 us for a launch, are from experience and not from the paper."""
+"""Seconds of a layer of Orca's engine that do not depend on the batch: all-reduces and ten launches
+of kernels. About 25 us for an all-reduce of a small tensor with NCCL over NVLink, and about 5 us
+for a launch, are from experience and not from the paper."""
 
 NO_PAIRS, ALL_PAIRS = "attention of prompts takes no time", "it takes all that Figure 9 leaves"
 """The two fits."""
 
 START = {NO_PAIRS: (1.0e12, 80e12, 4e-6, 1e-4, 2e-6), ALL_PAIRS: (1.0e12, 5e-10, 4e-6, 1e-4, 2e-6)}
-"""Start of the search: bandwidth, products or time of a pair, and time of a request in a layer;
-then the two times of FasterTransformer's layer."""
+"""Start of the search: bandwidth, products (or the time of a pair), and time of a request in a
+layer of Orca; then the two times of a layer of FasterTransformer."""
 
 LARGEST = {
     NO_PAIRS: (PEAK_BANDWIDTH, PEAK_PRODUCTS, 1e-4, 1e-3, 1e-4),
@@ -59,12 +61,12 @@ upper."""
 
 LARGEST_SYNC_S = 1.0
 AT_BOUND = 1e-3
-"""Difference of logarithms to a bound, below which a parameter counts as being at the bound."""
+"""A parameter counts as being at a bound if the difference of their logarithms is smaller."""
 
 
 def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_OUTPUT) -> float:
-    """Returns the time of a batch of equal requests from its prompts to its last tokens, with
-    nothing else in the pipeline."""
+    """Returns the time in seconds of a batch of equal requests, from the prompts to the last
+    tokens, in an otherwise empty pipeline."""
     prefill = IterationWork.of([(0, n_prompt, True)] * batch_size)
     decodes = (
         IterationWork.of([(n_prompt + n_before, 1, True)] * batch_size)
@@ -74,10 +76,10 @@ def batch_s(costs: GpuCosts, batch_size: int, n_prompt: int, n_output: int = N_O
 
 
 def fit(kind: str) -> dict[str, Gpu]:
-    """Returns the parameters of both engines, `orca` and `ft`, by one of the two fits.
+    """Returns the parameters of both engines, `orca` and `ft`, from the fit `kind`.
 
     Raises:
-        RuntimeError: a parameter is at its bound, so that the points say nothing of it.
+        RuntimeError: a parameter is at its bound, so that the points do not determine it.
     """
 
     def residuals(logs: npt.NDArray[np.float64]) -> list[float]:
@@ -126,8 +128,8 @@ def _sync_error(engines: dict[str, Gpu], sync_s: float) -> float:
 
 
 def slowest_to_fastest(model: PaperModel, one: Gpu, other: Gpu) -> float:
-    """Returns the largest ratio of one engine's time to the other's, over the batches of Figure
-    9."""
+    """Returns the largest ratio of the time of `one` to the time of `other` over the batches of
+    Figure 9."""
     return max(
         batch_s(GpuCosts(model, one), batch_size, n_prompt)
         / batch_s(GpuCosts(model, other), batch_size, n_prompt)

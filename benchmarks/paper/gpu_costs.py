@@ -1,16 +1,15 @@
-"""The time of an iteration on the paper's machines, as a model of few parameters.
+"""The time of an iteration on the paper's machines, as a model with few parameters.
 
-A layer reads its weights or multiplies, whichever takes longer; launching its kernels and adding up
-over GPUs takes a time that does not depend on the batch. Attention takes a time for each request,
-reads the keys and values of those that decode, and multiplies for each pair of a prompt's tokens
-and head. So, for a stage of n layers,
+A layer reads its weights or multiplies, whichever takes longer. The launches of kernels and the
+sums over GPUs take a time that does not depend on the batch. Attention takes a time for each
+request, reads the keys and values of decodes, and multiplies for each pair of tokens of a prompt in
+each head. The time of a stage of n layers is a roofline (Williams et al., 2009) with overheads:
 
     n (layer_s + max(weights / bandwidth, tokens * weights / products) + requests * request_s
        + slots * slot_bytes / bandwidth + pairs * heads * pair_s)
 
-which is a roofline (Williams et al., 2009) with overheads. An engine that sends its control
-messages from GPU to GPU waits for them with its processors, `sync_s` in an iteration of several
-stages. All stages do so at the same time; here the first one has it.
+An engine that sends control messages from GPU to GPU waits `sync_s` for them in an iteration of
+several stages. All stages wait at the same time, so the model adds this time to the first stage.
 """
 
 from dataclasses import dataclass
@@ -24,22 +23,22 @@ class Gpu:
     """The parameters of one engine on one kind of GPU."""
 
     layer_s: float
-    """Time of a layer that does not depend on the batch."""
+    """Seconds of a layer that do not depend on the batch."""
     bandwidth: float
-    """Bytes of weights that are read in a second."""
+    """Bytes of weights that are read per second."""
     products: float
-    """Multiplications, each with an addition, in a second."""
+    """Multiplications, each with an addition, per second."""
     request_s: float
-    """Time for each request in a layer."""
+    """Seconds for each request in a layer."""
     pair_s: float
-    """Time for each pair of tokens of a prompt that attend to each other, in each head."""
+    """Seconds for each pair of tokens of a prompt that attend to each other, in each head."""
     sync_s: float = 0.0
-    """Time for which an iteration of several stages waits for control messages."""
+    """Seconds for which an iteration of several stages waits for control messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuCosts:
-    """Costs of a model on its GPUs."""
+    """The costs of a model on its GPUs, for the simulator."""
 
     model: PaperModel
     gpu: Gpu
@@ -53,7 +52,7 @@ class GpuCosts:
         return self.model.n_stages
 
     def stage_s(self, stage_index: int, work: IterationWork) -> float:
-        """Returns the time for which an iteration occupies a stage."""
+        """Returns the number of seconds for which an iteration occupies a stage."""
         model, gpu = self.model, self.gpu
         weights = model.n_layer_weights / model.tp_size
         reading_s = BYTES * weights / gpu.bandwidth
@@ -68,5 +67,5 @@ class GpuCosts:
         return model.n_layers / model.n_stages * layer_s + gpu.sync_s * waits
 
     def iteration_s(self, work: IterationWork) -> float:
-        """Returns the time of an iteration through all stages."""
+        """Returns the number of seconds of an iteration through all stages."""
         return sum(self.stage_s(index, work) for index in range(self.n_stages))

@@ -1,22 +1,23 @@
-"""Figure 10 of the paper in small: what each idea of Orca is worth, on the same traces.
+"""Figure 10 of the paper with a small model: the effect of each idea of Orca, on equal traces.
 
     python -m benchmarks.paper.iteration_level           about ten minutes on two cores
-    python -m benchmarks.paper.iteration_level --quick   whether it runs; the numbers say little
+    python -m benchmarks.paper.iteration_level --quick   a test run; its numbers mean little
 
-Starts a whole local system for each variant in turn and streams the same Poisson traces of the
-paper's mixed requests from it, slow ones first, until the median normalised latency (end-to-end
-latency for each output token) has left all reason. Then it says how many requests a second each
-variant serves at equal latency, interpolated on its curve, and what each step of the ladder adds:
+The program starts a complete local system for each variant in turn. It runs the same Poisson traces
+of the paper's mixed requests on each, slow traces first, until the median normalised latency
+(end-to-end latency per output token) is far too high. Then it prints the number of requests per
+second that each variant serves at equal latency, interpolated on its curve, and the gain of each
+step of the ladder:
 
     request level    a batch runs until its longest answer is complete      (baseline)
     padded           iteration level, all requests padded to the longest    (Orca, section 3.1)
     selective        iteration level, selective batching: Algorithm 1               (3.2, 4.2)
-    overlapped       the next batch is sent before the last has come back
-    chunked          an iteration has a bounded number of tokens, for which long prompts are cut
+    overlapped       the next batch is sent before the previous batch has returned
+    chunked          an iteration has a limited number of tokens; long prompts are divided
 
-Beside it, `microbatch` is the baseline that cuts its batch into pieces for the pipeline, as
-FasterTransformer does. Both baselines are better here than such engines are: nothing is computed
-any more for a request that has ended.
+A further variant, `microbatch`, is the baseline that divides its batch for the pipeline, as
+FasterTransformer does. Both baselines are faster than such engines, because requests that have
+ended are no longer computed.
 """
 
 import argparse
@@ -49,8 +50,8 @@ BASELINES = "benchmarks.paper.baselines"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """Describes a way to run the system. In its arguments, `{stages}` stands for the number of
-    stages and `{one_more}` for one more."""
+    """A way to run the system. In the arguments, `{stages}` stands for the number of stages, and
+    `{one_more}` for this number plus one."""
 
     arguments: tuple[str, ...]
     module: str = "services.local"
@@ -76,11 +77,11 @@ VARIANTS = {**LADDER, **BESIDE}
 
 
 def throughput_at(points: Sequence[Point], level_s: float) -> float | None:
-    """Returns the requests a second at which the median normalised latency reaches a level.
+    """Returns the requests per second at which the median normalised latency reaches `level_s`.
 
-    Points are in the order of their rates; between two points throughput is linear in the logarithm
-    of latency. Returns None if even the first point is above the level. A curve that ends below the
-    level counts with its last point: the variant would serve at least that rate.
+    Points are in the order of their rates. Between two points, throughput is taken as linear in the
+    logarithm of latency. Returns None if the first point is above the level, and the throughput of
+    the last point, a lower bound, if the curve ends below the level.
     """
     if not points or points[0].median_s > level_s:
         return None
@@ -92,9 +93,9 @@ def throughput_at(points: Sequence[Point], level_s: float) -> float | None:
 
 
 def compare(curves: Mapping[str, Sequence[Point]], level_s: float) -> list[str]:
-    """Returns the lines of a table: the throughput of each variant at a level of latency and its
-    ratio to the first variant of the ladder. For variants of the ladder, also the factor of each
-    step and its share of the total gain, by logarithms."""
+    """Returns the lines of a table: for each variant, the throughput at the latency `level_s` and
+    its ratio to the first variant of the ladder. For variants of the ladder the table also has the
+    factor of the step and the step's share of the total gain, by logarithms."""
     found = {name: throughput_at(points, level_s) for name, points in curves.items()}
     rates = {name: rate for name, rate in found.items() if rate is not None}
     steps = [name for name in LADDER if name in rates]
@@ -168,7 +169,7 @@ def is_unreasonable(runs: Sequence[RunRecord], factor: float) -> bool:
 
 
 def without_token_times(run: RunRecord) -> RunRecord:
-    """Returns a record without the times of single tokens, which needs a tenth of the space."""
+    """Returns the record without the times of single tokens, which takes a tenth of the space."""
     return RunRecord(
         run.meta, tuple(dataclasses.replace(each, token_times_s=()) for each in run.requests)
     )
@@ -247,7 +248,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def vocab_size_of(model: Path) -> int:
-    """Returns the number of tokens that a checkpoint knows."""
+    """Returns the number of tokens in the vocabulary of a checkpoint."""
     return int(json.loads((model / "config.json").read_text())["vocab_size"])
 
 

@@ -1,6 +1,6 @@
-"""The models of Table 1 and the machines that they run on (section 6.1).
+"""The models of Table 1, and the machines on which the paper runs them (section 6.1).
 
-GPT-3 in four sizes, in fp16, on A100s with 40 GB; a stage is a partition of `tp_size` GPUs of one
+The models are GPT-3 in four sizes, in fp16, on A100s with 40 GB. A stage has `tp_size` GPUs of one
 host.
 """
 
@@ -10,11 +10,11 @@ BYTES = 2
 """Bytes of a weight, and of an element of keys and values."""
 
 HEAD_DIM = 128
-"""Size of a head of GPT-3; the paper does not name it."""
+"""Size of a head of GPT-3, which the paper does not mention."""
 
 GPU_MEMORY_BYTES = 40e9
 MEMORY_PART = 0.9
-"""Part of a GPU's memory that weights, keys and values may take; the paper gives no number."""
+"""Share of a GPU's memory for weights, keys and values; the paper has no number for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,12 @@ class PaperModel:
 
     @property
     def n_layer_weights(self) -> int:
-        """Weights of a layer: 4 H^2 of attention and 8 H^2 of the MLP."""
+        """Number of weights of a layer: 4 H^2 of attention and 8 H^2 of the MLP."""
         return 12 * self.hidden_size**2
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of the keys and values of one token in all layers."""
+        """Number of bytes of the keys and values of one token in all layers."""
         return 2 * BYTES * self.hidden_size * self.n_layers
 
     @property

@@ -1,20 +1,21 @@
-"""Whether the simulator says beforehand what a load will see: predicted beside measured.
+"""Compares the simulator's predictions with measurements of a running system.
 
     python -m benchmarks.make_model /tmp/llama-125m
     python -m benchmarks.paper.predict /tmp/llama-125m               25 minutes on two cores
-    python -m benchmarks.paper.predict models/demo --rates 0.5 --calibration-s 5 --run-s 5 to see it
+    python -m benchmarks.paper.predict models/demo --rates 0.5 --calibration-s 5 --run-s 5   a test
 
-For each number of stages and each policy a system starts, and a load of a minute shows what its
-iterations cost. From that alone, the scheduler that serves says in virtual time how Poisson
-arrivals of the paper's lengths (section 6.2) would go, at several parts of the rate that it can
-serve at most. Then each is sent to the system over HTTP, as `benchmarks.serving.serve` does it.
+For each number of stages and each policy, the program starts a system and measures the costs of
+iterations with a load of a minute. From these costs alone, the simulator with this project's
+scheduler predicts the results for Poisson arrivals with the paper's lengths (section 6.2), at
+several shares of the highest rate. Then the program sends the same requests to the system over
+HTTP, as `benchmarks.serving.serve` does.
 
-`model` is the prediction that was made before. A machine that others share changes its speed within
-minutes; `speed` is what its iterations took in the run, by their own records, over what they should
-have taken. `at speed` is the prediction with all costs multiplied by it: the error that is left is
-the model's and not the machine's. Nothing is fitted to what the client sees.
+`model` is the prediction made before the run. A shared machine changes its speed within minutes.
+`speed` is the measured time of the run's iterations divided by the expected time. `at speed` is the
+prediction with all costs multiplied by `speed`: its error is due to the model and not to the
+machine. Nothing is fitted to measurements of the client.
 
-There are no drafts, since their number depends on the text.
+Drafts are off, since their number depends on the text.
 """
 
 import argparse
@@ -72,7 +73,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A way of serving whose figures are predicted."""
+    """A number of stages and a policy, for which figures are predicted and measured."""
 
     stages: int
     policy: PolicyName
@@ -82,12 +83,12 @@ class Case:
 
     @property
     def candidate(self) -> Candidate:
-        """The settings, as the simulator takes them; all CPUs are divided among the stages."""
+        """The case as the simulator's input; all CPUs are divided among the stages."""
         layout = Layout(self.stages, 1, max(1, usable_cpus() // self.stages))
         return Candidate(layout, MAX_BATCH_SIZE, MAX_BATCH_TOKENS)
 
     def local_settings(self, model: Path) -> LocalSettings:
-        """Returns the settings of the system."""
+        """Returns the settings of the local system for this case."""
         candidate = self.candidate
         return LocalSettings(
             model=model,
@@ -109,7 +110,7 @@ class Figures:
     """The figures of a run, measured or predicted; times are in seconds."""
 
     tokens_per_s: float
-    """Tokens of outputs, from the first arrival to the last token."""
+    """Output tokens per second, from the first arrival to the last token."""
     median_latency_s: float
     """Seconds from a request's arrival to its last token."""
     median_normalised_s: float
@@ -159,14 +160,14 @@ class Comparison:
     """The predicted and the measured figures at one rate."""
 
     rate: float
-    """Requests a second."""
+    """Requests per second."""
     speed: float
     """Measured time of the run's iterations, divided by the expected time."""
     real: Figures
     model: Figures
-    """Predicted before the run."""
+    """The figures that were predicted before the run."""
     at_speed: Figures
-    """Predicted with costs that are scaled to the machine's speed in the run."""
+    """The figures that are predicted with costs scaled to the machine's speed in the run."""
 
     def __str__(self) -> str:
         columns = [f"{self.rate:6.2f} {self.speed:6.2f}"]
@@ -181,7 +182,7 @@ class Comparison:
 def predict(
     case: Case, costs: LinearCosts, memory: Memory, requests: Sequence[workload.PlannedRequest]
 ) -> Outcome:
-    """Returns the simulated outcome for requests, by the scheduler that serves."""
+    """Returns the outcome of a simulation of `requests` with this project's scheduler."""
     clock = VirtualClock()
     scheduler = scheduler_of(case.candidate, memory, clock, policy=case.policy)
     arrivals = [Arrival(each.arrival_s, each.n_prompt, each.n_output) for each in requests]
@@ -189,7 +190,7 @@ def predict(
 
 
 def slower(costs: LinearCosts, factor: float) -> LinearCosts:
-    """Returns the costs of a machine on which everything takes `factor` times as long."""
+    """Returns the costs of a machine on which all operations take `factor` times as long."""
     return LinearCosts(
         tuple(tuple(factor * each for each in stage) for stage in costs.coefficients),
         gap_s=factor * costs.gap_s,
@@ -213,7 +214,8 @@ def speed(costs: LinearCosts, iterations: Sequence[MeasuredIteration]) -> float:
 async def calibrated(
     system: System, shape: ModelShape, *, limit_s: float
 ) -> tuple[Calibration, Memory]:
-    """Returns what iterations cost, from a load of `limit_s` seconds, and the K/V memory.
+    """Returns the costs of iterations, measured with a load of `limit_s` seconds, and the K/V
+    memory.
 
     Raises:
         SystemFailed: a request failed.
@@ -237,8 +239,8 @@ async def calibrated(
 def trace(
     options: argparse.Namespace, *, rate: float | None, n_requests: int, vocab_size: int
 ) -> list[workload.PlannedRequest]:
-    """Returns requests of the paper's lengths, as a Poisson process or, without a rate, all at
-    once. No two prompts of a process begin alike, nor as those of another rate do."""
+    """Returns requests with the paper's lengths, as a Poisson process or, if `rate` is None, all at
+    once. No two prompts have a common beginning, also not those of different rates."""
     lengths = workload.mixed_lengths(n_requests, seed=options.seed)
     arrivals_s = workload.all_at_once(n_requests)
     if rate is not None:
@@ -250,11 +252,11 @@ def trace(
 async def compare(
     case: Case, shape: ModelShape, options: argparse.Namespace
 ) -> tuple[Calibration, list[Comparison]]:
-    """Calibrates one case, predicts and measures it at all rates, and tells each.
+    """Calibrates one case, predicts and measures it at all rates, and prints each comparison.
 
     Raises:
-        SystemFailed: it does not start, or a request failed.
-        RuntimeError: likewise.
+        SystemFailed: the system does not start, or a request failed.
+        RuntimeError: a request failed.
     """
     async with running(case.local_settings(options.model)) as system:
         calibration, memory = await calibrated(system, shape, limit_s=options.calibration_s)
@@ -301,7 +303,7 @@ def worst(comparisons: Sequence[Comparison], which: str, figure: str) -> float:
 
 
 def draw(path: Path, found: dict[Case, list[Comparison]], *, title: str) -> None:
-    """Draws throughput and median latency over the rate, measured and predicted."""
+    """Draws measured and predicted throughput and median latency over the rate."""
     figure = Figure(figsize=(10, 5), layout="constrained")
     throughput, latency = figure.subplots(1, 2)
     for index, (case, comparisons) in enumerate(found.items()):
@@ -331,7 +333,7 @@ def draw(path: Path, found: dict[Case, list[Comparison]], *, title: str) -> None
 def record_of(
     case: Case, calibration: Calibration, comparisons: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """Returns a case for the record, as JSON takes it."""
+    """Returns the record of a case, as a dictionary for JSON."""
     return {
         "stages": case.stages,
         "policy": case.policy,
@@ -352,7 +354,7 @@ def record_of(
 
 
 async def run(options: argparse.Namespace) -> None:
-    """Compares all cases that the options ask for, and writes record and figure."""
+    """Compares all cases of the options, and writes the record and the figure."""
     began_s = time.monotonic()
     shape = ModelShape.read(options.model)
     found: dict[Case, list[Comparison]] = {}

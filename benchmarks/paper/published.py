@@ -1,4 +1,4 @@
-"""The paper's reported numbers, as far as its figures can be read.
+"""The numbers that the paper reports, as far as its figures can be read.
 
 Figure 10 was read from its image by hand, to about 3 % in latency and 0.02 requests/s in
 throughput. Of Figure 9 only part b could be read, by a vision model and not by hand, to two or
@@ -9,11 +9,11 @@ Numbers from the paper's text are exact.
 from collections.abc import Mapping, Sequence
 
 Point = tuple[float, float]
-"""Throughput in requests a second, and the median normalised latency in ms."""
+"""Throughput in requests per second, and median normalised latency in ms."""
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
 N_OUTPUT = 32
-"""Tokens that each request generates in Figure 9."""
+"""Number of tokens that each request generates in Figure 9."""
 
 FIGURE_9B_MS: Mapping[tuple[str, int], Sequence[float]] = {
     ("orca", 32): (1000, 1060, 1150, 1230, 1260, 1420),
@@ -21,8 +21,8 @@ FIGURE_9B_MS: Mapping[tuple[str, int], Sequence[float]] = {
     ("ft", 32): (1000, 1020, 1080, 1130),
     ("ft", 128): (1000, 1050, 1120, 1200),
 }
-"""Time of a batch for 101B by the engine and the tokens of each prompt, for `BATCH_SIZES` as far as
-the engine has memory for them."""
+"""Times in ms of batches for 101B, by engine and number of tokens of each prompt. The times are for
+`BATCH_SIZES`, without sizes for which the engine has no memory."""
 
 FIGURE_9C_MS_PER_TOKEN = 95.0
 """Half of the 190 ms per token of section 6.2, which is "twice the normalised execution time of
@@ -121,9 +121,9 @@ FIGURE_10: Mapping[str, Mapping[str, Sequence[Point]]] = {
         "ft(8,8)": ((0.085, 573), (0.09, 1412)),
     },
 }
-"""Points by the model and the system; the number of a system is its largest batch, for
-FasterTransformer also that of its microbatches."""
+"""Points by model and system. The number in a system's name is its largest batch; FasterTransformer
+has a second number, the size of its microbatches."""
 
 HEADLINE_MS_PER_TOKEN = 190.0
 HEADLINE_PER_S = {"orca(32)": 6.81, "ft(1,1)": 0.185}
-"""Throughput for 175B at that latency; their ratio is the 36.9 of the abstract."""
+"""Throughputs for 175B at `HEADLINE_MS_PER_TOKEN`; their ratio is the 36.9 of the abstract."""

@@ -1,7 +1,8 @@
 """Runs systems at many rates, on all cores.
 
-A trace at another rate is the same trace, stretched. Throughput is that of the middle half of the
-requests by their ends, so that neither a pipeline that fills nor one that runs dry counts.
+The traces of different rates have equal requests, with the arrival times scaled. The throughput is
+measured over the middle half of the requests in the order of their ends, so that the beginning and
+the end of a run do not count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ from simulator.workload import Lengths, poisson_arrivals
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A system at one rate."""
+    """A run of a system at one rate, in requests per second."""
 
     model: str
     system: str
@@ -28,11 +29,11 @@ class Run:
     lengths: tuple[Lengths, ...]
     seed: int = 0
     n_in_flight: int | None = None
-    """Number of Orca's batches in flight; None means one for each stage."""
+    """Number of batches in flight for Orca; None means one for each stage."""
 
 
 def run(one: Run, engines: dict[str, Gpu]) -> Point:
-    """Returns the throughput in requests a second and the median normalised latency in ms."""
+    """Returns the throughput in requests per second and the median normalised latency in ms."""
     model = MODELS[one.model]
     times_s = poisson_arrivals(len(one.lengths), rate=one.rate, seed=one.seed)
     outcome = Simulation(
@@ -44,7 +45,7 @@ def run(one: Run, engines: dict[str, Gpu]) -> Point:
 
 
 def middle_throughput(requests: Sequence[RequestTimes]) -> float:
-    """Returns the requests a second that end in the middle half of all ends."""
+    """Returns the requests per second in the middle half of the requests, ordered by their ends."""
     ends_s = sorted(request.end_s for request in requests)
     first, last = len(ends_s) // 4, 3 * len(ends_s) // 4
     return (last - first) / (ends_s[last] - ends_s[first])
@@ -57,8 +58,8 @@ def run_all(runs: Sequence[Run], engines: dict[str, Gpu]) -> list[Point]:
 
 
 def throughput_at(points: Iterable[Point], latency_ms: float) -> float | None:
-    """Returns the throughput at a latency, by interpolation of a curve's points from the lowest
-    rate to the highest; None if the system is never that fast."""
+    """Returns the throughput at a latency by interpolation; None if the system never reaches the
+    latency. `points` are a curve from the lowest rate to the highest."""
     curve = list(points)
     if curve[0][1] > latency_ms:
         return None
@@ -70,7 +71,8 @@ def throughput_at(points: Iterable[Point], latency_ms: float) -> float | None:
 
 
 def latency_at(points: Iterable[Point], throughput: float) -> float | None:
-    """Returns the latency in ms at a throughput, by interpolation; None beyond the highest."""
+    """Returns the latency in ms at a throughput by interpolation; None above the highest
+    throughput."""
     curve = list(points)
     if throughput <= curve[0][0]:
         return curve[0][1]

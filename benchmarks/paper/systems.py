@@ -1,8 +1,8 @@
-"""The systems that the paper compares, by the names of its legends.
+"""The systems that the paper compares, by their names in the paper's legends.
 
 `orca(32)` has batches of up to 32 requests, and as many batches in flight as there are stages.
-`ft(8,4)` has batches of 8 in microbatches of 4. `cellular(32)` is BatchMaker's policy on Orca's
-engine.
+`ft(8,4)` is FasterTransformer with batches of 8 in microbatches of 4. `cellular(32)` is
+BatchMaker's policy on Orca's engine.
 """
 
 import re
@@ -25,11 +25,11 @@ N_REQUESTS = 1_000_000
 
 
 def scheduling(name: str, model: PaperModel, *, n_in_flight: int | None = None) -> Scheduling:
-    """Returns a system's scheduler. `n_in_flight` batches of Orca's are in flight instead of one
-    for each stage.
+    """Returns the scheduler of the system `name`. `n_in_flight` is Orca's number of batches in
+    flight, by default one for each stage.
 
     Raises:
-        ValueError: no such system, or its batch does not fit into the model's memory.
+        ValueError: the system does not exist, or its batch does not fit into the model's memory.
     """
     kind, max_batch_size, microbatch_size = _parsed(name)
     if kind == "ft":

@@ -8,7 +8,7 @@
 
 Ours is the whole service, `services.local`, under load over HTTP. A peer is its engine alone,
 stepped in process, without a server (`benchmarks.peers`). All engines load their model at the start
-and then take turns. A rate is a number of requests a second or, with an `x` behind it, a part of
+and then take turns. A rate is a number of requests per second or, with an `x` behind it, a part of
 our own offline throughput, for which all requests arrive at once. The processor time of the load's
 client counts as ours.
 
@@ -100,8 +100,8 @@ async def warm_up(engines: Sequence[Ours | Peer], requests: Sequence[PlannedRequ
 async def our_capacity(
     ours: Ours, offline: Sequence[PlannedRequest], results: Sequence[RunRecord]
 ) -> float:
-    """Returns our own offline throughput in requests a second, from this comparison's runs, or else
-    from one additional run."""
+    """Returns our own offline throughput in requests per second, from the runs of this comparison,
+    or else from one additional run."""
     together = [run for run in results if run.meta["case"] == OFFLINE]
     runs = [
         run.summary() for run in contest.undisturbed(together) if run.meta["engine"] == ours.name
@@ -121,7 +121,7 @@ def agreement(mine: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]) ->
 
 
 def rate_of(text: str, capacity: float | None) -> float | None:
-    """Returns the requests a second; None if all requests come at once."""
+    """Returns the requests per second; None if all requests come at once."""
     if text == OFFLINE:
         return None
     if text.endswith("x"):

@@ -117,7 +117,7 @@ Measure = Callable[[Summary], float]
 
 
 def output_rate(summary: Summary) -> float:
-    """Returns the output tokens a second of a run."""
+    """Returns the output tokens per second of a run."""
     return summary.output_tokens_per_s
 
 

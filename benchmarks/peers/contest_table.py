@@ -16,7 +16,7 @@ HEADER = (
 
 
 def line_of(run: RunRecord) -> str:
-    """Returns a line about one run, printed while other runs go on."""
+    """Returns a line about one run, which is printed before the other runs have ended."""
     return (
         f"{run.meta['case']} {run.meta['round']} {run.meta['engine']}: "
         f"{contest.output_rate(run.summary()):.1f} tokens/s, "

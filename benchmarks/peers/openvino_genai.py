@@ -91,7 +91,7 @@ def converted(model: Path, folder: Path, weights: str | None) -> Path:
         if weights:
             plain = openvino.Core().read_model(path)
             compressed = nncf.compress_weights(plain.clone(), mode=MODES[weights])
-            del plain  # which holds the file that is written next
+            del plain  # it keeps the file open that is written next
             openvino.save_model(compressed, path.with_name("compressed.xml"))
             for suffix in (".xml", ".bin"):
                 path.with_name(f"compressed{suffix}").replace(path.with_suffix(suffix))

@@ -10,13 +10,13 @@ capacity, which is used for all orders. The small client then sends `--share` of
 as a Poisson process. Then it sends requests again at the same times, while a large client sends ten
 times as many. All requests have one size, and no two prompts are alike.
 
-The compared figure is the p99 of the small client's latencies, from the time at which a request is
-due to the last token of its answer, over all rounds: with the large client, divided by alone, under
-the same order. Two effects make this ratio. One is waiting to be admitted, which the order decides.
-The other is that an iteration with more tokens takes longer. `fair_batch_tokens` limits the tokens
-while both clients have requests, to a size at which reading the weights still takes most of the
-time; this costs some throughput. So the model must be larger than a processor's cache, unlike the
-demo model.
+The compared figure is a ratio under one order: the p99 of the small client's latencies with the
+large client, divided by its p99 without the large client, over all rounds. A latency is the time
+from when a request is due to the last token of its answer. Two effects make this ratio. One is
+waiting to be admitted, which the order decides. The other is that an iteration with more tokens
+takes longer. `fair_batch_tokens` limits the tokens while both clients have requests, to a size at
+which reading the weights still takes most of the time; this costs some throughput. So the model
+must be larger than a processor's cache, unlike the demo model.
 
 Fairness is Jain's index of the clients' shares in each window of time
 (`benchmarks/serving/shares.py`).
@@ -167,7 +167,7 @@ def clients_of(system: System) -> Clients:
 
 
 async def rate_of(system: System, options: argparse.Namespace) -> float:
-    """Returns the rate of the small client in requests a second: a share of the system's
+    """Returns the rate of the small client in requests per second: a share of the system's
     capacity."""
     sample = OwnedRequest(0.0, tuple(range(7, 7 + options.n_prompt)), options.n_output)
     per_s = await capacity(clients_of(system), sample, for_s=options.capacity_s)

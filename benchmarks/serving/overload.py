@@ -5,15 +5,15 @@
     python -m benchmarks.serving.overload --protocols http --goals 0 2 --times 1 1.5 2 3 5 10 \\
         --figure docs/images/overload.png               goodput over the load, without and with it
 
-Clients that send one request after the other find the capacity in complete answers a second, before
-and after the overload; the mean is used. During the overload, requests arrive as a Poisson process
-at a multiple of the capacity, whether or not earlier requests have ended. Goodput is the complete
-answers a second, from the time at which the queue is full until requests stop arriving. `on time`
-counts the answers whose first tokens came within the largest of the goals. A batch of answers of
-one length ends at one time, so each answer counts by the part of its tokens that came within this
-period. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from the sending of the
-request. The pool accepts a quarter of the connections of a frontend, so that without a goal the
-pool is the limit that is reached.
+Clients that send one request after the other find the capacity in complete answers per second,
+before and after the overload; the mean is used. During the overload, requests arrive as a Poisson
+process at a multiple of the capacity, whether or not earlier requests have ended. Goodput is the
+complete answers per second, from the time at which the queue is full until requests stop arriving.
+`on time` counts the answers whose first tokens came within the largest of the goals. A batch of
+answers of one length ends at one time, so each answer counts by the part of its tokens that came
+within this period. A refusal is HTTP 429 or RESOURCE_EXHAUSTED; its latency counts from the sending
+of the request. The pool accepts a quarter of the connections of a frontend, so that without a goal
+the pool is the limit that is reached.
 
 The engine has a processor of its own, as its pod has. All other processes share the other
 processors with the client, which only stamps answers during the run and parses them afterwards. The
@@ -49,11 +49,11 @@ from benchmarks.serving.openai_client import OpenAIClient
 from benchmarks.workload import PlannedRequest
 
 N_PROMPT, N_OUTPUT = 64, 512
-"""Length of each request in tokens. All lengths are equal, so that answers a second are a measure.
+"""Length of each request in tokens. All are equal, so that answers per second are a measure.
 
 The shorter the answers, the more requests make ten times the capacity, and the less of two cores is
 left for the engine beside the client and the refusals. With 256 tokens, ten times the capacity is
-some 290 calls a second. One core cannot begin so many over gRPC beside the client and the
+some 290 calls per second. One core cannot begin so many over gRPC beside the client and the
 streams.
 """
 N_CLIENTS = 64
@@ -163,7 +163,7 @@ class Overloaded:
 
 
 async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float) -> float:
-    """Returns the capacity in answers a second. Clients send one request after the other for
+    """Returns the capacity in answers per second. Clients send one request after the other for
     `for_s` seconds; the tokens of complete answers are divided by the length of an answer."""
     loop = asyncio.get_running_loop()
     start_s = loop.time() + WARM_UP_S
@@ -192,7 +192,7 @@ async def capacity(client: load.Client, request: PlannedRequest, *, for_s: float
 
 
 def arrivals(rate: float, for_s: float, *, seed: int) -> list[PlannedRequest]:
-    """Returns requests that arrive as a Poisson process of `rate` requests a second for `for_s`
+    """Returns requests that arrive as a Poisson process of `rate` requests per second for `for_s`
     seconds."""
     gaps = np.random.default_rng(seed).exponential(1 / rate, int(rate * for_s))
     return [request_at(float(arrival_s)) for arrival_s in np.cumsum(gaps)]

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens a second."""
+        """Generated tokens per second."""
         return sum(map(len, self.answers)) / self.seconds
 
 

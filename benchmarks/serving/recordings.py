@@ -42,7 +42,7 @@ N_STAGES = 2
 MAX_BATCH_SIZE = 4
 TIMEOUT_S = 60.0
 SETTLE_S = 0.8
-"""Seconds in which the timings of the last iterations arrive; stages report four times a second."""
+"""Seconds in which the timings of the last iterations arrive. Stages report four times a second."""
 
 COMMON = (
     f"--stages={N_STAGES}",

@@ -8,9 +8,9 @@ are three kinds of tasks: texts to summarise and code to edit, whose answers rep
 prompt, and questions whose answers repeat nothing. Answers are greedy or seeded, and must be equal
 in both systems.
 
-Prints tokens a second: for one user from the first token on, and for many users at once all tokens
-over the whole time. The ratios are medians over the pairs, with quartiles. `--json` writes the
-records.
+Prints tokens per second: for one user from the first token on, and for many users at once all
+tokens over the whole time. The ratios are medians over the pairs, with quartiles. `--json`
+writes the records.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One measurement without drafts and with them, in tokens a second."""
+    """One measurement without drafts and with them, in tokens per second."""
 
     kind: str
     n_users: int

@@ -11,8 +11,8 @@
 
 For each shape of a model, `python -m services.tune` finds settings on its own workload. Then every
 combination of layout, batch size and batch tokens serves requests over HTTP whose lengths and
-tokens the tuner has not seen. Either all requests arrive at once and output tokens a second are
-measured, or requests arrive at a rate and the requests a second within the limits of latency are
+tokens the tuner has not seen. Either all requests arrive at once and output tokens per second are
+measured, or requests arrive at a rate and the requests per second within the limits of latency are
 measured.
 
 The best settings of the grid, the tuner's choice, the defaults and the settings by hand are then
@@ -114,7 +114,7 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Goal:
     """The value that settings should maximise. If all requests come at once, output tokens a
-    second; if requests come at a rate, requests a second within the limits of latency."""
+    second; if requests come at a rate, requests per second within the limits of latency."""
 
     rate: float | None
     limits: LatencyLimits

@@ -204,7 +204,8 @@ def settings_rows(tree: Tree) -> Iterator[Row]:
 
 
 def prose_rows(tree: Tree) -> Iterator[Row]:
-    """Yields docstrings, those that begin unclearly, and words of README and docs."""
+    """Yields the numbers of docstrings, of docstrings with an unclear beginning, and of words in
+    README and docs."""
     for title, folders in (("outside tests", CODE), ("in tests", ("tests",))):
         files = under(tree, folders, ".py").values()
         found = [docstring.text for each in files for docstring in docstrings(parse(each))]

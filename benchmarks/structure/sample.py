@@ -1,4 +1,4 @@
-"""Docstrings drawn at random, for a reader who marks the ones that must be read twice."""
+"""Random docstrings, for a reader who marks the docstrings that must be read twice."""
 
 from collections.abc import Sequence
 from random import Random

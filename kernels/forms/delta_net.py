@@ -26,7 +26,7 @@ class DeltaNetForm:
     decay_rate: Tensor  # [n_value_heads], below 0
     step_bias: Tensor  # [n_value_heads]
     norm: Tensor  # [value_dim], scale of the norm over a head's output
-    eps: float  # of that norm
+    eps: float  # epsilon of the norm
 
     @property
     def kernel_size(self) -> int:

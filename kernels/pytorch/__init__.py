@@ -1,1 +1,1 @@
-"""The operations in PyTorch, which serve every device."""
+"""The operations in PyTorch, which run on every device."""

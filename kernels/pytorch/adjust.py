@@ -1,11 +1,11 @@
 """Changes logits before a token is chosen from them: penalties, then biases, then a mask.
 
-    penalties  make tokens that have occurred more or less likely (`kernels.pytorch.penalize`)
+    penalties  change the logits of tokens that have occurred (`kernels.pytorch.penalize`)
     biases     are added to the logits of single tokens
-    masks      leave only some tokens of a row; the others get BANNED, so that a NaN or an infinity
-               still marks a row that cannot be sampled
+    masks      say which tokens of a row may be sampled; the logits of all other tokens become
+               BANNED, which is finite: a NaN or an infinity marks a row that cannot be sampled
 
-All of it is in float32, and in operations that wait for no device.
+All changes are computed in float32, by operations for which the host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from torch import Tensor
 from kernels.forms.sampling_columns import AllowedTokens, Biases, Penalties, SamplingColumns
 
 BANNED = -(2.0**100)
-"""The logit of a token that may not be sampled: below any of a model, divided by any temperature up
-to MAX_TEMPERATURE it weighs nothing, and the sum of a row of it is finite."""
+"""The logit of a token that may not be sampled. It is below every logit of a model. The token's
+probability is 0 at every temperature up to MAX_TEMPERATURE. A row of such logits has a finite sum.
+"""
 
 MAX_TEMPERATURE = 2.0**90
-"""Temperatures above it count as it; long before, all tokens are equally likely."""
+"""The greatest temperature; a higher one is replaced by it. At temperatures far below this one, all
+tokens are equally likely already."""
 
 
 def adjust(
     logits: Tensor, columns: SamplingColumns, *, penalize: Callable[[Tensor, Penalties], Tensor]
 ) -> Tensor:
-    """Returns `logits` [n_rows, vocab_size] as the columns change them: a float32 copy, or `logits`
-    itself if they change nothing."""
+    """Returns a float32 copy of `logits` [n_rows, vocab_size] with the changes that `columns` ask
+    for, or `logits` itself if `columns` ask for none."""
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
     if columns.biases is not None:
@@ -49,16 +51,16 @@ def _keep_allowed(logits: Tensor, allowed: AllowedTokens) -> Tensor:
     logits = logits.to(torch.float32, copy=True)
     are_all = len(allowed.rows) == len(logits)
     rows = logits if are_all else logits.index_select(0, allowed.rows)  # [n_masked, vocab_size]
-    # A finite logit is so small beside BANNED that their sum is BANNED; others stay what they are.
+    # Any finite logit plus BANNED rounds to BANNED. NaN and infinities stay unchanged.
     rows.add_(_banned(allowed.masks)[:, : logits.shape[1]], alpha=BANNED)
     return rows if are_all else logits.index_copy_(0, allowed.rows, rows)
 
 
 def _banned(masks: Tensor) -> Tensor:
-    """Returns 1 for each bit of `masks` [n, n_words] int32 that is 0, and 0 for the others, lowest
-    first: [n, 32 * n_words] uint8."""
-    of_bytes = masks.bitwise_not().view(torch.uint8)  # which lie lowest first
-    if of_bytes.is_cpu:  # where NumPy has an operation for it
+    """Returns the inverted bits of `masks` [n, n_words] int32, one element for each bit and the
+    lowest bit of a word first: [n, 32 * n_words] uint8."""
+    of_bytes = masks.bitwise_not().view(torch.uint8)  # the lowest byte of a word first
+    if of_bytes.is_cpu:  # NumPy has an operation that unpacks bits
         return torch.from_numpy(np.unpackbits(of_bytes.numpy(), axis=1, bitorder="little"))
     shifts = torch.arange(8, dtype=torch.uint8, device=masks.device)
     return (of_bytes[..., None] >> shifts & 1).view(len(masks), -1)

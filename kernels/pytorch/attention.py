@@ -1,13 +1,14 @@
 """Attention of a mixed batch over paged keys and values, one span after the other.
 
-Attention is the one operation that is not token by token (selective batching, OSDI'22 §3.2). A
-batch is a row of spans: a span of one token is a decode, a longer one is a prompt, or a chunk of
-one that goes on with a sequence. The plan says where each span lies. PyTorch's version here gathers
-the keys and values of a span from its blocks and attends to them in one call; it runs where neither
-the native library nor Triton is. The native version takes the same plan.
+Attention is the only operation whose result for one token depends on other tokens (selective
+batching, OSDI'22 §3.2). A batch consists of spans. A span of one token is a decode; a longer span
+is a prompt, or a chunk of a prompt. The plan holds the position, length and block table of each
+span. The version in this file gathers the keys and values of a span from its blocks and computes
+the attention of the span in one call. It is used where neither the native library nor Triton is
+available; the native version takes plans of this type too.
 
-The keys and values of the batch must have been written to storage before. Soft-capped scores and
-sinks are computed step by step; everything else is one fused call of PyTorch's.
+The keys and values of the batch's tokens must have been written to storage before. With a soft cap
+or sinks, attention is computed operation by operation; otherwise by PyTorch's fused function.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from kernels.forms.attention import PLAIN, AttentionForm
 from kernels.ops import AttentionPlan, Ints
 from kernels.upload import Uploads
 
-# Scores that are in memory at once; in float32 these are 16 MiB.
+# Maximum number of scores that are in memory at once: 16 MiB of float32.
 _MAX_SCORES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpans(AttentionPlan):
-    """The spans of one batch, in its order. All columns are int64 and dense."""
+    """The spans of one batch, in the order of the batch. All columns are int64 and dense."""
 
-    start_positions: Tensor  # [n_spans], of first tokens in their sequences; on the host
+    start_positions: Tensor  # [n_spans], the position of each span's first token; on the host
     n_tokens: Tensor  # [n_spans]; on the host
     block_tables: Tensor  # [n_spans, n_columns], blocks of each sequence in order; on the device
 
     @classmethod
     def of(cls, plan: AttentionPlan) -> AttentionSpans:
-        """Returns `plan`; raises TypeError if other operations have made it."""
+        """Returns `plan`; raises TypeError if the plan is of another type."""
         if not isinstance(plan, cls):
             raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
         return plan
@@ -55,11 +56,11 @@ def plan_attention(
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionSpans:
-    """Implements `kernels.ops.PlanAttention`; layers of any window and heads can attend
-    with the result.
+    """Implements `kernels.ops.PlanAttention`. The plan suits layers of any window and any heads.
 
-    The columns are kept and not copied, so they must not be written to before the last layer has
-    run. Shapes of what is computed depend on the batch, whatever `has_fixed_shape` says.
+    The plan may keep the arguments' arrays without a copy, so the caller must not write to the
+    arrays before the last layer has run. `has_fixed_shape` has no effect: the shapes of the
+    intermediate tensors depend on the batch.
     """
     starts, counts = (
         torch.from_numpy(np.ascontiguousarray(column, np.int64))
@@ -76,7 +77,7 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `ComputeAttention`; raises TypeError for a plan of other operations."""
+    """Implements `ComputeAttention`; raises TypeError for a plan of another type."""
     spans = AttentionSpans.of(plan)
     out = q.new_empty(*q.shape[:2], value_cache.shape[3])  # [n_tokens, n_heads, value_dim]
     starts, counts = spans.start_positions.tolist(), spans.n_tokens.tolist()
@@ -106,7 +107,8 @@ def _attend_span(
     """
     n_tokens, n_heads, head_dim = q.shape
     block_size, n_kv_heads = key_cache.shape[1:3]
-    # Blocks that lie wholly before the window are left out, and positions counted from the rest.
+    # Blocks that lie wholly before the window are skipped. From here on, positions are counted
+    # from the first block that is left.
     first_block = 0 if form.window is None else max(start - form.window + 1, 0) // block_size
     start -= first_block * block_size
     n_keys = start + n_tokens
@@ -118,7 +120,7 @@ def _attend_span(
     if is_cut or (n_tokens > 1 and not is_causal):
         mask = _mask(start, n_keys, form.window, q.device)
     if n_tokens == 1:
-        # Heads that share a K/V head lie side by side as if they were queries of one sequence.
+        # The query heads that share a K/V head take the place of several queries of one head.
         grouped = q.view(1, n_kv_heads, -1, head_dim)
         sinks = None if sinks is None else sinks.view(1, n_kv_heads, 1, -1, 1)
         return _attend(grouped, keys, values, mask, form, sinks).reshape(1, n_heads, -1)
@@ -129,12 +131,15 @@ def _attend_span(
 
 
 def _gather(cache: Tensor, blocks: Tensor, n_keys: int) -> Tensor:
-    """Returns what is stored of one sequence in `blocks`, [1, n_kv_heads, n_keys, its size]."""
+    """Returns the first `n_keys` entries of a cache in `blocks`: [1, n_kv_heads, n_keys, size]."""
     return cache.index_select(0, blocks).flatten(0, 1)[:n_keys].transpose(0, 1)[None]
 
 
 def _mask(start: int, n_keys: int, window: int | None, device: torch.device) -> Tensor:
-    """Returns which keys the queries from position `start` on see, [n_queries, n_keys] bool."""
+    """Returns a mask [n_queries, n_keys], True where a query may see a key.
+
+    The queries are at the positions `start` to `n_keys - 1`, the keys at 0 to `n_keys - 1`.
+    """
     queries = torch.arange(start, n_keys, device=device)[:, None]
     keys = torch.arange(n_keys, device=device)
     is_seen = keys <= queries
@@ -149,7 +154,7 @@ def _attend(
     form: AttentionForm,
     sinks: Tensor | None,  # [1, n_kv_heads, group_size, 1 or n_queries, 1]
     *,
-    is_causal: bool = False,  # the mask is the causal one of as many queries as keys
+    is_causal: bool = False,  # apply a causal mask; there are as many queries as keys
 ) -> Tensor:
     """Returns the attention of one sequence, [1, n_heads, n_queries, value_dim]."""
     if form.soft_cap is None and sinks is None:
@@ -164,7 +169,7 @@ def _attend(
         )
     if is_causal:
         mask = _mask(0, k.shape[2], None, q.device)
-    n_queries = max(1, _MAX_SCORES // (q.shape[1] * k.shape[2]))  # at once
+    n_queries = max(1, _MAX_SCORES // (q.shape[1] * k.shape[2]))  # queries of one pass
     attended = []
     for begin in range(0, q.shape[2], n_queries):
         some = slice(begin, begin + n_queries)
@@ -182,7 +187,7 @@ def _attend_in_steps(
     form: AttentionForm,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Returns `_attend`, one operation after the other; scores and weights are float32."""
+    """Computes `_attend` with one PyTorch operation per step; scores and weights are float32."""
     scale = q.shape[-1] ** -0.5 if form.scale is None else form.scale
     # [1, n_kv_heads, group_size, n_queries, head_dim]
     grouped = q.reshape(1, k.shape[1], -1, *q.shape[2:])

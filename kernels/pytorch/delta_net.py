@@ -1,17 +1,19 @@
-"""Gated DeltaNet between its projections (Yang et al., 2025): attention with a state and no keys.
+"""The part of a Gated DeltaNet layer between its projections (Yang et al., 2025).
 
-A token's queries, keys and values go through a convolution over the last tokens, each channel by
-itself, and SiLU. Queries and keys are scaled to length 1, and queries by `key_dim ** -0.5`. Then
-each value head changes its state S [key_dim, value_dim], zeros before position 0, and reads it:
+Gated DeltaNet replaces attention over stored keys by a state of fixed size. A token's queries, keys
+and values pass through a convolution over the last tokens, independently for each channel, and
+through SiLU. Queries and keys are then scaled to length 1, and queries by `key_dim ** -0.5`. Each
+value head has a state S [key_dim, value_dim], which is zero before position 0. For each token the
+head updates S and computes its output:
 
     S = decay * S;  S += outer(k, beta * (v - k @ S));  out = q @ S
     decay = exp(decay_rate * softplus(a + step_bias)),  beta = sigmoid(b)
 
-What is read is normalised by its mean square, and multiplied by the norm's scale and by `silu(z)`.
+The output is divided by its root mean square, and multiplied by the norm's scale and by `silu(z)`.
 
-One token comes after the other, and none is computed together with another one. So a request's
-numbers do not depend on how it is cut into spans. A form in chunks would need fewer passes over the
-state, and would round elsewhere for each cut.
+Tokens are computed one at a time, so the results do not depend on how a request is divided into
+spans. Computing several tokens at once would need fewer passes over the state, but the rounding
+would depend on the division.
 """
 
 from __future__ import annotations
@@ -31,12 +33,13 @@ def delta_net(
     spans: StateSpans,
     form: DeltaNetForm,
 ) -> Tensor:
-    """Returns [n_tokens, n_value_heads * value_dim], and leaves the state after each span.
+    """Returns the layer's output [n_tokens, n_value_heads * value_dim], and updates `inputs` and
+    `states` to what they are after each span.
 
-    `projected` [n_tokens, n_channels + n_value_heads * (value_dim + 2)] has a token's queries,
-    keys, values, z, b and a, one after the other. `inputs` [n_rows, kernel_size - 1, n_channels],
-    of the same type, are the last tokens' queries, keys and values of each row; `states` [n_rows,
-    n_value_heads, key_dim, value_dim] are float32. Both are dense.
+    `projected` [n_tokens, n_channels + n_value_heads * (value_dim + 2)] holds, for each token, its
+    queries, keys, values, z, b and a in this order. `inputs` [n_rows, kernel_size - 1, n_channels],
+    of the type of `projected`, holds the queries, keys and values of the last tokens of each row.
+    `states` [n_rows, n_value_heads, key_dim, value_dim] is float32. Both are dense.
     """
     out = projected.new_empty(len(projected), form.n_out)
     columns = (spans.first_tokens, spans.n_tokens, spans.rows, spans.start_positions)
@@ -50,7 +53,8 @@ def delta_net(
 
 
 def _run_span(projected: Tensor, inputs: Tensor, state: Tensor, form: DeltaNetForm) -> Tensor:
-    """Returns the output of one span [n_tokens, n_out]; `inputs` and `state` are its row's."""
+    """Returns the output of one span [n_tokens, n_out], and updates `inputs` and `state` of the
+    span's row."""
     n_tokens, n_heads = len(projected), form.n_value_heads
     widths = [form.n_channels, form.n_out, n_heads, n_heads]
     mixed, z, b, a = torch.split(projected, widths, -1)
@@ -79,6 +83,6 @@ def _run_span(projected: Tensor, inputs: Tensor, state: Tensor, form: DeltaNetFo
 
 
 def _unit_heads(x: Tensor, form: DeltaNetForm) -> Tensor:
-    """Returns the heads of queries or keys, [n_tokens, n_key_heads, key_dim], of length 1."""
+    """Returns queries or keys as heads [n_tokens, n_key_heads, key_dim], scaled to length 1."""
     heads = x.view(len(x), form.n_key_heads, form.key_dim)
     return heads * torch.rsqrt(heads.pow(2).sum(-1, keepdim=True) + LENGTH_EPS)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
-    """Returns `x + factor * y`, of the shape of both, [n_tokens, size]; `x` may be used up."""
+    """Returns `x + factor * y`, of the shape [n_tokens, size] of both; `x` may be overwritten."""
     return torch.add(x, y, alpha=factor)
 
 

@@ -1,9 +1,9 @@
 """The gated MLPs of a mixture of experts, each run once over all tokens that chose it.
 
-Tokens are brought into the order of their experts, so that an expert's tokens lie side by side and
-its two matrix products are two calls, however many tokens there are. Experts that no token chose
-cost nothing. On a GPU the one wait for the counts is the price of not padding. The experts' shares
-are summed in float32, in the order of the experts.
+Tokens are sorted by expert. The tokens of one expert are then adjacent, and the expert's two matrix
+products are one call each for any number of tokens. Experts that no token chose are skipped. On a
+GPU the host waits once for the number of tokens of each expert; padding would avoid this wait. The
+experts' outputs are summed in float32, in the order of the experts.
 """
 
 from collections.abc import Callable
@@ -51,9 +51,11 @@ def mix_experts(
     n_experts: int,
     mlp: Callable[[int, Tensor], Tensor],
 ) -> Tensor:
-    """Returns the weighted sum of the chosen experts, as `kernels.ops.RunExpertMLPs` says.
+    """Returns the weighted sum of the chosen experts' outputs, [n_tokens, hidden], of the type of
+    `x`.
 
-    `mlp` runs one expert over its tokens [n, hidden].
+    `x` is [n_tokens, hidden]; `experts` and `weights` are [n_tokens, n_chosen]. `mlp(expert, rows)`
+    returns the output of one expert for some rows [n, hidden] of `x`.
     """
     n_chosen = experts.shape[1]
     chosen = experts.flatten()

@@ -1,4 +1,4 @@
-"""What the steps of one run of a program read and write."""
+"""The tensors that the steps of one run of a program read and write."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ NOTHING = torch.empty(0)
 
 @dataclass(slots=True)
 class Frame:
-    """The rows of all buffers in one run of a program, and what the run was called with."""
+    """The rows of all buffers in one run of a program, and the arguments of the run."""
 
     program: Program
     ops: Ops
     ranks: Ranks
-    rows: list[Tensor]  # of each buffer by its index, [n, width]
+    rows: list[Tensor]  # rows [n, width] of each buffer, by the buffer's index
     inputs: Tensor = NOTHING  # tokens [n_tokens], or received hidden states
     positions: Tensor = NOTHING  # [n_tokens]
-    sampled: Tensor = NOTHING  # [n_sampled], places in the batch
-    groups: Sequence[ProgramBatch] = ()  # the batch as the layers of each K/V group have it
+    sampled: Tensor = NOTHING  # [n_sampled], indices of the sampled tokens in the batch
+    groups: Sequence[ProgramBatch] = ()  # the batch with the slots and plan of each K/V group
     kv: Sequence[LayerKV] = ()
     states: StateSpans | None = None
 
     @classmethod
     def of_head(cls, program: Program, ops: Ops, ranks: Ranks) -> Self:
-        """Returns the frame of a run of the head alone."""
+        """Returns the frame of a run that computes only the head, from hidden states to logits."""
         return cls(program, ops, ranks, [NOTHING] * len(program.buffers))
 
     @classmethod
@@ -65,7 +65,7 @@ class Frame:
         )
 
     def group(self, layer: int) -> ProgramBatch:
-        """Returns the batch as a layer of the stage has it."""
+        """Returns the batch with the slots and attention plan of the K/V group of `layer`."""
         return self.groups[self.program.group_of(layer)]
 
 

@@ -1,4 +1,8 @@
-"""Activations, and the gates of gated MLPs: gates and what they gate lie side by side."""
+"""Activations, and the gates of gated MLPs.
+
+A tensor `gate_up` [n_tokens, 2 * size] holds in each row the gate and then the elements `up` that
+are gated.
+"""
 
 from __future__ import annotations
 
@@ -22,23 +26,28 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Returns `silu(gate) * up`, [n_tokens, size], for the two side by side in `gate_up` (SwiGLU;
-    Shazeer, 2020)."""
+    """Returns `silu(gate) * up`, [n_tokens, size] (SwiGLU; Shazeer, 2020).
+
+    A row of `gate_up` [n_tokens, 2 * size] holds `gate` and then `up`.
+    """
     gate, up = gate_up.chunk(2, -1)
     return F.silu(gate).mul_(up)  # [n_tokens, size]
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """Returns `gelu_tanh(gate) * up`, [n_tokens, size], for the two side by side in `gate_up`
-    (GeGLU; Shazeer, 2020)."""
+    """Returns `gelu_tanh(gate) * up`, [n_tokens, size] (GeGLU; Shazeer, 2020).
+
+    A row of `gate_up` [n_tokens, 2 * size] holds `gate` and then `up`.
+    """
     gate, up = gate_up.chunk(2, -1)
     return F.gelu(gate, approximate="tanh").mul_(up)  # [n_tokens, size]
 
 
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
-    """Returns the gated half [n_tokens, size] of gates and what they gate, computed in float32.
+    """Returns the clamped gate of `Clamp` applied to `gate_up`: [n_tokens, size].
 
-    The two lie side by side in `gate_up`; `Clamp` has the formula.
+    A row of `gate_up` [n_tokens, 2 * size] holds the gate and then the elements that are gated. The
+    formula stands at `Clamp` and is computed in float32.
     """
     gate, up = gate_up.float().chunk(2, -1)
     gate = gate.clamp(max=clamp.limit)
@@ -50,6 +59,6 @@ def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
 def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
     """Returns `sigmoid(gate) * x`, [n_tokens, size].
 
-    `gate` is [n_tokens, size], or [n_tokens, 1] for one of the whole token.
+    `gate` is [n_tokens, size], or [n_tokens, 1] if each token has one gate for all its elements.
     """
     return gate.float().sigmoid().mul(x.float()).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Products of heads as PyTorch's product of batches, a head for each."""
+"""Products of each head with its own matrix, by PyTorch's batched matrix product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PlainHeads:
-    """The matrices as they are."""
+    """The matrices of all heads in one tensor, not packed. Calling the object with `x` [n_tokens,
+    n_heads, n_in] multiplies each head with its matrix."""
 
     weight: Tensor  # [n_heads, n_out, n_in]
 

@@ -1,11 +1,11 @@
-"""Runs a program step after step on any operations, with a tensor for each buffer.
+"""Runs a program step after step with any set of operations (`Ops`), with a tensor per buffer.
 
-This is the obvious version of a program, which the native library's equals to the bit, and what
-runs where a program is not native: on a GPU, on a CPU without the library, and with matrices or
-element types that the library does not have. `run_step` has one function for each kind of step.
+The interpreter runs programs on a GPU, on a CPU without the native library, and with matrices or
+element types that the library does not have. Tests hold the native library to equal results, bit by
+bit. `run_step` has one function for each kind of step.
 
-A step that changes rows in place may use up their memory or not; its result takes the place of the
-rows in the frame. No two buffers share memory that is changed while both are in use.
+A step that is described as in place either overwrites its rows or replaces them in the frame by a
+new tensor. Two buffers that are in use at the same time never share memory that a step changes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ from kernels.steps import (
 from kernels.weights.linear import Clamp, PlainWeight
 
 Run = Callable[[Any, Frame], None]
-"""Computes one step: reads and writes the rows of the frame."""
+"""A function that computes one step: it reads rows of a frame and writes rows of the frame."""
 
 
 class Interpreter:
@@ -104,12 +104,12 @@ class Interpreter:
         logits = given(self.program.logits)
         at = Frame.of_head(self.program, self._ops, ranks)
         at.rows[given(self.program.selected).index] = hidden
-        _run(self._head[1:], at)  # the first one selects
+        _run(self._head[1:], at)  # without the first step, which selects the sampled tokens
         return at.rows[logits.index]
 
 
 _Compiled = tuple[Run, object, tuple[int, ...]]
-"""A step, its function, and the buffers that no later step reads."""
+"""The function of a step, the step, and the indices of buffers that are unused after the step."""
 
 
 def _run(steps: Sequence[_Compiled], at: Frame) -> None:
@@ -121,7 +121,7 @@ def _run(steps: Sequence[_Compiled], at: Frame) -> None:
 
 
 def _ends(steps: Sequence[object], program: Program) -> list[tuple[int, ...]]:
-    """Returns, for each step, the buffers that are not needed after it."""
+    """Returns, for each step, the indices of the buffers that the step is the last to use."""
     last = {buffer.index: i for i, step in enumerate(steps) for buffer in buffers_of(step)}
     for kept in (program.hidden, program.logits):
         if kept is not None:
@@ -133,7 +133,7 @@ def _ends(steps: Sequence[object], program: Program) -> list[tuple[int, ...]]:
 
 
 def given(buffer: Buffer | None) -> Buffer:
-    """Returns the buffer; raises ValueError if the program lacks it."""
+    """Returns `buffer`; raises ValueError if it is None because the program is not complete."""
     if buffer is None:
         raise ValueError(
             "the program has no such end: its layers have not ended, or it has no head"
@@ -142,7 +142,7 @@ def given(buffer: Buffer | None) -> Buffer:
 
 
 def function_of(step: object) -> Run:
-    """Returns the function that computes a step; raises TypeError if there is none."""
+    """Returns the function that computes `step`; raises TypeError if `run_step` has none."""
     function = run_step.dispatch(type(step))
     if function is run_step.dispatch(object):
         raise TypeError(f"a program has a step that cannot be run: {type(step).__name__}")
@@ -151,7 +151,7 @@ def function_of(step: object) -> Run:
 
 @singledispatch
 def run_step(step: Any, at: Frame) -> None:
-    """Computes a step, and puts its results among the rows of the frame."""
+    """Computes a step and puts its results in the rows of the frame `at`."""
     raise TypeError(f"a program has a step that cannot be run: {type(step).__name__}")
 
 
@@ -174,7 +174,7 @@ def _(step: EmbedShare, at: Frame) -> None:
 
 
 def _own_rows(step: EmbedShare, ids: Tensor, ops: Ops) -> Tensor:
-    """Returns the rows of tokens `ids` [n_tokens], zeros for tokens of other ranks."""
+    """Returns the rows of the tokens `ids` [n_tokens], with zeros for tokens of other ranks."""
     if len(step.share) == step.vocab_size:
         return step.table.rows(ids)
     first = step.share.start
@@ -228,7 +228,7 @@ def _(step: LayerNorm, at: Frame) -> None:
 @run_step.register
 def _(step: Multiply, at: Frame) -> None:
     x, bias = at.rows[step.x.index], step.bias
-    weight: Any = step.weight  # takes a bias and a residual where the step has them
+    weight: Any = step.weight  # accepts a bias and a residual if the step has them
     if step.residual is not None:
         product = weight(x, bias, at.rows[step.residual.index])
     elif bias is not None:
@@ -251,7 +251,7 @@ def _(step: ApplyGate, at: Frame) -> None:
 
 
 def _gate(form: GateForm, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """Returns the operation of a gate, for gates and what they gate side by side."""
+    """Returns the operation of a gate; a row of its argument holds gates, then gated elements."""
     name = GATES[form.function]
     if name == "clamp":
         clamp = Clamp(form.slope, form.limit)
@@ -272,7 +272,7 @@ def _(step: RotaryWriteKV, at: Frame) -> None:
         step.heads.n_heads,
         step.norms,
     )
-    at.rows[step.qkv.index] = turned.flatten(1)  # of which queries alone are left
+    at.rows[step.qkv.index] = turned.flatten(1)  # the queries; keys and values are dropped
 
 
 @run_step.register
@@ -324,12 +324,12 @@ def _(step: Scale, at: Frame) -> None:
 
 @run_step.register
 def _(step: ScaleByPosition, at: Frame) -> None:
-    factors = step.factors  # [1], or
+    factors = step.factors  # [n_factors]
     if len(factors) > 1:
         factors = factors[at.positions // step.length][:, None]  # [n_tokens, 1]
     rows = at.rows[step.x.index]
     if rows.shape[1] == step.size:
-        # Dense: of queries that are not, PyTorch's attention may compute other last bits.
+        # The rows must be dense: PyTorch's attention may round differently for strided queries.
         at.rows[step.x.index] = rows * factors
     else:
         rows[:, : step.size].mul_(factors)
@@ -363,7 +363,7 @@ def _(step: RunExperts, at: Frame) -> None:
     def mlp(index: int, x: Tensor) -> Tensor:
         expert = step.each[index]
         first, down = expert.gate_up, expert.down
-        weight: Any = first.weight  # takes a bias where there is one
+        weight: Any = first.weight  # accepts a bias if the expert has one
         both = weight(x) if first.bias is None else weight(x, first.bias)
         inner = both if first.form is None else _gate(first.form, at.ops)(both)
         return down(inner) if expert.down_bias is None else down(inner, expert.down_bias)

@@ -1,4 +1,4 @@
-"""Forms of a matrix that PyTorch multiplies with by way of cuBLAS or oneDNN."""
+"""Storage forms of a matrix for PyTorch's products by cuBLAS and by oneDNN."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kernels.weights.linear import PlainWeight
 
 @dataclass(frozen=True, slots=True)
 class CublasWeight(PlainWeight):
-    """The matrix as it is, for sums that begin with the residual and take its place.
+    """A matrix that is not packed. A product with a residual overwrites the residual.
 
-    cuBLAS adds to what is there, in the same launch.
+    cuBLAS adds the product to the residual in one launch.
     """
 
     def __call__(
@@ -30,14 +30,15 @@ class CublasWeight(PlainWeight):
 
 @dataclass(frozen=True, slots=True)
 class OneDnnWeight:
-    """The matrix in the blocks that oneDNN chooses."""
+    """A matrix that oneDNN has packed in blocks of its choice."""
 
-    weight: Tensor  # opaque, [n_out, n_in] as it says
+    weight: Tensor  # an opaque tensor, whose `shape` is [n_out, n_in]
 
     @classmethod
     def of(cls, weight: Tensor) -> OneDnnWeight:
-        """Packs a matrix of float32, or of bfloat16 where the processor has instructions."""
-        # The batch size that it could be told makes no difference to the blocks.
+        """Packs `weight` [n_out, n_in], which is float32, or bfloat16 if the processor has
+        instructions for bfloat16."""
+        # The function also accepts a batch size, which does not change the blocks.
         return cls(torch.ops.mkldnn._reorder_linear_weight(weight))
 
     @property

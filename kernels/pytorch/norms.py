@@ -9,9 +9,9 @@ from torch import Tensor
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Returns `x / rms(x) * weight` over the last dimension of `x` [..., size]; `weight` is [size].
 
-    `weight` may be of another type than `x`, whose type the result has. In float32 equal to the
-    reference to the last bit; in bfloat16 it rounds once where the reference rounds twice (a
-    quarter of the elements differ in their last bit).
+    The result has the type of `x`; `weight` may be of another type. In float32 the result equals
+    the reference bit by bit. In bfloat16 it is rounded once and the reference twice, so a quarter
+    of the elements differ in the last bit.
     """
     if weight.dtype != x.dtype:
         return F.rms_norm(x.float(), weight.shape, weight.float(), eps).to(x.dtype)
@@ -19,5 +19,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Normalises `x` [..., size] over its last dimension; `weight` and `bias` are [size]."""
+    """Returns `x` [..., size] normalised over its last dimension, times `weight` [size] plus `bias`
+    [size]."""
     return F.layer_norm(x, weight.shape, weight, bias, eps)  # [..., size]

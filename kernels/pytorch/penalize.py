@@ -1,15 +1,15 @@
 """Makes tokens that have occurred less or more likely to occur again.
 
-    repetition        divides a logit above 0 and multiplies one below, if the token has occurred at
-                      all (Keskar et al., "CTRL: a conditional transformer language model for
-                      controllable generation", 2019, section 4.1)
-    frequency         is subtracted once for each time that the token has been generated
-    presence          is subtracted once if the token has been generated
+    repetition        divides a positive logit, and multiplies a negative one, if the prompt or the
+                      generated tokens contain the token (Keskar et al., "CTRL: a conditional
+                      transformer language model for controllable generation", 2019, section 4.1)
+    frequency         is subtracted once for each time that the token was generated
+    presence          is subtracted once if the token was generated
 
-They apply in this order, in float32: a bfloat16 logit of 20 would not change if 0.05 were
-subtracted. A prompt counts for the repetition alone.
+The penalties apply in this order, in float32: a bfloat16 logit of 20 would not change if 0.05 were
+subtracted. Tokens of the prompt count only for the repetition penalty.
 
-Made for a CPU, where looking at a value costs nothing; for a device, it waits there.
+This version is for a CPU. On a GPU the host would wait for the device.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kernels.forms.sampling_columns import IN_PROMPT, Penalties
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
     """Returns a float32 copy of `logits` [n_rows, vocab_size] with some rows penalised.
 
-    NaNs and infinities stay what they are.
+    NaNs and infinities stay unchanged.
     """
     penalized = logits.to(torch.float32, copy=True)
-    # Few tokens have occurred, and only these change.
+    # Only the logits of tokens that have occurred change, and these are few.
     counts = penalties.counts[penalties.count_rows]  # [n_penalized, vocab_size]
     of, ids = counts.nonzero(as_tuple=True)
     rows, n_generated = penalties.rows[of], counts[of, ids] & ~IN_PROMPT

@@ -1,6 +1,6 @@
-"""Rotary position embedding, and the storing of keys and values.
+"""Rotary position embedding (Su et al., 2021), and storing of keys and values.
 
-A head's halves are paired as in Hugging Face checkpoints (Su et al., 2021).
+Element i of a head is paired with element i + head_dim / 2, as in Hugging Face checkpoints.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from kernels.pytorch.norms import rms_norm
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns every head of `x` [n_tokens, n_heads, head_dim] by the angles of its token's position.
+    """Returns `x` [n_tokens, n_heads, head_dim] with each head rotated by the angles of its token's
+    position.
 
-    `cos` and `sin` are [n_tokens, 1, head_dim]: the angles of the first half repeated for the
-    second, the first half of `sin` negated, so that the turn is `x * cos + swapped(x) * sin` and
-    needs no second look at which half an element is in.
+    `cos` and `sin` are [n_tokens, 1, head_dim]. Their second half repeats the angles of the first
+    half, and the first half of `sin` is negated. The rotation of every element is then
+    `x * cos + swapped(x) * sin`, where `swapped` exchanges the two halves of a head.
     """
     swapped = x.roll(x.shape[-1] // 2, -1)  # [n_tokens, n_heads, head_dim]
     return torch.addcmul(x * cos, swapped, sin)  # [n_tokens, n_heads, head_dim]
@@ -26,7 +27,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
     """Stores `k` and `v` [n_tokens, n_kv_heads, head_dim] at `slots` [n_tokens], in place.
 
-    The caches are [n_blocks, block_size, n_kv_heads, head_dim] and contiguous; slot s is place
+    The caches are [n_blocks, block_size, n_kv_heads, head_dim] and contiguous. Slot s is entry
     s % block_size of block s // block_size. No two tokens share a slot.
     """
     key_cache.flatten(0, 1).index_copy_(0, slots, k)
@@ -43,16 +44,17 @@ def rotary_write_kv(
     n_heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Turns queries and keys, stores keys and values; returns q [n_tokens, n_heads, head_dim].
+    """Rotates queries and keys, stores keys and values, and returns the queries [n_tokens, n_heads,
+    head_dim].
 
-    `qkv` [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim] holds a token's queries, keys and values
-    one after the other, and is used up: the queries may be a part of it. With `norms`, each head of
-    queries and keys is normalised before it turns, and may be rounded in between. The other
-    arguments are as in `Ops.rotary` and `Ops.write_kv`.
+    `qkv` [n_tokens, (n_heads + 2 * n_kv_heads) * head_dim] holds the queries, keys and values of
+    each token in this order. It may be overwritten, and the result may be a view of it. With
+    `norms`, each head of queries and keys is normalised before the rotation, and may be rounded in
+    between. The other arguments are as in `Ops.rotary` and `Ops.write_kv`.
     """
     n_kv_heads, head_dim = key_cache.shape[2:]
     heads = qkv.view(len(qkv), -1, head_dim)
-    # Queries and keys turn by the same angles, so they turn together.
+    # Queries and keys have equal angles, so that one call rotates both.
     q_and_k = heads[:, :-n_kv_heads]
     if norms is not None:
         q, k = q_and_k[:, :n_heads], q_and_k[:, n_heads:]

@@ -1,4 +1,4 @@
-"""How the experts of every token are chosen."""
+"""The choice of experts for each token of a batch (routing)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 from kernels.forms.routing import RoutingForm
 
-_NO_SUM = 1e-20  # is added to sums that are divided by, as transformers does
+_NO_SUM = 1e-20  # added to sums of weights before a division by them, as transformers does
 
 
 def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
     """Returns the weights and the experts of every token, [n_tokens, n_chosen] each (top-k routing;
     Shazeer et al., 2017).
 
-    The experts with the highest `scores` [n_tokens, n_experts] are chosen, the highest first; of
-    equal scores, any. Weights are float32: the softmax of all scores, divided by the sum of the
-    chosen experts' weights if it `normalises`. Experts are int64, all different for a token,
-    whatever the scores are.
+    The experts with the highest `scores` [n_tokens, n_experts] are chosen, in descending order; of
+    equal scores, any may be chosen. Weights are float32: the softmax over all experts' scores,
+    divided by the sum of the chosen experts' weights if `normalises`. Experts are int64, and all
+    experts of a token are different even if scores are NaN.
     """
     weights, experts = scores.float().softmax(-1).topk(n_chosen)
     if normalises:
@@ -29,12 +29,13 @@ def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
     """Returns the weights and the experts of every token, [n_tokens, n_chosen] each, where groups
     of experts are chosen before experts (DeepSeek-AI, 2024).
 
-    `logits` are [n_tokens, n_experts] and all is float32. The groups are chosen whose best experts
-    have the highest sums of scores, and in these groups the experts with the highest scores; of
-    equal scores, any. The bias is added to scores for this choice alone. Experts are int64, all
-    different for a token.
+    `logits` are [n_tokens, n_experts]; logits, scores and weights are float32. The score of a group
+    is the sum of its `n_best` highest scores of experts. The groups with the highest scores are
+    chosen, and then the experts with the highest scores in these groups; of equal scores, any may
+    be chosen. The bias is added to scores only for the choice. Experts are int64, and all experts
+    of a token are different.
     """
-    # PyTorch's own sigmoid may give the last elements of a tensor other bits than those before.
+    # PyTorch's sigmoid may round the last elements of a tensor differently from the others.
     sigmoid = torch.exp(-logits).add_(1).reciprocal_()
     scores = logits.softmax(-1) if form.is_softmax else sigmoid
     compared = scores if form.bias is None else scores + form.bias
@@ -48,7 +49,8 @@ def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
 
 
 def _only_chosen(scores: Tensor, form: RoutingForm) -> Tensor:
-    """Returns `scores` [n_tokens, n_experts], minus infinity outside of chosen groups."""
+    """Returns `scores` [n_tokens, n_experts] with minus infinity for experts outside of the chosen
+    groups."""
     grouped = scores.view(len(scores), form.n_groups, -1)
     of_groups = grouped.topk(form.n_best).values.sum(-1)  # [n_tokens, n_groups]
     chosen = of_groups.topk(form.n_chosen_groups).indices

@@ -1,9 +1,9 @@
-"""Steps that write a part of each row, and how several of them make whole rows.
+"""Steps that write a part of each row, and the joining of such steps into one.
 
 Latent attention, for example, writes a product to the first elements of each head of a buffer and
-turned elements to the others. Each would be copied to its place, which on a GPU is a launch more
-for each part. So `joined` looks for neighbouring steps whose parts fill the rows: these compute
-their parts first, and one copy then puts the parts side by side.
+rotated elements to the other elements. A separate copy for each part would cost a launch per part
+on a GPU. So `joined` looks for neighbouring steps whose parts fill the rows, and replaces these
+steps by one that computes all parts and then concatenates them with one copy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PartStep = RMSNormPart | TurnHeads | MultiplyHeads | CopyPart
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """The elements [first, end) of each of the `n_heads` equal heads that a row of `out` has."""
+    """The elements [first, end) of each head of a row of `out`; a row has `n_heads` equal heads."""
 
     out: Buffer
     n_heads: int
@@ -39,31 +39,36 @@ class RowPart:
 
 @dataclass(frozen=True, slots=True)
 class WritePart:
-    """A step that writes its part alone, and the function that computes the part."""
+    """A step that writes a part of rows, with the function that computes the part."""
 
     place: RowPart
-    buffers: tuple[Buffer, ...]  # of the step
+    buffers: tuple[Buffer, ...]  # the buffers that the step reads or writes
     step: PartStep
     compute: Callable[[Any, Frame], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinParts:
-    """Parts that fill the rows of `out`, in the order of their places in a row."""
+    """A step that computes parts which fill the rows of `out`. `parts` are in the order in which
+    they lie in a row."""
 
     out: Buffer
-    buffers: tuple[Buffer, ...]  # of the parts
+    buffers: tuple[Buffer, ...]  # the buffers that the parts' steps read or write
     parts: tuple[WritePart, ...]
 
     @property
     def is_copied(self) -> bool:
-        """Whether the rows are a copy: of several parts, or of a view of other rows."""
+        """Whether the rows must be copied: several parts are concatenated, or the only part is a
+        view of other rows."""
         return len(self.parts) > 1 or isinstance(self.parts[0].step, CopyPart)
 
 
 def joined(steps: Sequence[object]) -> Iterator[object]:
-    """Returns steps that compute the same, with a `JoinParts` for neighbours that fill rows, and a
-    `WritePart` for each other step that writes a part."""
+    """Yields steps that compute the results of `steps`.
+
+    Neighbouring steps whose parts fill rows are replaced by one `JoinParts`, and every other step
+    that writes a part of rows by a `WritePart`.
+    """
     neighbours: list[PartStep] = []
     for step in steps:
         if not isinstance(step, PartStep) or not _goes_with(neighbours, step):
@@ -77,7 +82,7 @@ def joined(steps: Sequence[object]) -> Iterator[object]:
 
 
 def write_part(part: WritePart, at: Frame) -> None:
-    """Computes a part and writes it into its rows."""
+    """Computes a part and writes it into the rows of its buffer, which are created if needed."""
     computed, place = part.compute(part.step, at), part.place
     index = place.out.index
     if at.rows[index] is NOTHING:
@@ -87,15 +92,15 @@ def write_part(part: WritePart, at: Frame) -> None:
 
 
 def join_parts(whole: JoinParts, at: Frame) -> None:
-    """Computes parts that fill rows, which may be new or take the place of old ones."""
+    """Computes all parts of rows and puts the rows in the frame."""
     computed = [part.compute(part.step, at) for part in whole.parts]
     rows = torch.cat(computed, -1) if whole.is_copied else computed[0]
     at.rows[whole.out.index] = rows.flatten(1)
 
 
 def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
-    """Whether `step` writes other parts of the same heads as its neighbours, of which it reads
-    nothing."""
+    """Returns whether `step` can be joined with `neighbours`: all write different parts of the
+    heads of one buffer, and `step` does not read what the neighbours write."""
     place, others = place_of(step), [place_of(each) for each in neighbours]
     return all(
         (other.out, other.n_heads) == (place.out, place.n_heads)
@@ -105,7 +110,7 @@ def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
 
 
 def _at_once(neighbours: Sequence[PartStep]) -> Iterator[JoinParts | WritePart]:
-    """Returns one step in place of neighbours that fill rows, and each part by itself otherwise."""
+    """Yields one `JoinParts` if the parts of `neighbours` fill rows, otherwise each part alone."""
     parts = [_part(step) for step in neighbours]
     in_order = tuple(sorted(parts, key=lambda part: part.place.first))
     places = [part.place for part in in_order]
@@ -123,7 +128,7 @@ def _part(step: PartStep) -> WritePart:
 
 @singledispatch
 def place_of(step: Any) -> RowPart:
-    """Returns the part of rows that a step writes; raises TypeError for steps of other kinds."""
+    """Returns which part of rows a step writes; raises TypeError if the step writes whole rows."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 
 
@@ -151,8 +156,8 @@ def _(step: CopyPart) -> RowPart:
 
 @singledispatch
 def compute_part(step: Any, at: Frame) -> Tensor:
-    """Returns the part of rows that a step writes, [n_tokens, n_heads, size]; a `CopyPart` returns
-    a view."""
+    """Returns the elements of the part that a step writes, [n_tokens, n_heads, size]. For a
+    `CopyPart` the result is a view of the rows that are copied."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 
 

@@ -1,15 +1,15 @@
-"""Chooses tokens from logits, a whole batch at once.
+"""Chooses a token for each row of logits of a batch.
 
-Logits are adjusted first (`adjust`). Then the filters apply in this order: banned tokens
-are taken out, the logits are divided by the temperature, `top_k` keeps the most likely tokens,
-`top_p` keeps the smallest set of the rest whose renormalised probabilities add up to it, and
-`min_p` drops tokens less likely than this fraction of the most likely one. Of equally likely tokens
-those with smaller ids come first, so `top_k = 1` is exactly greedy.
+Logits are adjusted first (`adjust`). Then the filters apply in this order: banned tokens are
+removed, the logits are divided by the temperature, `top_k` keeps the most likely tokens, `top_p`
+keeps the smallest set of these whose renormalised probabilities add up to at least `top_p`, and
+`min_p` drops tokens whose probability is below `min_p` times that of the most likely token. Of
+equally likely tokens, tokens with smaller ids come first, so `top_k = 1` equals the argmax.
 
-A token is sampled by one uniform number, looked up in the cumulative distribution over token ids.
-It depends on its own row only, so it is the same alone and in any batch.
+A token is sampled by looking up one uniform random number in the cumulative distribution over token
+ids. The token depends only on its own row, and so not on the other rows of the batch.
 
-Made for a CPU, where reading a value costs nothing; on another device the host would wait for it.
+This version is for a CPU. On a GPU the host would wait for the device.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kernels.pytorch.adjust import MAX_TEMPERATURE, adjust
 from kernels.pytorch.greedy import greedy
 from kernels.pytorch.penalize import penalize
 
-# Tokens per block of the two-level cumulative sum: 100 times cheaper than one level in float64 over
-# a vocabulary of 128,000.
+# Number of tokens per block of the two-level cumulative sum. Two levels are 100 times cheaper than
+# one cumulative sum in float64 over a vocabulary of 128,000.
 CDF_BLOCK = 128
 
-# How many of the most likely tokens `top_p` looks at before it looks at more. Finding the first 64
-# of 32,000 takes a thirtieth of the time of sorting all.
+# Numbers of most likely tokens that are examined for `top_k` and `top_p`, one number after the
+# other until a row is settled. Finding the first 64 of 32,000 takes a thirtieth of sorting all.
 _WIDTHS = (64, 1024)
 
 
@@ -38,8 +38,8 @@ def sample(
 ) -> Tensor:
     """Returns a token id for each row of `logits` [n_rows, vocab_size]; [n_rows] int64.
 
-    A row with a NaN or an infinity gets -1. `greedy` is the operation of that name for the device
-    of the logits; only rows that it does not settle are read again.
+    The result of a row with a NaN or an infinity is -1. `greedy` is the operation `Ops.greedy` for
+    the device of the logits. Only rows with sampling or banned tokens are read a second time.
     """
     logits = adjust(logits, columns, penalize=penalize)
     tokens = greedy(logits)
@@ -54,7 +54,8 @@ def sample(
 
 
 def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
-    """Samples `rows` of the batch from their float32 `logits`, which it may write to."""
+    """Returns the tokens [n] of some `rows` [n] of the batch. `logits` are the float32 logits of
+    these rows and may be overwritten."""
     _ban(logits, columns, rows)
     tokens = logits.argmax(-1)
     sampled = (columns.temperature[rows] > 0).nonzero()[:, 0]
@@ -65,9 +66,9 @@ def _sample_rows(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tens
 
 
 def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns the weights with which tokens are sampled from logits that are not adjusted.
+    """Returns the weights with which tokens are sampled, [n_rows, vocab_size], without `adjust`.
 
-    They are [n_rows, vocab_size], relative to each row's most likely token, and 0 for tokens that
+    A weight is a probability divided by that of the row's most likely token, and 0 for tokens that
     the filters drop. Every row's temperature must be above 0.
     """
     rows = torch.arange(len(logits), device=logits.device)
@@ -77,11 +78,12 @@ def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def _ban(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
-    """Takes the banned tokens out of the logits of `rows`, which are in order."""
+    """Sets the logits of banned tokens to minus infinity. `logits` are those of `rows`, which are
+    in ascending order."""
     if not len(columns.banned_ids):
         return
     n_rows = len(columns.temperature)
-    places = torch.full((n_rows,), -1, device=logits.device)  # of each row in `logits`
+    places = torch.full((n_rows,), -1, device=logits.device)  # index of each row in `logits`
     places[rows] = torch.arange(len(rows), device=logits.device)
     places = places[columns.banned_rows]
     is_here = places >= 0
@@ -89,14 +91,15 @@ def _ban(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
 
 
 def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
-    """Returns the weights of `logits` [n, vocab_size], which are `rows` of the batch.
+    """Returns the sampling weights of `logits` [n, vocab_size] of some `rows` [n] of the batch.
 
-    They are [n, vocab_size rounded up to CDF_BLOCK], 1 for the most likely token of a row.
+    The result is [n, vocab_size rounded up to a multiple of CDF_BLOCK]. The most likely token of a
+    row has the weight 1.
     """
     n, vocab_size = logits.shape
     padded = logits.new_zeros(n, -(-vocab_size // CDF_BLOCK) * CDF_BLOCK)
     weights = padded[:, :vocab_size]
-    # Subtracting first keeps a small temperature from making infinities.
+    # The subtraction comes first so that a division by a small temperature gives no infinity.
     torch.sub(logits, logits.amax(-1, keepdim=True), out=weights)
     weights.div_(columns.temperature[rows, None].clamp(max=MAX_TEMPERATURE)).exp_()
     if columns.any_limited:
@@ -108,7 +111,7 @@ def _weights(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> Tensor:
 
 
 def _keep_most_likely(logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: Tensor) -> None:
-    """Zeroes the weights that `top_k` and `top_p` drop."""
+    """Sets the weights of tokens that `top_k` and `top_p` drop to 0, in place."""
     vocab_size = logits.shape[1]
     top_k = top_k.where((top_k > 0) & (top_k < vocab_size), vocab_size)
     limited = ((top_k < vocab_size) | (top_p < 1)).nonzero()[:, 0]
@@ -123,10 +126,11 @@ def _keep_most_likely(logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: 
 def _n_most_likely(
     logits: Tensor, weights: Tensor, *, top_k: Tensor, top_p: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Returns how many tokens of each row are kept [n], and the smallest logit among them [n].
+    """Returns the number of tokens of each row that are kept [n], and the smallest logit among the
+    kept tokens [n].
 
-    Sorts as little as it can: a row is settled when its first tokens are all that `top_k` keeps, or
-    when they add up to `top_p`.
+    Only the most likely tokens of a row are sorted. A row is settled when the sorted tokens include
+    all that `top_k` keeps, or when their probabilities add up to `top_p`.
     """
     n, vocab_size = logits.shape
     n_kept = torch.zeros_like(top_k)
@@ -138,10 +142,10 @@ def _n_most_likely(
         in_k = torch.arange(width, device=logits.device) < k
         mass = weights[pending].gather(1, ids).double() * in_k
         up_to = mass.cumsum(-1)
-        # Mass that the probabilities are fractions of: of the k, or of the whole vocabulary.
+        # The weights are divided by the sum over the `top_k` tokens, or over the whole vocabulary.
         whole = weights[pending].sum(-1, keepdim=True, dtype=torch.float64)
         total = torch.where(k < vocab_size, up_to[:, -1:], whole)
-        # A token belongs to the smallest set if those before it do not suffice.
+        # A token belongs to the smallest set if the tokens before it do not add up to `top_p`.
         is_kept = in_k & ((up_to - mass < p * total) | (p >= 1))
         is_enough = (k == vocab_size) & (up_to[:, -1:] >= p * total)
         is_settled = ((k <= width) | is_enough)[:, 0]
@@ -156,11 +160,12 @@ def _n_most_likely(
 
 
 def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
-    """Returns a mask of the `n_kept` largest logits of each row, of which `least` is smallest."""
+    """Returns a mask of the `n_kept` [n] largest logits of each row; `least` [n] is the smallest of
+    these."""
     is_kept = logits >= least[:, None]
     surplus = is_kept.sum(-1) - n_kept
     if surplus.any():
-        # Several tokens have just this logit: the first ones stay.
+        # Several tokens have the logit `least`: those with the lowest ids stay.
         is_tied = logits == least[:, None]
         n_tied_kept = is_tied.sum(-1) - surplus
         is_kept &= ~is_tied | (is_tied.cumsum(-1) <= n_tied_kept[:, None])
@@ -168,11 +173,12 @@ def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
 
 
 def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """Inverts the cumulative sum of `weights` [n, n_ids] at `uniform` [n] float64; returns ids [n].
+    """Returns the ids [n] at which the cumulative sums of `weights` [n, n_ids] exceed `uniform` [n]
+    float64 times the total weight of the row.
 
-    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). An id is the first one whose
-    cumulative weight is above `uniform` of the total, so never one of weight 0. The block of ids is
-    found first, then the id within it.
+    `n_ids` is a multiple of CDF_BLOCK, and `uniform` lies in [0, 1). The id is the first one whose
+    cumulative weight is above the target, so its weight is never 0. The block of ids is found
+    first, then the id within the block.
     """
     rows = torch.arange(len(weights), device=weights.device)
     blocks = weights.view(len(weights), -1, CDF_BLOCK)  # [n, n_blocks, block]
@@ -181,7 +187,7 @@ def invert_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     block = torch.searchsorted(up_to_block, target[:, None], right=True)[:, 0]
     before = torch.where(block > 0, up_to_block[rows, block - 1], 0)
     up_to_token = blocks[rows, block].cumsum(-1, dtype=torch.float64)  # [n, block]
-    # The two sums may round differently; the target must not lie beyond the block's end.
+    # The two sums may round differently, so the target is limited to the sum of the block.
     end = up_to_token[:, -1]
     target = torch.minimum(target - before, torch.nextafter(end, torch.zeros_like(end)))
     token = torch.searchsorted(up_to_token, target[:, None], right=True)[:, 0]

@@ -1,6 +1,6 @@
-"""The plain, obvious version of every operation: what the fast ones are checked against.
+"""A slow and obvious version of every operation, with which tests compare the fast versions.
 
-Written for reading, one request and one formula at a time; nothing here runs in production.
+The code computes one request and one formula at a time, for a reader. Production does not use it.
 """
 
 import math
@@ -15,7 +15,8 @@ from kernels.weights.linear import Clamp
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Returns each token's row of `table`, which begins with token `first`, or zeros."""
+    """Returns each token's row of `table`, whose first row belongs to the token `first`; zeros for
+    tokens outside of the table."""
     own = range(first, first + len(table))
     nothing = torch.zeros(table.shape[1], dtype=table.dtype, device=table.device)
     rows = [table[token - first] if token in own else nothing for token in token_ids.tolist()]
@@ -30,7 +31,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turns the pairs (x[i], x[i + head_dim / 2]); cos and sin as in `Ops.rotary`."""
+    """Returns `x` with each pair (x[i], x[i + head_dim / 2]) rotated; `cos` and `sin` are as in
+    `Ops.rotary`."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     cos, sin = cos[..., half:], sin[..., half:]
@@ -38,14 +40,14 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Returns `gate * sigmoid(gate) * up`; `gate_up` holds the two side by side."""
+    """Returns `gate * sigmoid(gate) * up`; each row of `gate_up` holds `gate` and then `up`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size], gate_up[..., size:]
     return gate * torch.sigmoid(gate) * up
 
 
 def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Returns `sigmoid(gate) * x`; a gate of one element is that of the whole token."""
+    """Returns `sigmoid(gate) * x`; a gate of one element applies to the whole token."""
     return (torch.sigmoid(gate.float()) * x.float()).to(x.dtype)
 
 
@@ -70,10 +72,10 @@ def attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Attends span by span, each query to all it may see; q is [n_tokens, n_heads, head_dim].
+    """Returns the attention of all spans, [n_tokens, n_heads, value_dim]; q is [n_tokens, n_heads,
+    head_dim].
 
-    The result is [n_tokens, n_heads, value_dim]. A head's entry of `sinks` [n_heads] is the score
-    of one more key, whose value is zero.
+    A head's entry of `sinks` [n_heads] is the score of one additional key, whose value is zero.
     """
     n_heads, head_dim = q.shape[1:]
     group_size = n_heads // key_cache.shape[2]
@@ -107,10 +109,10 @@ def head_products(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns a whole sequence's output, its last inputs and its state, one head after the other.
+    """Returns the output, the last inputs and the state of a whole sequence.
 
-    The first two are [n_tokens, n_value_heads * value_dim] and [kernel_size - 1, n_channels], the
-    last [n_value_heads, key_dim, value_dim]; `projected` is as in `Ops.delta_net`.
+    Their shapes are [n_tokens, n_value_heads * value_dim], [kernel_size - 1, n_channels] and
+    [n_value_heads, key_dim, value_dim]. `projected` is as in `Ops.delta_net`.
     """
     n_before, n_heads = form.kernel_size - 1, form.n_value_heads
     widths = [form.n_channels, form.n_out, n_heads, n_heads]
@@ -140,20 +142,20 @@ def delta_net(projected: Tensor, form: DeltaNetForm) -> tuple[Tensor, Tensor, Te
 
 
 def gelu(x: Tensor) -> Tensor:
-    """Returns `x` times the share of a normal distribution below it (Hendrycks & Gimpel, 2016)."""
+    """Returns `x` times the normal distribution function at `x` (Hendrycks & Gimpel, 2016)."""
     wide = x.double()
     return (0.5 * wide * torch.erfc(-wide / 2**0.5)).to(x.dtype)
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
-    """Returns `gelu(x)` by the tanh approximation (Hendrycks & Gimpel, 2016)."""
+    """Returns the tanh approximation of `gelu(x)` (Hendrycks & Gimpel, 2016)."""
     wide = x.float()
     inner = (2 / torch.pi) ** 0.5 * (wide + 0.044715 * wide**3)
     return (0.5 * wide * (1 + torch.tanh(inner))).to(x.dtype)
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """Returns `gelu(gate) * up`, with `gelu_tanh`."""
+    """Returns `gelu_tanh(gate) * up`; each row of `gate_up` holds `gate` and then `up`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
     return (gelu_tanh(gate) * up).to(gate_up.dtype)
@@ -168,11 +170,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns `x @ weight.T` in float32, both rounded to 127ths of the largest of their rows."""
+    """Returns `x @ weight.T` in float32. Each row of `x` and of `weight` is first rounded to
+    multiples of a 127th of its largest absolute value."""
 
     def whole(rows: Tensor) -> tuple[Tensor, Tensor]:
         largest = rows.float().abs().amax(1, keepdim=True)
-        # A plain 127 over a tensor would be its reciprocal 127 times, which is rounded twice.
+        # `127 / largest` with a Python number is computed as `127 * (1 / largest)`: rounded twice.
         steps = torch.where(largest > 0, torch.tensor(127.0) / largest, 0.0)
         return (rows.float() * steps).round().int(), largest / 127
 
@@ -181,7 +184,8 @@ def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
-    """Returns `(up + 1) * gate * sigmoid(slope * gate)`, both clamped before; side by side."""
+    """Returns `(up + 1) * gate * sigmoid(slope * gate)`, with `gate` and `up` clamped first; each
+    row of `gate_up` holds `gate` and then `up`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
     gate = torch.minimum(gate, torch.tensor(clamp.limit))
@@ -197,7 +201,8 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Returns the sum of each token's experts, one token and one expert after the other."""
+    """Returns the weighted sum of the outputs of each token's experts, computed for one token and
+    one expert at a time."""
     out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
     for token, chosen in enumerate(experts.tolist()):
         for i, expert in enumerate(chosen):
@@ -224,7 +229,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
-    """Returns weights and experts, one token after the other; of equal scores the first counts."""
+    """Returns the weights and experts of each token; of equal scores the first one is chosen."""
     weights, experts = [], []
     for row in scores.double().tolist():
         shares = [math.exp(score - max(row)) for score in row]
@@ -236,8 +241,8 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
 
 
 def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
-    """Returns weights and experts, one token and one group after the other; of equal ones the first
-    counts."""
+    """Returns the weights and experts of each token; of groups or experts with equal scores the
+    first one is chosen."""
     n_experts = logits.shape[1]
     size = n_experts // form.n_groups
     bias = [0.0] * n_experts if form.bias is None else form.bias.double().tolist()

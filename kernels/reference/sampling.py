@@ -1,4 +1,4 @@
-"""Sampling as slow and obvious code: one row and one token after the other, in float64."""
+"""Sampling as slow and obvious code, one row and one token at a time, in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.forms.sampling_columns import IN_PROMPT, AllowedTokens, Penalties, 
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """One row and one token after the other, in float64."""
+    """Returns a float64 copy of `logits` [n_rows, vocab_size] with some rows penalised."""
     penalized = logits.to(torch.float64, copy=True)
     for i, (row, count_row) in enumerate(
         zip(penalties.rows.tolist(), penalties.count_rows.tolist(), strict=True)
@@ -31,7 +31,7 @@ def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
 
 
 def _not_allowed(allowed: AllowedTokens | None, row: int, *, vocab_size: int) -> set[int]:
-    """The tokens that a row's mask, if it has one, leaves out."""
+    """Returns the tokens that the mask of `row` bans; an empty set if the row has no mask."""
     if allowed is None or row not in allowed.rows.tolist():
         return set()
     words = allowed.masks[allowed.rows.tolist().index(row)].tolist()
@@ -39,7 +39,11 @@ def _not_allowed(allowed: AllowedTokens | None, row: int, *, vocab_size: int) ->
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Every row by itself, in float64, with all its tokens in order."""
+    """Returns a token id for each row of `logits` [n_rows, vocab_size]; -1 for a row with a NaN or
+    an infinity.
+
+    All tokens of a row are sorted, and all numbers are float64.
+    """
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
     logits = logits.double()
@@ -68,7 +72,7 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
         top_p, total = columns.top_p[row].item(), math.fsum(weight[token] for token in order)
         if top_p < 1:
             ends = itertools.accumulate(weight[token] for token in order)
-            # What comes before a token does not suffice.
+            # A token is kept if the tokens before it do not add up to `top_p`.
             order = [
                 token
                 for token, end in zip(order, ends, strict=True)

@@ -1,4 +1,4 @@
-"""The gates of gated MLPs, in float32, for kernels that have what they apply to in registers."""
+"""The functions of gates in float32, for kernels that call them on values in registers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def silu(x):
 
 @triton.jit
 def gelu(x):
-    """Returns GeLU by its tanh approximation; `(1 + tanh(u)) / 2` is `sigmoid(2 * u)`."""
+    """Returns the tanh approximation of GeLU, with `(1 + tanh(u)) / 2` as `sigmoid(2 * u)`."""
     twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 * sqrt(2 / pi)
     return x * sigmoid(twice)
 
 
 @triton.jit
 def clamped(gate, up, slope, limit):
-    """Returns what `kernels.weights.linear.Clamp` describes."""
+    """Returns the gated value that `kernels.weights.linear.Clamp` defines."""
     gate = tl.minimum(gate, limit)
     up = tl.maximum(tl.minimum(up, limit), -limit)
     return (up + 1.0) * gate * sigmoid(slope * gate)
@@ -29,6 +29,6 @@ def clamped(gate, up, slope, limit):
 
 @triton.jit
 def sigmoid(x):
-    """Returns `1 / (1 + exp(-x))`, with exponentials of negative numbers only: none is infinite."""
+    """Returns `1 / (1 + exp(-x))`, computed from `exp(-abs(x))`, which cannot overflow."""
     power = tl.exp(-tl.abs(x))
     return tl.where(x < 0, power, 1.0) / (1.0 + power)

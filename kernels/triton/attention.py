@@ -1,29 +1,31 @@
 """Attention of a mixed batch over paged keys and values, in one launch.
 
-Prompts, chunks and decodes are cut into items by `kernels.triton.attention_plan`: a tile of
-queries of one span and the keys that it attends to, or a part of these. A program takes one item
-and one group of heads. Rows of its tile are the query heads that share a K/V head, side by side for
-each token, so that a decode of a model with grouped queries fills the matrix unit's 16 rows; those
-that are too many for a tile are several groups. It walks over the keys with the running softmax of
-FlashAttention (Dao et al., 2022), in base 2. Tiles come in two sizes, for decodes and for longer
-spans; a batch that has both has both in its launch, so that neither waits for the other.
+`kernels.triton.attention_plan` cuts prompts, chunks and decodes into items. An item is a tile of
+queries of one span with the keys that the tile attends to, or with a part of these keys. A program
+computes one item for one group of query heads that share a K/V head. Each token of a tile has one
+row for each head of the group, so that a decode of a model with grouped queries fills the 16 rows
+of the matrix unit. Heads that are too many for a tile form several groups. The program loops over
+the keys with the running softmax of FlashAttention (Dao et al., 2022), in base 2. Tiles have two
+sizes, one for decodes and one for longer spans. Both sizes run in one launch, so that neither waits
+for the other.
 
-Bytes: a token of context is read once per tile, 2 * n_kv_heads * head_dim elements; a decode is
-bound by that. FLOPs: 4 * n_heads * head_dim per query and key; prompts are bound by these.
+Bytes: each tile reads 2 * n_kv_heads * head_dim elements per token of context, which limits
+decodes. FLOPs: 4 * n_heads * head_dim per pair of a query and a key, which limits prompts.
 
-Keys lie in blocks anywhere: a step loads the block ids of its keys and gathers whole rows of a
-head. Only keys that a query of the tile sees are touched, so unused storage may hold anything.
-Masks of large tiles are computed where the causal line, the window's edge or the end crosses a
-step, and nowhere else.
+Keys lie in blocks at any place of storage: a step loads the block ids of its keys and gathers whole
+rows of a head. Only keys that a query of the tile sees are read, so unused storage may hold any
+bits. Large tiles compute masks only in steps that contain the causal diagonal, the edge of the
+window or the last key.
 
-Where an item is a part of a tile's keys, it writes its float32 result and the log of its sum, and a
-second small launch combines the parts (Dao et al., Flash-Decoding, 2023).
+If an item has only a part of a tile's keys, the program writes its float32 result and the log of
+its sum of weights. A second small launch combines the parts (Dao et al., Flash-Decoding, 2023).
 
-Values may be the first elements of the keys, as in latent attention: then they are loaded once, as
-keys, and the elements behind them are a product of their own. So both tiles are powers of two.
+Values may be the first elements of the keys, as in latent attention. They are then loaded once, as
+keys, and the other elements of the keys get a second product, so that the tiles of both products
+have sizes that are powers of two.
 
-A head's sink joins the sum of weights when all keys of a row are in it: at the end of a whole item,
-or where its parts are combined.
+The sink of a head is added to the sum of weights after all keys of a row: at the end of an item
+with all keys, or when parts are combined.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from kernels.triton.attention_plan import (
     items_for,
 )
 
-# The tables' columns, as kernels can know them.
+# The columns of the tables, as constants for kernels.
 _ROW = tl.constexpr(Column.ROW.value)
 _N_QUERIES = tl.constexpr(Column.N_QUERIES.value)
 _POSITION = tl.constexpr(Column.POSITION.value)
@@ -60,10 +62,10 @@ _DIVIDED_STEP = tl.constexpr(DividedColumn.STEP.value)
 _DIVIDED_N_PARTS = tl.constexpr(DividedColumn.N_PARTS.value)
 _DIVIDED_STRIDE = tl.constexpr(N_DIVIDED_COLUMNS)
 
-# Less than any score, and finite: a row that has seen nothing yet can be subtracted from itself.
+# A number below every score. It is finite so that the difference of two of them is 0, not NaN.
 _NO_PEAK = tl.constexpr(-1e30)
 
-# Parts of a token that are combined at once.
+# Number of parts of a token that a step of `_combine_kernel` combines.
 _N_PARTS = 16
 
 _LOG2_E = tl.constexpr(math.log2(math.e))
@@ -71,7 +73,7 @@ _LOG2_E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _masked(scores, keys, positions, last_key, window, HAS_WINDOW: tl.constexpr):
-    """Returns scores [ROWS, KEYS], minus infinity for keys that a row does not see."""
+    """Returns `scores` [ROWS, KEYS] with minus infinity for keys that a row does not see."""
     is_seen = keys[None, :] <= tl.minimum(positions, last_key)[:, None]
     if HAS_WINDOW:
         is_seen &= keys[None, :] > (positions - window)[:, None]
@@ -109,17 +111,19 @@ def _walk(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attends to the keys [begin, end), of which last_key is the last that may be touched.
+    """Attends to the keys [begin, end); keys after `last_key` must not be read.
 
-    Steps within [inner_begin, inner_end), which all rows see, are not masked. They are steps of the
-    same loop: a loop of their own would make ptxas wait for each matrix instruction (wgmma).
+    Returns the updated `totals` (weighted sums of values), `sums` of weights and `peaks` (largest
+    scores) of each row. All rows see the keys in [inner_begin, inner_end), so steps within this
+    range are not masked. These steps share a loop with the masked ones, because with a second loop
+    ptxas would wait for each matrix instruction (wgmma).
     """
     dims = tl.arange(0, DIMS)
     is_dim = (dims < VALUE_DIM)[None, :]
     some_keys = keys_of_head + dims[None, :]
     some_values = values_of_head + dims[None, :]
-    # What is past the end is the last key again, and gets no weight. Block ids are loaded a step
-    # ahead, so that the loads of keys and values wait for nothing.
+    # Past the end the last key is read again, with a weight of zero. Block ids are loaded one step
+    # ahead, so that the loads of keys and values need not wait for them.
     stored = tl.minimum(begin + tl.arange(0, KEYS), last_key).to(tl.uint32)
     blocks = tl.load(table + stored // BLOCK_SIZE)
     for first in tl.range(begin, end, KEYS, num_stages=STAGES):
@@ -139,7 +143,8 @@ def _walk(
             rest = tl.load(some_rest, mask=rest_dims < REST_DIM, other=0.0)  # [KEYS, REST_DIMS]
             scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
         if HAS_SOFT_CAP:
-            # tanh(x) is 1 - 2 / (exp(2 x) + 1); `scale` and `soft_cap` hold the factors.
+            # tanh(x) = 1 - 2 / (exp(2 x) + 1). `scale` and `soft_cap` include the factors that
+            # base 2 needs.
             scores = soft_cap - 2.0 * soft_cap / (tl.exp2(scores * scale) + 1.0)
         else:
             scores *= scale
@@ -166,9 +171,9 @@ def _walk(
 
 @triton.jit
 def _sink_weights(sinks, peaks):
-    """Returns the weights of sinks beside those of keys, of which that of a peak is 1.
+    """Returns the weights of sinks, relative to the weight 1 of the key with the score `peaks`.
 
-    More than 2^126 leaves nothing of the keys either.
+    Weights are limited to 2^126, beside which the weights of keys vanish anyway.
     """
     return tl.exp2(tl.minimum(tl.load(sinks) * _LOG2_E - peaks, 126.0))
 
@@ -206,7 +211,7 @@ def _attend(
     STAGES: tl.constexpr,
     IS_LARGE: tl.constexpr,
 ):
-    """Computes one item for one group of heads, whose number is `head`."""
+    """Computes one item for the group of heads with the index `head`."""
     first_row = tl.load(item + _ROW)
     n_queries = tl.load(item + _N_QUERIES)
     position = tl.load(item + _POSITION)
@@ -223,7 +228,7 @@ def _attend(
     is_element = is_query[:, None] & (dims < VALUE_DIM)[None, :]
     q_places = (first_row + tokens).to(tl.int64) * q_stride + heads * (VALUE_DIM + REST_DIM)
     tile = tl.load(q + q_places[:, None] + dims[None, :], mask=is_element, other=0.0)
-    rest = tile  # which is not looked at where there is none
+    rest = tile  # a placeholder, unused if REST_DIM is 0
     if REST_DIM > 0:
         rest_dims = tl.arange(0, REST_DIMS)
         is_rest = is_query[:, None] & (rest_dims < REST_DIM)[None, :]
@@ -237,7 +242,7 @@ def _attend(
     peaks = tl.full((ROWS,), _NO_PEAK, tl.float32)
     if HAS_WINDOW:
         begin = tl.maximum(begin, position - window + 1)
-    # The keys that all rows see need no mask.
+    # All rows see the keys in [inner_begin, inner_end), so these need no mask.
     inner_begin = begin
     inner_end = tl.minimum(position + 1, end)
     if HAS_WINDOW:
@@ -251,7 +256,8 @@ def _attend(
     )
     # fmt: on
 
-    safe_sums = tl.where(sums == 0.0, 1.0, sums)  # of a part that its row does not see, or no query
+    # A sum is 0 if the row has no query, or sees no key of this part.
+    safe_sums = tl.where(sums == 0.0, 1.0, sums)
     totals /= safe_sums[:, None]
     row = tl.where(part < 0, first_row, part)
     places = ((row + tokens) * (N_GROUPS * GROUP_SIZE) + heads).to(tl.int64)
@@ -300,9 +306,9 @@ def _attention_kernel(
     LARGE_KEYS: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
-    """Computes an item for one group of heads; groups of an item are neighbours.
+    """Computes one item for one group of heads; the groups of an item have adjacent programs.
 
-    LARGE_ROWS may be 0.
+    LARGE_ROWS is 0 if the batch has no large tiles.
     """
     HEAD_DIM: tl.constexpr = VALUE_DIM + REST_DIM
     TOKEN_STRIDE: tl.constexpr = N_KV_HEADS * HEAD_DIM
@@ -358,7 +364,7 @@ def _combine_kernel(
     DIMS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Combines the parts of one head of one divided token."""
+    """Combines the parts of one head of one token whose keys are divided."""
     program = tl.program_id(0)
     head = program % N_HEADS
     token = divided + (program // N_HEADS) * _DIVIDED_STRIDE
@@ -402,13 +408,14 @@ def attention(
     """Implements `ComputeAttention`.
 
     Raises:
-        TypeError: the plan is of other operations.
-        ValueError: the values are neither as large as keys nor a part of them.
+        TypeError: `plan` is of another type.
+        ValueError: the strides of the two caches differ, so that `value_cache` neither has the
+            layout of `key_cache` nor is a part of it.
     """
     items = items_for(plan, key_cache)
     n_tokens, n_heads, head_dim = q.shape
     if q.stride()[1:] != (head_dim, 1):
-        q = q.contiguous()  # only tokens may lie apart
+        q = q.contiguous()  # only the stride of tokens is free
     _, block_size, n_kv_heads, value_dim = value_cache.shape
     if value_cache.stride() != key_cache.stride():
         raise ValueError(f"values {tuple(value_cache.shape)} of keys {tuple(key_cache.shape)}")
@@ -422,7 +429,7 @@ def attention(
         scale *= 2 * math.log2(math.e) / form.soft_cap
         soft_cap = form.soft_cap * math.log2(math.e)
     out = torch.empty((n_tokens, n_heads, value_dim), dtype=q.dtype, device=q.device)
-    # Of no rows where nothing is divided; their type is a part of what is compiled.
+    # Without divided tokens these have no rows; kernels are compiled for their types all the same.
     rows = (items.n_part_rows, n_heads)
     parts = torch.empty((*rows, value_dim), dtype=torch.float32, device=q.device)
     log_sums = torch.empty(rows, dtype=torch.float32, device=q.device)

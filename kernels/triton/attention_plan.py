@@ -1,17 +1,18 @@
-"""How the attention of one mixed batch is cut into items of work.
+"""Cuts the attention of one mixed batch into items of work.
 
-An item is a tile of neighbouring queries of one span with the keys that they see, or a part of
-these. Spans that fit the small tile are one tile each: decodes, and little more. Keys are divided
-where a tile would still be at work when the rest of the device has nothing left to do: an item has
-at most a fair share of the keys of all tiles, several shares per multiprocessor, but no part is
-shorter than what it costs to combine it. Long items come first.
+An item is a tile of neighbouring queries of one span, with all keys that these queries see or with
+a part of the keys. A span that fits the small tile is one tile: decodes and very short prompts. The
+keys of a tile are divided among several items so that no tile runs on when the rest of the device
+is idle. An item has at most an equal share of the keys of all tiles, with several shares per
+multiprocessor. Parts have a minimum length, below which combining them would cost more than they
+save. Items with more keys start first.
 
-One table serves all layers with heads of one kind: a layer with a sliding window skips the keys
-before it. Layers of several kinds have a table for each.
+All layers with an equal number and size of K/V heads share a table of items; a layer with a sliding
+window skips the keys before the window. Layers with other heads have another table.
 
-A captured graph needs shapes that do not depend on what is in a batch. Where an item has at most
-the n-th part of all keys, there are at most n items more than spans, however the lengths are
-distributed; so the table has that much room, and items that are not needed have no queries.
+A captured CUDA graph needs shapes that are independent of the lengths in a batch. If an item has at
+most 1/n of all keys, then there are at most n more items than spans, for any lengths. The table has
+that many rows, and unused items have no queries.
 """
 
 from __future__ import annotations
@@ -33,53 +34,53 @@ from kernels.upload import Uploads
 
 
 class Column(IntEnum):
-    """The columns of the table of items; all but SPAN are numbers of tokens."""
+    """The columns of the table of items."""
 
-    ROW = 0  # of q, where the first query is
-    N_QUERIES = 1  # 0: nothing is to be done
-    POSITION = 2  # of the first query in its sequence
-    KEY_BEGIN = 3
-    KEY_END = 4
+    ROW = 0  # row of q that holds the first query
+    N_QUERIES = 1  # number of queries; 0 in an unused item
+    POSITION = 2  # position of the first query in its sequence
+    KEY_BEGIN = 3  # position of the first key
+    KEY_END = 4  # position after the last key
     SPAN = 5  # row of the block tables
-    PART = 6  # row of the parts, where the first query's result goes; -1: the result is whole
+    PART = 6  # row of the parts for the first query's result; -1 if the item has all keys
 
 
 class DividedColumn(IntEnum):
     """The columns of the table of tokens whose keys are divided."""
 
-    ROW = 0  # of q
-    PART = 1  # row of the first part
-    STEP = 2  # from a part to the next
-    N_PARTS = 3  # 0: nothing is to be done
+    ROW = 0  # row of q that holds the token's query
+    PART = 1  # row of the token's first part in the table of parts
+    STEP = 2  # number of rows from one part to the next
+    N_PARTS = 3  # number of parts; 0 in an unused row
 
 
-N_COLUMNS = 8  # of which the last is unused: rows of 32 bytes
+N_COLUMNS = 8  # the last one is unused, so that a row has 32 bytes
 N_DIVIDED_COLUMNS = len(DividedColumn)
 
-# Fair shares per multiprocessor. Small tiles wait for memory, and many wait better than few; parts
-# of large tiles are costly, so that a tile is divided only if it would be the last by far.
+# Shares of keys per multiprocessor. Small tiles wait for memory, so many of them at once are faster
+# than few. Parts of large tiles are costly, so a tile is divided only if it is far above the rest.
 _SMALL_SHARES = 6
 _LARGE_SHARES = 2
 
-# Keys of the shortest part. A small tile's result is as much memory as a few dozen keys; to write
-# and combine a large one's takes as long as attending to some hundred keys.
+# Keys of the shortest part. The result of a small tile takes as much memory as a few dozen keys.
+# Writing and combining the result of a large tile takes as long as some hundred keys.
 _MIN_SMALL_PART = 256
 _MIN_LARGE_PART = 1024
 
-# Parts begin at multiples of this many keys, so that few blocks belong to two of them.
+# Parts begin at multiples of this number of keys, so that few blocks are divided between two parts.
 _PART_STEP = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The settings by which batches are cut."""
+    """The parameters that decide how a batch is cut into items."""
 
-    small: Tiles
-    large: Tiles
-    group_size: int  # query heads of a program, which share a K/V head
-    small_shares: float  # shares of all keys, for each group of heads
-    large_shares: float
-    min_small_part: int = _MIN_SMALL_PART  # keys; _PART_STEP or more
+    small: Tiles  # for decodes
+    large: Tiles  # for longer spans
+    group_size: int  # number of query heads of a program; the heads share a K/V head
+    small_shares: float  # an item of a small tile has at most 1 / small_shares of all keys
+    large_shares: float  # an item of a large tile has at most 1 / large_shares of all keys
+    min_small_part: int = _MIN_SMALL_PART  # number of keys; at least _PART_STEP
     min_large_part: int = _MIN_LARGE_PART
 
     @property
@@ -95,27 +96,27 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class AttentionItems(AttentionPlan):
-    """The items of one batch, and which parts make up its divided tokens."""
+    """The items of one batch, and the tokens whose keys are divided among several items."""
 
     items: Tensor  # [n_items, N_COLUMNS] int32
     block_tables: Tensor  # [n_spans, n_columns] int32
-    divided: Tensor | None  # [n_divided, N_DIVIDED_COLUMNS] int32; None: no token is
-    n_part_rows: int
-    group_size: int  # query heads of a program
+    divided: Tensor | None  # [n_divided, N_DIVIDED_COLUMNS] int32; None if no keys are divided
+    n_part_rows: int  # rows of the table of parts: the number of parts of all divided tokens
+    group_size: int  # number of query heads of a program
     small: Tiles
-    large: Tiles | None  # None: every tile is a small one
+    large: Tiles | None  # None if the batch has only small tiles
 
 
 @dataclass(frozen=True, slots=True)
 class ItemsOfKinds(AttentionPlan):
-    """The items of one batch for layers of several kinds of heads, each of which is cut its way."""
+    """The items of one batch for a model whose layers differ in their K/V heads."""
 
-    of_kind: Mapping[tuple[int, int], AttentionItems]  # by K/V heads and their size
+    of_kind: Mapping[tuple[int, int], AttentionItems]  # by number of K/V heads and head size
 
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """The tables of a plan, on the host."""
+    """The tables of a plan in host memory."""
 
     items: NDArray[np.int32]
     divided: NDArray[np.int32]
@@ -134,10 +135,11 @@ def plan_attention(
     uploads: Uploads,
     has_fixed_shape: bool = False,
 ) -> AttentionPlan:
-    """Implements `kernels.ops.PlanAttention`; any window up to the widest can be used.
+    """Implements `kernels.ops.PlanAttention`. The plan suits every window up to the widest of
+    `windows`.
 
-    With `has_fixed_shape` every span is one token; all shapes, and with them the launches, then
-    depend on nothing but the number of spans and the width of `block_tables`.
+    With `has_fixed_shape` every span must be one token. All shapes and launches then depend only on
+    the number of spans and the width of `block_tables`.
     """
     of_kind = {}
     for key_cache in key_caches:
@@ -158,8 +160,8 @@ def plan_attention(
 
 
 def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
-    """Returns the items of a layer with these keys; raises TypeError for a plan of other
-    operations."""
+    """Returns the items of `plan` for a layer with the given `key_cache`; raises TypeError for a
+    plan of another type."""
     if isinstance(plan, ItemsOfKinds):
         n_kv_heads, head_dim = key_cache.shape[2:]
         return plan.of_kind[n_kv_heads, head_dim]
@@ -171,8 +173,8 @@ def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
 def cut_for(
     n_sharing: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Device
 ) -> Cut:
-    """Returns how batches of a model, of which `n_sharing` query heads share a K/V head, are cut on
-    `device`."""
+    """Returns the parameters for batches on `device` of a model in which `n_sharing` query heads
+    share a K/V head."""
     large = tiles_for(Kind.SPANS, head_dim, dtype, device)
     group_size = max(n for n in range(1, large.rows + 1) if n_sharing % n == 0)
     shares = device.n_multiprocessors / (n_kv_heads * (n_sharing // group_size))
@@ -186,7 +188,7 @@ def cut_for(
 
 
 def _holding(group_size: int, tiles: Tiles) -> Tiles:
-    """Returns `tiles`, with as many rows as a token needs at least."""
+    """Returns `tiles` with enough rows for a token of `group_size` heads."""
     if tiles.rows >= group_size:
         return tiles
     return replace(tiles, rows=triton.next_power_of_2(group_size))
@@ -203,7 +205,7 @@ def cut_batch(
     uploads: Uploads,
     has_fixed_shape: bool,
 ) -> AttentionItems:
-    """Returns the plan of a batch that is cut by `cut`; see `plan_attention`."""
+    """Returns the items of a batch with the parameters `cut`; see `plan_attention` for the rest."""
     widest = None if None in windows else max(w for w in windows if w is not None)
     n_columns = block_tables.shape[1]
     if not has_fixed_shape:
@@ -232,7 +234,7 @@ def _tables(starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut) -> _Tabl
     n_parts = -(-n_keys // part_keys)
     divided, n_part_rows = np.empty((0, N_DIVIDED_COLUMNS), np.int32), 0
     if n_parts.max() > 1:
-        part_keys = -(-n_keys // (n_parts * _PART_STEP)) * _PART_STEP  # equal ones
+        part_keys = -(-n_keys // (n_parts * _PART_STEP)) * _PART_STEP  # parts of equal length
         n_parts = -(-n_keys // part_keys)
         divided, n_part_rows = _divide(tiles, n_parts)
         tiles, n_keys = _parts(tiles, part_keys, n_parts)
@@ -243,7 +245,8 @@ def _tables(starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut) -> _Tabl
 
 
 def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.bool_]]:
-    """Returns all tiles, each with all keys up to its last query, and which of them are large."""
+    """Returns the tiles of a batch, each with all keys up to its last query, and a mask of the
+    large tiles."""
     n_spans = len(n_tokens)
     is_large = n_tokens > cut.small_tokens
     first_rows = np.cumsum(n_tokens) - n_tokens
@@ -251,7 +254,7 @@ def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.boo
         n_tiles = np.where(is_large, -(-n_tokens // cut.large_tokens), 1)
         spans = np.repeat(np.arange(n_spans), n_tiles)
         places = np.arange(len(spans)) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)
-        skipped = places * cut.large_tokens  # of the span's tokens, by the tile
+        skipped = places * cut.large_tokens  # tokens of the span before the tile
         n_queries = np.minimum(n_tokens[spans] - skipped, cut.large_tokens)
         rows, positions = first_rows[spans] + skipped, starts[spans] + skipped
         is_large = is_large[spans]
@@ -268,7 +271,7 @@ def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.boo
 
 
 def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
-    """Returns the most keys of an item of each tile."""
+    """Returns the maximum number of keys that an item of each tile may have."""
     n_all = int(n_keys.sum())
     small = max(cut.min_small_part, math.ceil(n_all / cut.small_shares))
     large = max(cut.min_large_part, math.ceil(n_all / cut.large_shares))
@@ -276,9 +279,9 @@ def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
 
 
 def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
-    """Gives the tiles of several parts their first rows.
+    """Sets the column PART of tiles with several parts.
 
-    Returns the table of divided tokens and the number of rows of all parts.
+    Returns the table of divided tokens and the total number of rows of parts.
     """
     several = np.flatnonzero(n_parts > 1)
     n_queries = tiles[several, Column.N_QUERIES]
@@ -295,7 +298,10 @@ def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
 
 
 def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
-    """Returns the parts of all tiles, of `part_keys` each or less for the last, and their keys."""
+    """Returns the items of all tiles and the number of keys of each item.
+
+    An item of a tile has `part_keys` keys, the last one possibly fewer.
+    """
     of_part = np.repeat(np.arange(len(tiles)), n_parts)  # the tile of each part
     places = np.arange(len(of_part)) - np.repeat(np.cumsum(n_parts) - n_parts, n_parts)
     parts = tiles[of_part]
@@ -308,10 +314,11 @@ def _parts(tiles: Ints, part_keys: Ints, n_parts: Ints) -> tuple[Ints, Ints]:
 
 
 def _with_fixed_shape(tables: _Tables, n_spans: int, n_keys: int, cut: Cut) -> _Tables:
-    """Returns `tables` with the room that any `n_spans` decodes of up to `n_keys` keys need."""
+    """Returns `tables` padded to the size that suffices for any `n_spans` decodes of up to `n_keys`
+    keys each."""
     most_parts = -(-n_keys // cut.min_small_part)
     n_more = min(math.floor(cut.small_shares), n_spans * (most_parts - 1))
-    n_divided = min(n_spans, n_more)  # who is divided has one item more at least
+    n_divided = min(n_spans, n_more)  # each divided span has at least one additional item
     return _Tables(
         _padded(tables.items, n_spans + n_more),
         _padded(tables.divided, n_divided),

@@ -1,13 +1,14 @@
-"""Gated DeltaNet between its projections on a GPU.
+"""The part of a Gated DeltaNet layer between its projections, on a GPU.
 
-A program has some columns of a value head's state in its registers from the first token of a span
-to the last: 16 KiB for keys of 128, read and written once. For each token it reads the channels of
-its head, `kernel_size` times and mostly from the cache, and computes 7 operations for each element
-of the state. So decodes are limited by the memory that states are in, and a long prompt by its
-tokens, which come one after the other; spans, heads and columns run side by side.
+`kernels.pytorch.delta_net` has the formulas. A program keeps some columns of a value head's state
+in registers from the first token of a span to the last: 16 KiB for keys of 128, read and written
+once. For each token the program reads the channels of its head `kernel_size` times, mostly from the
+cache, and computes 7 operations per element of the state. Decodes are limited by the bandwidth for
+the states. A long prompt is limited by its length, because its tokens are computed one after the
+other. Spans, heads and columns run in parallel.
 
-A second launch normalises and gates what each head has read, which takes all of its columns. A
-third keeps the last inputs, when all programs of the first have read those before.
+A second launch normalises and gates the output of each head, for which it needs all columns. A
+third launch stores the last inputs, after all programs of the first launch have read the old ones.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from kernels.forms.delta_net import LENGTH_EPS, DeltaNetForm
 from kernels.forms.state_spans import StateSpans
 from kernels.triton.activations import sigmoid, silu
 
-_CHANNELS = 256  # of a program that keeps inputs
+_CHANNELS = 256  # channels that a program of `_keep_inputs` copies
 
-_COLUMNS = 32  # of a state, of one program
+_COLUMNS = 32  # columns of a state that a program computes
 
-# Elements of a state for each thread at most, beside which it has vectors of rows and columns.
+# Maximum number of state elements per thread. A thread needs further registers for vectors.
 _STATE_ELEMENTS = 32
 
 
@@ -42,8 +43,11 @@ def _convolved(
     N_CHANNELS: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """Returns SiLU of the convolution of a token's channels, [n]; `token` is its place in a span,
-    `projected` where its channels are, and `inputs` where those before the span are."""
+    """Returns SiLU of the convolution of a token's channels, [n].
+
+    `token` is the token's index in its span. `projected` points to the channels of the token,
+    `inputs` to the channels of the tokens before the span.
+    """
     total = tl.zeros(channel.shape, tl.float32)
     for j in tl.static_range(TAPS):
         place = token - (TAPS - 1) + j
@@ -199,7 +203,7 @@ def _keep_inputs(
     n, first = tl.load(n_tokens + span), tl.load(first_tokens + span)
     is_old = tl.load(start_positions + span) > 0
     inputs += row * N_BEFORE * N_CHANNELS + channel
-    # Each comes from a later place, which has not been written to.
+    # Each entry is read from a later entry, which the loop has not overwritten yet.
     for i in tl.static_range(N_BEFORE):
         place = n - N_BEFORE + i
         here = tl.load(projected + (first + place) * width + channel, is_there & (place >= 0), 0.0)

@@ -1,7 +1,7 @@
-"""Rows of a rank's share of a table of tokens, on a GPU: one launch, which also says what is zero.
+"""Look-up of tokens in one rank's share of an embedding table on a GPU, in one launch.
 
-A row is read once and written once, 4 * size bytes a token in bfloat16, and nothing is read of a
-token that another rank has.
+Each row is read once and written once: 4 * size bytes per token in bfloat16. For the tokens of
+other ranks the launch writes zeros and reads no row.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024  # elements of a program
+_BLOCK = 1024  # elements of a row that a program copies
 
 
 @triton.jit(do_not_specialize=["first", "n_rows"])
@@ -28,7 +28,7 @@ def _embedding(
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Implements `Ops.embedding`; a row lies in memory without gaps."""
+    """Implements `Ops.embedding`; the elements of a row of `table` must be contiguous."""
     n_rows, size = table.shape
     n_tokens = len(token_ids)
     out = torch.empty((n_tokens, size), dtype=table.dtype, device=table.device)

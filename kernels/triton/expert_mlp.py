@@ -1,25 +1,26 @@
-"""The gated MLPs of a mixture of experts on a GPU, without a word from the device to the host.
+"""The gated MLPs of a mixture of experts on a GPU; the host does not wait for the device.
 
-How many tokens an expert gets is known on the device only. The host knows the most tiles that there
-can be: an expert's tokens fill whole tiles but for the last, so n choices among n_experts make at
-most `(n + min(n, n_experts) * (tile - 1)) / tile` tiles. So many programs are launched, and those
-past the real number end at once. That can be captured in a CUDA graph, and every shape in memory
-depends on the number of tokens alone. Four launches, and one more for many tokens:
+A choice is a pair of a token and an expert that was chosen for it. Only the device knows how many
+tokens chose each expert, but the host knows the maximum number of tiles. All tiles of an expert but
+the last one are full, so n choices among n_experts make at most
+`(n + min(n, n_experts) * (tile - 1)) / tile` tiles. Programs are launched for that many tiles, and
+programs without a tile end at once. All shapes depend only on the number of tokens, so that the
+launches can be captured in a CUDA graph. There are four launches, and a fifth for many tokens:
 
-1. count (many tokens only): how often each expert occurs in each chunk of choices.
-2. sort: the choices in the order of their experts, and which expert and which of them a tile has.
-   A choice's place is the number of those before it: of smaller experts, in earlier chunks, and in
-   its own.
-3. gate and up: a program gathers its tile of tokens and multiplies it with the gate's rows and
-   with the rows of what they gate, so that the gate is applied before anything is written.
-4. down: the same with the second matrix. A choice's rows have their place by token and not by
-   expert, so nothing is brought back into order.
-5. sum: each token's experts by their weights, always in the same order and in float32.
+1. count (only for many tokens): counts how often each expert occurs in each chunk of choices.
+2. sort: sorts the choices by expert, and writes the expert and the choices of each tile. The index
+   of a choice is the number of choices before it: choices of experts with smaller numbers, choices
+   in earlier chunks, and choices in its own chunk.
+3. gate and up: gathers the tokens of a tile, multiplies them with both matrices, and applies the
+   gate before the result is written.
+4. down: multiplies the results with the second matrix. The rows of both products are stored in the
+   order of tokens, not of experts, so that they need not be sorted back.
+5. sum: adds up the outputs of each token's experts by weight, in a fixed order and in float32.
 
-Bytes: for few tokens the matrices of those experts that were chosen, 6 * size * hidden elements
-each, dominate; programs then stream them with small tiles, so that all multiprocessors load. For
-many tokens the matrix units do: 6 * size * hidden FLOPs per choice. Between the launches a choice's
-inside and result are written and read, 2 * (size + hidden) elements.
+Bytes: with few tokens, time is limited by reading the matrices of the chosen experts, 3 * size *
+hidden elements each. Tiles are then small so that all multiprocessors load. With many tokens, time
+is limited by the matrix units: 6 * size * hidden FLOPs per choice. Between the launches,
+2 * (size + hidden) elements per choice are written and read.
 """
 
 from __future__ import annotations
@@ -36,30 +37,31 @@ from kernels.forms.experts import PLAIN_EXPERTS, ExpertForm
 from kernels.triton.activations import clamped, gelu, silu
 
 _CHUNK = 256  # choices that a program sorts
-_SOME = 32  # of these that are compared with all at a time
-_SUM_BLOCK = 1024  # elements of a token that a program sums
+_SOME = 32  # choices of a chunk that a step compares with all choices of the chunk
+_SUM_BLOCK = 1024  # elements of a token that a program of `_sum` computes
 
 
 class _Tiles(NamedTuple):
-    """The tile of a product that a program computes, and how it does."""
+    """The size of the tile of a product that a program computes, and the program's parameters."""
 
     choices: int
-    outputs: int  # of the gate and of what it gates each, or of the second product
-    inputs: int  # of one step
+    outputs: int  # in the first product, number of outputs of each of the two matrices
+    inputs: int  # inputs of one step
     n_warps: int
-    n_stages: int
+    n_stages: int  # stages of the software pipeline over steps
 
 
 class _Launch(NamedTuple):
-    """The number of choices of a tile, which both products share, and the tiles of each."""
+    """The tiles of the two products, which must have an equal number of choices."""
 
     gate_up: _Tiles
     down: _Tiles
 
 
-# By the width of an element in bytes and by choices per expert: few, some, many. Shared memory for
-# one step is `(choices + outputs) * inputs` elements, twice the outputs for gate and up, and there
-# are as many as stages. Of float32, whose products are exact, threads have the operands themselves.
+# Keys are the bytes of an element, and 0, 1 or 2 for few, some or many choices per expert. A stage
+# takes shared memory for `(choices + outputs) * inputs` elements, or `(choices + 2 * outputs) *
+# inputs` for gate and up. In float32, products do not use matrix units, and threads hold the
+# operands in registers.
 _LAUNCHES = {
     (2, 0): _Launch(_Tiles(16, 32, 128, 4, 4), _Tiles(16, 64, 128, 4, 4)),
     (2, 1): _Launch(_Tiles(64, 64, 64, 4, 3), _Tiles(64, 128, 64, 4, 3)),
@@ -69,10 +71,11 @@ _LAUNCHES = {
     (4, 2): _Launch(_Tiles(32, 32, 32, 4, 3), _Tiles(32, 64, 32, 4, 3)),
 }
 
-# Choices per expert up to which a launch is for few, and up to which it is for some.
+# Maximum number of choices per expert that count as few, and as some.
 _FEW, _SOME_CHOICES = 16, 96
 
-# Tiles that go over the outputs side by side, so that they find each other's weights in the cache.
+# Number of neighbouring tiles that run at a time for each block of outputs, so that the weights of
+# the block are read from the cache.
 _GROUP = 8
 
 
@@ -113,7 +116,7 @@ def _sort(
     expert = tl.load(experts + choice, is_there, BINS - 1).to(tl.int32)
     bins = tl.arange(0, BINS)
 
-    # How many choices of each expert there are, and how many of them in chunks before this one.
+    # The number of choices of each expert in all chunks, and in the chunks before this one.
     if IS_ONE_CHUNK:
         total = tl.histogram(expert, BINS)
         before = tl.zeros((BINS,), tl.int32)
@@ -126,9 +129,9 @@ def _sort(
             total += tl.sum(count, 0)
             before += tl.sum(tl.where(other < chunk, count, 0), 0)
     total = tl.where(bins < N_EXPERTS, total, 0)
-    begin = tl.cumsum(total, 0) - total  # [BINS] the place of an expert's first choice
+    begin = tl.cumsum(total, 0) - total  # [BINS], index of each expert's first choice
 
-    # Each choice looks its expert's begin up; memory is how threads hand it to each other.
+    # The begins of experts are exchanged between threads through memory.
     mine = begins + chunk * BINS
     tl.store(mine + bins, begin + before)
     tl.debug_barrier()
@@ -186,7 +189,7 @@ def _multiply(
     INPUTS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Multiplies rows of `x`, one for N_PER_ROW choices, with their experts' matrices."""
+    """Multiplies rows of `x` with the matrices of their experts; a row has N_PER_ROW choices."""
     N_BLOCKS: tl.constexpr = (N_OUT + OUTPUTS - 1) // OUTPUTS
     program = tl.program_id(0)
     n_tiles = tl.load(tiles)
@@ -203,7 +206,7 @@ def _multiply(
     begin = tl.load(tiles + 1 + max_tiles + tile)
     end = tl.load(tiles + 1 + 2 * max_tiles + tile)
     place = begin + tl.arange(0, CHOICES)
-    # What is beyond the end is the tile's first once more, and not written.
+    # Past the end the tile's first choice is computed again, and the result is not written.
     choice = tl.load(order + tl.where(place < end, place, begin)).to(tl.int64)
     output = block * OUTPUTS + tl.arange(0, OUTPUTS)
     known_output = tl.minimum(output, N_OUT - 1)
@@ -259,7 +262,7 @@ def expert_mlp(
     weights: Tensor,
     form: ExpertForm = PLAIN_EXPERTS,
 ) -> Tensor:
-    """Implements `Ops.expert_mlp`; what an expert has must lie in memory without gaps."""
+    """Implements `Ops.expert_mlp`; `gate_up`, `down` and the biases must be contiguous."""
     if x.stride(1) != 1:
         x = x.contiguous()
     n_tokens, hidden_size = x.shape
@@ -316,15 +319,16 @@ def expert_mlp(
 
 
 def _sorted(experts: Tensor, n_experts: int, tile: int) -> tuple[Tensor, Tensor, int]:
-    """Returns the choices by expert, their tiles, and how many tiles there may be.
+    """Returns the choices sorted by expert, the table of tiles, and the maximum number of tiles.
 
-    Choices [n_choices] are places in `experts` [n_tokens, n_chosen]. Tiles are their number, then
-    `max_tiles` experts, as many first places among the sorted choices, and as many ends of those.
+    A choice is an index into the flattened `experts` [n_tokens, n_chosen]. The table of tiles holds
+    the number of tiles, then three columns of `max_tiles` elements: the expert of each tile, the
+    index of its first choice among the sorted choices, and the end of its expert's choices.
     """
     n_choices = experts.numel()
     max_tiles = (n_choices + min(n_choices, n_experts) * (tile - 1)) // tile
     n_chunks = triton.cdiv(n_choices, _CHUNK)
-    n_bins = triton.next_power_of_2(n_experts + 1)  # the last for what is no choice
+    n_bins = triton.next_power_of_2(n_experts + 1)  # the last bin counts padding
     device, experts = experts.device, experts.contiguous()
     order = torch.empty(n_choices, dtype=torch.int32, device=device)
     tiles = torch.empty(1 + 3 * max_tiles, dtype=torch.int32, device=device)

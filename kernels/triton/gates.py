@@ -1,8 +1,9 @@
-"""The gates of gated MLPs, and gates of their own, on a GPU: all is read once and written once.
+"""The gates of gated MLPs, and separate sigmoid gates, on a GPU, each in one launch.
 
-A gated MLP's gate moves 6 * size bytes per token in bfloat16, where one kernel for the gate and one
-for the product would move 10 * size; about ten operations per element, in float32, rounded once. A
-gate of its own moves 6 bytes an element, or 4 where a token has one gate.
+Each element is read and written once. The gate of a gated MLP moves 6 * size bytes per token in
+bfloat16; two kernels, one for the gate and one for the product, would move 10 * size. About ten
+operations per element are computed in float32, and the result is rounded once. A separate gate
+moves 6 bytes per element, or 4 if a token has one gate.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from kernels.triton.activations import gelu, sigmoid, silu
 
-_BLOCK = 1024  # elements of a program: with four warps 16 bytes for each thread
+_BLOCK = 1024  # elements of a program: 16 bytes for each thread of four warps
 
 
 @triton.jit

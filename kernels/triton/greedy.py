@@ -1,9 +1,10 @@
-"""The argmax of every row of logits on a GPU, in one pass over them.
+"""The argmax of every row of logits on a GPU, in one pass over the logits.
 
-A program passes over its part of a row, and keeps the best logit of each of its lanes and whether
-any was a NaN or an infinity. Rows are few and long, so each is divided among programs, and a
-second, tiny launch picks among their candidates; with a small vocabulary the first launch writes
-the tokens itself. Costs 2 bytes and 3 operations per bfloat16 logit.
+A program passes over its part of a row. It keeps the largest logit of each of its lanes, and
+whether any logit was a NaN or an infinity. Rows are few and long, so each row is divided among
+several programs, and a second small launch chooses among their candidates. With a small vocabulary
+a row has one program and the second launch is omitted. The cost is 2 bytes and 3 operations per
+bfloat16 logit.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 4096  # logits that a program looks at together
+_BLOCK = 4096  # number of lanes of a program
 
-# Programs of a row, a power of two, and the logits that each has if the row suffices.
+# Maximum number of programs of a row, a power of two, and the number of logits of a program of a
+# row that is not too long for this number.
 _MAX_PARTS = 32
 _PART = 2 * _BLOCK
 
 
 @triton.jit
 def _first_of_largest(value, index, is_bad):
-    """Returns a block's largest value, the first index that has it, and whether any is bad."""
+    """Returns the largest value of a block, the smallest index with this value, and whether any
+    value is bad."""
     largest = tl.max(value, 0)
     first = tl.min(tl.where(value == largest, index, 0x7FFFFFFF), 0)
     return largest, first, tl.max(is_bad, 0)
@@ -51,7 +54,7 @@ def _greedy(
         is_there = index < SIZE
         value = tl.load(logits + row * row_stride + index, is_there, 0.0).to(tl.float32)
         is_bad |= (tl.abs(value) < float("inf")) == 0
-        is_better = is_there & (value > best)  # of equals the first stays
+        is_better = is_there & (value > best)  # of equal logits the first one stays
         best = tl.where(is_better, value, best)
         best_index = tl.where(is_better, index, best_index)
     value, index, any_bad = _first_of_largest(best, best_index, is_bad)
@@ -74,20 +77,21 @@ def _pick(part_tokens, values, tokens, N_PARTS: tl.constexpr):
 
 @cache
 def _parts(size: int) -> tuple[int, int]:
-    """Returns the number of programs for a row of `size` logits, and the logits of each."""
+    """Returns the number of programs for a row of `size` logits, and the number of logits of each
+    program."""
     n_parts = min(_MAX_PARTS, triton.next_power_of_2(triton.cdiv(size, _PART)))
     return n_parts, triton.cdiv(size, n_parts * _BLOCK) * _BLOCK
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Returns the argmax of each row, exactly as `Ops.greedy` does."""
+    """Implements `Ops.greedy`."""
     if logits.stride(1) != 1:
         logits = logits.contiguous()
     n_rows, size = logits.shape
     device = logits.device
     tokens = torch.empty(n_rows, dtype=torch.int64, device=device)
     n_parts, part = _parts(size)
-    values = tokens  # of parts, where there is only one
+    values = tokens  # a placeholder, unused if a row has one part
     found = tokens
     if n_parts > 1:
         found = torch.empty((n_rows, n_parts), dtype=torch.int64, device=device)

@@ -1,15 +1,16 @@
-"""Linear layers on a GPU whose weights stay small numbers with a scale for each group of inputs.
+"""Linear layers on a GPU with weights of 4 or 8 bits and a scale for each group of inputs.
 
-A number becomes a weight in registers, `value * scale + offset` in float32, is rounded to the
-element type of tokens and multiplied on the matrix units: the weight that a dequantised matrix
-would have. Memory is read as it is stored, 4 or 8 bits a number and a scale for each group. Where
-a step of the sum is within one group, each output has one scale in it; otherwise each number looks
-up its own, from the first-level cache most of the time.
+Weights stay quantised in memory. In registers a number becomes the weight
+`value * scale + offset` in float32, which is rounded to the element type of tokens and multiplied
+by the matrix units. The result equals that of the dequantised matrix. If a step of the sum lies
+within one group, each output has one scale in the step. Otherwise each number looks up its scale,
+mostly in the first-level cache.
 
-Two numbers of four bits share a byte. They are 16 inputs apart, so that those in the lower halves
-of neighbouring bytes are neighbours, as are those in the upper halves: a step is two products.
+Two numbers of four bits share a byte. They are 16 inputs apart, so that the lower halves of
+neighbouring bytes belong to neighbouring inputs, and so do the upper halves. A step is therefore
+two products, one for each half.
 
-`quantised_product` cuts and launches it.
+`quantised_product` divides products into tiles and launches the kernel.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from kernels.weights.groups import WHOLE, GroupedMatrix, GroupForm
 from kernels.weights.linear import Gate
 
 _APART = 16  # inputs between the two numbers of a byte
-_ALIGNMENT = 32  # inputs of a row, whose bytes a thread loads at once
+_ALIGNMENT = 32  # rows are padded to a multiple of this number of inputs
 
 
 @triton.jit
@@ -53,8 +54,11 @@ def _weights(
     SIZE: tl.constexpr,
     N_GROUPS: tl.constexpr,
 ):
-    """Returns weights [OUTPUTS, columns] in float32, of inputs that `columns` [1, columns] names;
-    without columns of their own, all of one group's, [1, 1]."""
+    """Returns the weights [OUTPUTS, n] in float32 of the numbers in `bytes_` [OUTPUTS, n].
+
+    `columns` has the input of each number, [1, n], or one input of the group, [1, 1], if all
+    numbers belong to one group.
+    """
     if BITS == 8:
         numbers = bytes_.to(tl.float32)
     elif IS_WHOLE:
@@ -92,7 +96,8 @@ def _sums_of(
     INPUTS: tl.constexpr,
     N_STEPS: tl.constexpr,
 ):
-    """Returns the sums of a tile over inputs from `begin`, for the matrix rows `rows`."""
+    """Returns the sums [OUTPUTS, TOKENS] of a tile for the matrix rows `rows`, over N_STEPS *
+    INPUTS inputs from `begin` on."""
     N_BYTES: tl.constexpr = INPUTS * BITS // 8
     IS_ONE_GROUP: tl.constexpr = SIZE % INPUTS == 0
     byte = tl.arange(0, N_BYTES)
@@ -164,11 +169,12 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Multiplies a part of the inputs for a tile; gated, with both matrices one after the other."""
+    """Computes a tile of the product for a part of the inputs; if gated, first with the gate's
+    matrix and then with the matrix of the gated elements."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
     is_token = token < n_tokens
-    # What is beyond the last is the last once more, and not written.
+    # Past the end the last output is computed again, and the result is not written.
     known_output = tl.minimum(output, N_OUT - 1).to(tl.int64)
     begin = part * (N_STEPS * INPUTS)
     sums = _sums_of(
@@ -244,25 +250,25 @@ def _multiply(
 
 
 def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether `TritonGroupsWeight` takes this matrix, for tokens of `dtype`."""
+    """Returns whether `TritonGroupsWeight` supports `matrix` with tokens of `dtype`."""
     return dtype.is_floating_point and dtype.itemsize <= 4 and min(matrix.shape) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class PackedGroups:
-    """A matrix in groups as the kernel reads it, and counts of programs that share its tiles."""
+    """A matrix quantised in groups, packed for the kernel, with the counts of `KernelMatrix`."""
 
-    packed: Tensor  # [n_out, bytes of a row], uint8 of two numbers or int8 of one
+    packed: Tensor  # [n_out, bytes of a row], uint8 with two numbers each or int8 with one
     scales: Tensor  # [n_out, n_groups], float16 or float32
-    offsets: Tensor | None  # of the same
-    values: Tensor  # [16], int8
-    arrivals: Tensor
+    offsets: Tensor | None  # of the shape and type of `scales`
+    values: Tensor  # [16] int8, the value of each number of four bits
+    arrivals: Tensor  # see `KernelMatrix.arrivals`
     form: GroupForm
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # n_out and n_in
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype) -> PackedGroups:
-        """Packs a matrix for tokens of `dtype`, by which the type of scales is chosen."""
+        """Packs `matrix` for tokens of `dtype`, which decides the type of the scales."""
         matrix = matrix.without_zeros()
         scale_type, device = matrix.scale_type(dtype), matrix.numbers.device
         packed = F.pad(matrix.numbers, (0, -matrix.shape[1] % _ALIGNMENT))
@@ -286,7 +292,7 @@ class PackedGroups:
         return own + self.values.nbytes + self.arrivals.nbytes
 
     def rows(self, indices: Tensor, dtype: torch.dtype) -> Tensor:
-        """Returns rows of the matrix, [n, n_in], in `dtype`."""
+        """Returns the dequantised rows `indices` [n] of the matrix in `dtype`: [n, n_in]."""
         n_in = self.shape[1]
         numbers = self.packed[indices]
         if self.form.bits == 4:
@@ -314,25 +320,25 @@ class PackedGroups:
 
 @dataclass(frozen=True, slots=True)
 class TritonGroupsWeight(QuantisedWeight[PackedGroups]):
-    """A matrix in groups; implements `kernels.weights.linear.TableWeight`."""
+    """A matrix quantised in groups; implements `kernels.weights.linear.TableWeight`."""
 
-    dtype: torch.dtype  # of rows
+    dtype: torch.dtype  # the type of dequantised rows
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype) -> TritonGroupsWeight:
-        """Packs a matrix that the kernel `can_take`, for tokens of `dtype`."""
+        """Packs `matrix` for tokens of `dtype`; `can_take` must be true."""
         return cls(PackedGroups.of(matrix, dtype), dtype)
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Returns rows of the matrix in `dtype`, [n, n_in]."""
+        """Returns the dequantised rows `indices` [n] of the matrix: [n, n_in]."""
         return self.matrix.rows(indices, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class TritonGroupsGatedWeight(QuantisedGatedWeight[PackedGroups]):
-    """Two matrices in groups and a gate."""
+    """The gate and up matrices of a gated MLP, quantised in groups, and the gate."""
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype, gate: Gate) -> TritonGroupsGatedWeight:
-        """Packs a matrix [2 * n_out, n_in], the gate's rows first, for tokens of `dtype`."""
+        """Packs `matrix` [2 * n_out, n_in], the gate's rows first, for tokens of `dtype`."""
         return cls(PackedGroups.of(matrix, dtype), GATES[gate])

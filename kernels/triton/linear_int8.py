@@ -1,14 +1,14 @@
 """Linear layers on a GPU whose weights are int8 with a scale for each output.
 
-Weights are quantised as for a CPU (`kernels.weights.quantise`). Tokens stay what they are: a weight
-becomes their element type in registers, exactly, since it has seven bits and a sign, and is
-multiplied on the matrix units. Sums are float32 and are scaled once, then gated, or bias and
-residual are added, before they are rounded.
+Weights are quantised as for a CPU (`kernels.weights.quantise`). Tokens are not quantised. In
+registers a weight is converted to the element type of tokens, which is exact for seven bits and a
+sign, and is multiplied by the matrix units. Sums are float32. They are scaled once, then gated, or
+a bias and a residual are added, and then rounded.
 
-Bytes: n_out * n_in for the weights, half of bfloat16's, and for each token 2 * (n_in + n_out), with
-a residual 2 * n_out more. FLOPs: 2 * n_tokens * n_out * n_in. So up to about a hundred tokens
-memory is what a product waits for, and above it the matrix units, which are as fast as for
-bfloat16's weights. `quantised_product` cuts and launches products.
+Bytes: n_out * n_in for the weights, half of those in bfloat16, and 2 * (n_in + n_out) for each
+token, with a residual 2 * n_out more. FLOPs: 2 * n_tokens * n_out * n_in. Up to about a hundred
+tokens a product is limited by memory, above that by the matrix units, whose speed is that of
+bfloat16 weights. `quantised_product` divides products into tiles and launches the kernel.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from kernels.weights.linear import Gate
 from kernels.weights.quantise import quantised
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_ALIGNMENT_BYTES = 16  # of a row, what a thread loads at once
+_ALIGNMENT_BYTES = 16  # rows are padded to a multiple of this, the bytes of one load of a thread
 
 
 @triton.jit
@@ -52,7 +52,8 @@ def _sums_of(
     INPUTS: tl.constexpr,
     N_STEPS: tl.constexpr,
 ):
-    """Returns the sums over inputs from `begin` of a matrix and of the one `BETWEEN` numbers on."""
+    """Returns the sums [OUTPUTS, TOKENS] over the inputs from `begin` on, for the first matrix and,
+    if IS_GATED, for the second one, which lies BETWEEN numbers after the first."""
     sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     gated_sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     for first in range(begin, begin + N_STEPS * INPUTS, INPUTS):
@@ -98,10 +99,10 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Multiplies a part of the inputs for a tile; gated, with both matrices in their order."""
+    """Computes a tile of the product, or of both products if gated, for a part of the inputs."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
-    # What is beyond the last is the last once more, and not written.
+    # Past the end the last output is computed again, and the result is not written.
     known_output = tl.minimum(output, N_OUT - 1).to(tl.int64)
     step = tl.arange(0, INPUTS)
     sums, gated_sums = _sums_of(
@@ -142,22 +143,22 @@ def _multiply(
 
 
 def can_quantise(weight: Tensor) -> bool:
-    """Whether `TritonInt8Weight` takes this matrix."""
+    """Returns whether `TritonInt8Weight` supports the matrix `weight`."""
     return weight.numel() > 0 and weight.dtype in _DTYPES
 
 
 @dataclass(frozen=True, slots=True)
 class Int8Matrix:
-    """A quantised matrix, and the counts of programs that share its tiles."""
+    """A quantised matrix, with the counts of `KernelMatrix`."""
 
-    whole: Tensor  # [n_out, n_in and what rows are longer], int8
+    whole: Tensor  # [n_out, n_in padded to _ALIGNMENT_BYTES], int8
     scales: Tensor  # [n_out], float32
-    arrivals: Tensor
-    shape: tuple[int, int]
+    arrivals: Tensor  # see `KernelMatrix.arrivals`
+    shape: tuple[int, int]  # n_out and n_in
 
     @classmethod
     def of(cls, weight: Tensor) -> Int8Matrix:
-        """Quantises a matrix; raises ValueError if it is none that `can_quantise`."""
+        """Quantises `weight` [n_out, n_in]; raises ValueError if `can_quantise` is false."""
         if not can_quantise(weight):
             raise ValueError(f"no int8 for {weight.dtype} {list(weight.shape)} on {weight.device}")
         n_out, n_in = weight.shape
@@ -175,19 +176,20 @@ class Int8Matrix:
 
 @dataclass(frozen=True, slots=True)
 class TritonInt8Weight(QuantisedWeight[Int8Matrix]):
-    """A matrix of int8."""
+    """A matrix of int8; implements `kernels.weights.linear.LinearWeight`."""
 
     @classmethod
     def of(cls, weight: Tensor) -> TritonInt8Weight:
-        """Quantises a matrix; see `Int8Matrix.of`."""
+        """Quantises `weight` [n_out, n_in] with `Int8Matrix.of`."""
         return cls(Int8Matrix.of(weight))
 
 
 @dataclass(frozen=True, slots=True)
 class TritonInt8GatedWeight(QuantisedGatedWeight[Int8Matrix]):
-    """Two matrices of int8 and a gate."""
+    """The gate and up matrices of a gated MLP in int8, and the gate."""
 
     @classmethod
     def of(cls, weight: Tensor, gate: Gate) -> TritonInt8GatedWeight:
-        """Quantises a matrix [2 * n_out, n_in], the gate's rows first; see `Int8Matrix.of`."""
+        """Quantises `weight` [2 * n_out, n_in], which has the gate's rows first, with
+        `Int8Matrix.of`."""
         return cls(Int8Matrix.of(weight), GATES[gate])

@@ -1,10 +1,11 @@
-"""Root-mean-square and layer normalisation on a GPU: a row is read once and written once.
+"""Root-mean-square and layer normalisation on a GPU; each row is read once and written once.
 
-A program has one long row or several short ones (the heads of queries and keys) in its registers,
-so that sums and scaling need one look at memory: 4 * size bytes per row in bfloat16, and 4 or 7 *
-size operations, which memory hides. The weight stays in the cache. All is float32; the result is
-rounded once. The variance of a layer norm is that of what is centred, so that a mean far from zero
-costs no digits.
+A program holds one long row, or several short rows (the heads of queries and keys), in registers.
+The sum and the scaling then need one read of memory: 4 * size bytes per row in bfloat16. The 4 *
+size operations of the root-mean-square norm, or 7 * size of the layer norm, take less time than the
+memory. The weight stays in the cache. Numbers are float32, and the result is rounded once. The
+variance of a layer norm is computed after the mean is subtracted, so that a mean far from zero does
+not reduce the precision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operations that are Triton kernels as `Ops`; PyTorch has what is none."""
+"""The Triton kernels as `Ops`, with PyTorch for operations that have no Triton kernel."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kernels.pytorch.operations import TORCH
 
 @cache
 def triton_ops() -> Ops | None:
-    """Returns the operations that are Triton kernels; None where Triton is not installed."""
+    """Returns the operations of a CUDA device; None if Triton is not installed."""
     if find_spec("triton") is None:
         return None
-    # Not above: without Triton there is nothing to import, and loading it for nothing takes a rank
-    # on a CPU 0.3 s.
+    # Imported here because Triton may be absent, and because loading it costs a rank on a CPU
+    # 0.3 s.
     from triton import knobs
 
     from kernels.triton import (
@@ -31,7 +31,7 @@ def triton_ops() -> Ops | None:
         sample,
     )
 
-    # A product may be added before it is rounded. Unsaid, Triton 3.9 warns of another default.
+    # Allows fused multiply-add. Without this setting, Triton 3.9 warns that its default changes.
     knobs.language.default_fp_fusion = True
     return Ops.of(
         attention,

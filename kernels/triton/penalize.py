@@ -1,7 +1,8 @@
-"""Makes tokens that have occurred less or more likely to occur again, on a GPU.
+"""Penalties of tokens that have occurred, on a GPU (see `kernels.pytorch.penalize`).
 
-All logits are copied, then one launch goes over the rows that are penalised. A program has a block
-of a row: it reads 4 bytes a count, and the logits only if a token of the block has occurred.
+All logits are copied, then one launch changes the rows that are penalised. A program has a block of
+a row. It reads 4 bytes for each token's count, and reads the logits only if a token of the block
+has occurred.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from kernels.forms.sampling_columns import IN_PROMPT, Penalties
 
-_BLOCK = 2048  # tokens of a program
+_BLOCK = 2048  # number of tokens of a program
 
 
 @triton.jit
@@ -47,7 +48,8 @@ def _penalize(
 
 
 def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
-    """Returns a penalised float32 copy as `kernels.pytorch.penalize` does; waits for nothing."""
+    """Returns a penalised float32 copy of `logits` [n_rows, vocab_size], as
+    `kernels.pytorch.penalize` does. The host does not wait for the device."""
     penalized = logits.to(
         torch.float32, copy=True, memory_format=torch.contiguous_format
     )  # [n_rows, vocab_size]

@@ -1,9 +1,9 @@
-"""How products with quantised weights are cut on a device: tiles, and parts of the inputs.
+"""The division of products with quantised weights into tiles and parts of the inputs.
 
-Tiles are by how many tokens there are, up to 16, 32, 64, or more. They are what
-`python -m kernels.triton.tune --int8` has measured for just this matrix on a device of the same
-name, if it has, and else a default. How many parts the inputs are divided into follows from the
-tiles and the number of multiprocessors. All of it depends on shapes alone and is remembered.
+The size of tiles depends on the number of tokens: up to 16, 32, 64, or more. If
+`python -m kernels.triton.tune --int8` has measured products of this shape on a device of this name,
+the fastest size is used, otherwise a default. The number of parts of the inputs follows from the
+tiles and the number of multiprocessors. The division depends only on shapes and is cached.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ import triton
 from kernels.triton.tuning import Device, measured
 
 MAX_DIVIDED = 512
-"""Tiles of a product whose inputs are divided, at most."""
+"""Maximum number of tiles of a product whose inputs are divided into parts."""
 
 MAX_TOKENS = 128
-"""Tokens of a tile, at most."""
+"""Maximum number of tokens of a tile."""
 
-_MIN_TOKENS = 16  # of a tile
-_MIN_STEPS = 4  # of a part, which must be worth that its sums are written and read
+_MIN_TOKENS = 16  # minimum number of tokens of a tile
+_MIN_STEPS = 4  # minimum number of steps of a part, whose sums must be written and read
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The shape and the types of a product, without the number of tokens."""
+    """The shape and type of a product, without the number of tokens."""
 
-    n_out: int  # gated, of each of both matrices
+    n_out: int  # if gated, number of outputs of each of the two matrices
     n_in: int
     is_gated: bool
-    dtype: torch.dtype  # of tokens
+    dtype: torch.dtype  # element type of tokens
 
 
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
-    """The tile that a program works on."""
+    """The size of the tile that a program computes, and the program's parameters."""
 
     tokens: int
-    outputs: int  # gated, of each of both matrices
-    inputs: int  # of one step
-    n_programs: int  # of a multiprocessor, up to which inputs are divided; with 0 they are not
+    outputs: int  # if gated, number of outputs of each of the two matrices
+    inputs: int  # inputs of one step
+    n_programs: int  # inputs are divided up to this number of programs per multiprocessor; 0: never
     n_warps: int
-    n_stages: int  # of the software pipeline over steps
+    n_stages: int  # stages of the software pipeline over steps
 
 
 @dataclass(frozen=True, slots=True)
 class ProductCut:
-    """How a product is cut: its tiles, and the parts of their inputs."""
+    """The division of a product: its tiles, and the parts of the inputs of each tile."""
 
     tiles: ProductTiles
-    n_tiles: int  # of outputs times tokens
-    n_parts: int  # of the inputs, for each tile
-    n_steps: int  # of a part
+    n_tiles: int  # number of tiles of outputs and tokens
+    n_parts: int  # number of parts of the inputs, equal for all tiles
+    n_steps: int  # number of steps of a part
 
 
-# By bytes of an element, whether there are two matrices, and tokens. Shared memory for a step are
-# `outputs * inputs` bytes, gated twice that, and the tokens' `tokens * inputs` elements; of few
-# tokens, some 40 KiB are on their way at any time. Of float32, whose products are exact, threads
-# have the operands themselves.
+# Keys are the bytes of an element, whether the product is gated, and the number of tokens. A stage
+# takes shared memory for `outputs * inputs` bytes of weights, twice that if gated, and for
+# `tokens * inputs` elements of tokens. With few tokens about 40 KiB are being loaded at any time.
+# In float32, products do not use matrix units, and threads hold the operands in registers.
 _DEFAULTS = {
     (2, False, 16): ProductTiles(16, 64, 128, n_programs=2, n_warps=4, n_stages=5),
     (2, False, 32): ProductTiles(32, 64, 128, n_programs=2, n_warps=4, n_stages=4),
@@ -84,14 +84,15 @@ _DEFAULTS = {
 
 @cache
 def cut_product(product: Product, n_tokens: int, device: Device) -> ProductCut:
-    """Returns how `product` with `n_tokens` tokens, one or more, is cut on `device`."""
+    """Returns the division of `product` with `n_tokens` tokens, at least one, on `device`."""
     found = measured(device.name).get(entry(product, n_tokens))
     tiles = ProductTiles(**found) if found else default_tiles(product, n_tokens)
     return cut_with(tiles, product, n_tokens, device)
 
 
 def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Device) -> ProductCut:
-    """Returns how `product` is cut into the given tiles."""
+    """Returns the division of `product` with `n_tokens` tokens on `device` into tiles of the given
+    size."""
     n_tiles = triton.cdiv(product.n_out, tiles.outputs) * triton.cdiv(n_tokens, tiles.tokens)
     n_steps = triton.cdiv(product.n_in, tiles.inputs)
     n_parts = 1
@@ -99,24 +100,26 @@ def cut_with(tiles: ProductTiles, product: Product, n_tokens: int, device: Devic
         n_wanted = tiles.n_programs * device.n_multiprocessors // n_tiles
         n_parts = max(1, min(n_wanted, n_steps // _MIN_STEPS))
         if n_tokens > tiles.tokens:
-            # Powers of two, so that what a warm-up with powers of two tokens compiles is all.
+            # Only powers of two, so that a warm-up with powers of two of tokens compiles all
+            # variants.
             n_parts = 1 << (n_parts.bit_length() - 1)
     n_steps = triton.cdiv(n_steps, n_parts)
     return ProductCut(tiles, n_tiles, triton.cdiv(product.n_in, n_steps * tiles.inputs), n_steps)
 
 
 def default_tiles(product: Product, n_tokens: int) -> ProductTiles:
-    """Returns tiles that were chosen and not measured, for 99 KiB of shared memory and more."""
+    """Returns tiles for a product that was not measured, for 99 KiB or more of shared memory."""
     return _DEFAULTS[product.dtype.itemsize, product.is_gated, tokens_up_to(n_tokens)]
 
 
 def tokens_up_to(n_tokens: int) -> int:
-    """Returns the number of tokens for which tiles are chosen where there are `n_tokens`."""
+    """Returns the number of tokens by which tiles for `n_tokens` are looked up: `n_tokens` rounded
+    up to a power of two, at least 16 and at most MAX_TOKENS."""
     return min(MAX_TOKENS, max(_MIN_TOKENS, 1 << (n_tokens - 1).bit_length()))
 
 
 def entry(product: Product, n_tokens: int) -> str:
-    """Returns the name of a measurement in its file."""
+    """Returns the name of a product's measurement in the file of measurements."""
     kind = "int8 gated" if product.is_gated else "int8"
     dtype = str(product.dtype).removeprefix("torch.")
     return f"{kind} {product.n_out}x{product.n_in} {tokens_up_to(n_tokens)} {dtype}"

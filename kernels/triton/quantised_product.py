@@ -1,16 +1,17 @@
-"""Products of tokens with a matrix of small numbers on a GPU: how they are cut, launched and ended.
+"""Products of tokens with a quantised matrix on a GPU: launch, division, gate, bias and residual.
 
-A form of such matrices (`linear_int8`, `linear_groups`) is a kernel that sums one tile over a part
-of the inputs. All else is the same for every form and stands here.
+Each form of quantised matrices (`linear_int8`, `linear_groups`) has a kernel that sums one tile
+over a part of the inputs. This file holds the code that all forms share.
 
-A program computes outputs times tokens and not tokens times outputs. What it converts is then the
-left factor, which a matrix unit of Hopper takes from registers, and the few tokens of a decode are
-the side of the tile that may be short. Tokens that are not there are not read.
+A program computes a tile [outputs, tokens], not [tokens, outputs]. The converted weights are then
+the left factor, which a matrix unit of Hopper reads from registers, and the side of the tile that
+may be short belongs to the tokens, which are few in a decode.
 
-Where there are fewer tiles than multiprocessors, inputs are divided among programs. Each writes its
-sums, and the last one, by a count of the programs that have written, adds them up, always in the
-order of the inputs: results are the same each time. It leaves the count at zero for the next call.
-So calls with the same weight must not run at the same time, on two streams.
+If there are fewer tiles than multiprocessors, the inputs of a tile are divided among programs. Each
+program writes its sums and increments a count. The program that finds the count complete adds up
+the sums in the order of the inputs, so that results do not depend on timing, and sets the count to
+zero for the next call. Two calls with one weight must therefore not run at the same time on two
+streams.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from kernels.weights.linear import Gate
 NO_GATE = 0
 GATES: dict[Gate, int] = {"silu": 1, "gelu_tanh": 2}
 
-# Tiles of tokens that go over the outputs side by side, so that weights are read from the cache.
+# Number of neighbouring tiles of tokens that run at a time for each block of outputs, so that the
+# weights of the block are read from the cache.
 GROUP = 16
 
 
@@ -86,15 +88,16 @@ def _with_other_parts(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Writes the sums of a part of the inputs; returns sums, gated sums and `is_last`.
+    """Writes the sums of a program's part of the inputs; returns sums, gated sums and `is_last`.
 
-    If `is_last`, all other programs of the tile have written, and the sums are over all parts.
+    `is_last` is true for the last program of the tile that writes. Only then are the returned sums
+    totals over all parts.
     """
     program, part = tl.program_id(0), tl.program_id(1)
     tl.store(place + part * size, sums, is_there)
     if IS_GATED:
         tl.store(place + part * size + N_OUT, gated_sums, is_there)
-    tl.debug_barrier()  # all threads have written when one of them counts
+    tl.debug_barrier()  # all threads must have written before one of them increments the count
     is_last = tl.atomic_add(arrivals + program, 1, sem="acq_rel") == N_PARTS - 1
     if is_last:
         tl.store(arrivals + program, 0)
@@ -126,10 +129,10 @@ def finish(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Ends a program with the sums [OUTPUTS, TOKENS] of its part of the inputs.
+    """Finishes a program, whose sums over its part of the inputs are [OUTPUTS, TOKENS].
 
-    The program that is last of a tile adds up all parts, scales outputs where each has a scale,
-    gates, adds bias and residual, and writes the result.
+    The last program of a tile adds up all parts, applies the scales of outputs if HAS_SCALES, then
+    the gate, the bias and the residual, and writes the result.
     """
     IS_GATED: tl.constexpr = GATE > 0
     N_ROWS: tl.constexpr = 2 * N_OUT if IS_GATED else N_OUT
@@ -168,15 +171,15 @@ def finish(
 
 
 class Operand(NamedTuple):
-    """The kernel of a form of matrices, and what it needs of one matrix."""
+    """The kernel for a matrix, and the arguments of the kernel that depend on the matrix."""
 
     kernel: Any
-    tensors: tuple[Tensor, ...]  # between the tokens and the bias
-    constants: Mapping[str, object]
+    tensors: tuple[Tensor, ...]  # positional arguments between the tokens and the bias
+    constants: Mapping[str, object]  # constexpr arguments
 
 
 class KernelMatrix(Protocol):
-    """A matrix of small numbers, in the form that a kernel multiplies with."""
+    """A quantised matrix, packed for a kernel."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -184,27 +187,28 @@ class KernelMatrix(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it takes."""
+        """Number of bytes of memory of the matrix."""
 
     @property
     def arrivals(self) -> Tensor:
-        """The counts of programs that share a tile: `no_arrivals`, and zeros between calls."""
+        """For each tile, the number of programs that have written their part, [MAX_DIVIDED] int32;
+        zeros between calls."""
 
     def operand(self) -> Operand:
-        """Returns what a launch needs of the matrix."""
+        """Returns the kernel, and the kernel's arguments for this matrix."""
 
 
 AnyMatrix = TypeVar("AnyMatrix", bound=KernelMatrix)
 
 
 def no_arrivals(device: torch.device) -> Tensor:
-    """Returns the counts of a matrix that has not been multiplied with, [MAX_DIVIDED] int32."""
+    """Returns the initial `KernelMatrix.arrivals`: zeros [MAX_DIVIDED] int32."""
     return torch.zeros(MAX_DIVIDED, dtype=torch.int32, device=device)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantisedWeight(Generic[AnyMatrix]):
-    """A matrix of small numbers; implements `kernels.weights.linear.LinearWeight`."""
+    """A quantised matrix; implements `kernels.weights.linear.LinearWeight`."""
 
     matrix: AnyMatrix
 
@@ -229,10 +233,10 @@ class QuantisedWeight(Generic[AnyMatrix]):
 
 @dataclass(frozen=True, slots=True)
 class QuantisedGatedWeight(Generic[AnyMatrix]):
-    """Two matrices, the gate's and that of what it gates, multiplied with together."""
+    """The gate and up matrices of a gated MLP as one quantised matrix, and the gate."""
 
-    matrix: AnyMatrix  # of both, the gate's first
-    gate: int
+    matrix: AnyMatrix  # [2 * n_out, n_in], the gate's rows first
+    gate: int  # a value of GATES
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -253,7 +257,7 @@ def _linear(
     matrix: KernelMatrix,
     x: Tensor,
     bias: Tensor | None,
-    out: Tensor,  # the residual where there is one
+    out: Tensor,  # holds the residual if `has_residual`
     *,
     gate: int,
     has_residual: bool,
@@ -284,13 +288,15 @@ def multiply(
     gate: int,
     has_residual: bool,
 ) -> None:
-    """Fills `out` [n_tokens, n_out], or adds to the residual that it is, in one launch.
+    """Writes the product of `x` [n_tokens, n_in] and `matrix` to `out` [n_tokens, n_out], in one
+    launch.
 
-    The last dimension of `x` and of `out` lies in memory without gaps.
+    With `has_residual` the product is added to `out`. The last dimensions of `x` and `out` must
+    have a stride of 1.
     """
     n_rows, n_in = matrix.shape
     n_tokens, n_out = out.shape
-    parts = matrix.arrivals  # not written to, where there is only one
+    parts = matrix.arrivals  # a placeholder, unused if there is one part
     if cut.n_parts > 1:
         size = (cut.n_parts, n_tokens, n_rows)
         parts = torch.empty(size, dtype=torch.float32, device=x.device)

@@ -1,19 +1,18 @@
-"""Rotary position embedding, and keys and values in their slots, on a GPU.
+"""Rotary position embedding, and storing of keys and values, on a GPU.
 
-`rotary`: a program turns some heads of one token. Both halves of a head are read at once, so that
-each element is read and written once, 4 * head_dim bytes per head in bfloat16 and 3 operations per
-element, in float32. The angles, of which the two halves say the same, are read half.
+`rotary`: a program rotates some heads of one token. Both halves of a head are read together, so
+that each element is read and written once: 4 * head_dim bytes per head in bfloat16, and 3
+operations per element in float32. Only one half of the angles is read, since both halves are equal.
 
-`write_kv`: one launch for keys and values. Each is read once, wherever in a wider row it lies, and
-written once, 8 * n_kv_heads * head_dim bytes per token in bfloat16.
+`write_kv`: one launch stores keys and values. Each element is read once, possibly from a part of a
+wider row, and written once: 8 * n_kv_heads * head_dim bytes per token in bfloat16.
 
-`rotary_write_kv`: one launch reads a token's queries, keys and values once and writes each once to
-where it stays: queries where they were, keys and values into their slot. That is 4 * head_dim bytes
-per head in bfloat16, and nothing in between, where turning, slicing and storing one after the other
-would move keys twice and need five launches. A head that is normalised first is in a program's
-registers whole, so that costs its squares and the two weights, which stay in the cache; nothing is
-rounded in between. A program has some heads of one token, of whatever kind. Each kind has a store
-of its own, which heads of the others leave out.
+`rotary_write_kv`: one launch reads the queries, keys and values of a token once, and writes each
+once: queries in place, keys and values into the token's slot. That moves 4 * head_dim bytes per
+head in bfloat16. Separate rotation, slicing and storing would move keys twice and need five
+launches. A norm adds only the squares of a head, which is in registers as a whole, and the reading
+of two weights from the cache; nothing is rounded in between. A program has some heads of one token,
+which may be queries, keys or values. Each of the three has a masked store.
 """
 
 from __future__ import annotations
@@ -27,20 +26,21 @@ from torch import Tensor
 
 from kernels.forms.head_norms import HeadNorms
 
-# Pairs that a program turns.
+# Number of pairs that a program rotates.
 _N_PAIRS = 1024
 
 
 @cache
 def head_form(n_heads: int, half: int) -> tuple[int, int]:
-    """Returns how many heads a program turns, and to how many pairs each head is padded."""
+    """Returns the number of heads that a program rotates, and the number of pairs to which a head
+    is padded. `half` is the number of pairs of a head."""
     padded = triton.next_power_of_2(half)
     return min(triton.next_power_of_2(n_heads), max(1, _N_PAIRS // padded)), padded
 
 
 @triton.jit
 def turn(first, second, cos, sin):
-    """Returns both halves of heads [n, pairs], turned by the angles [pairs] of the second half."""
+    """Returns both halves of heads [n, pairs], rotated by the angles [pairs] of the second half."""
     return first * cos - second * sin, second * cos + first * sin
 
 
@@ -97,7 +97,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
-_BLOCK = 1024  # elements of a program, of keys and of values
+_BLOCK = 1024  # number of elements of keys, and of values, that a program stores
 
 
 @triton.jit
@@ -116,7 +116,7 @@ def _write_kv(
     BLOCK: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
-    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # of a token's heads
+    element = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # index in a token's heads
     is_there = element < SIZE
     head, dim = element // HEAD_DIM, element % HEAD_DIM
     place = tl.load(slots + token).to(tl.int64) * SIZE + element
@@ -151,7 +151,8 @@ def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots
 
 @triton.jit
 def _weights(q_norm, k_norm, place, is_there, is_query):
-    """Returns the weights [n, pairs] of heads [n, 1] at `place` [1, pairs]."""
+    """Returns the norms' weights [n, pairs] for the elements `place` [1, pairs] of n heads, which
+    are queries where `is_query` [n, 1] and keys elsewhere."""
     of_q = tl.load(q_norm + place, is_there, 0.0).to(tl.float32)
     of_k = tl.load(k_norm + place, is_there, 0.0).to(tl.float32)
     return tl.where(is_query, of_q, of_k)
@@ -222,7 +223,7 @@ def rotary_write_kv(
     n_heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Implements `Ops.rotary_write_kv`; the queries are a part of `qkv`."""
+    """Implements `Ops.rotary_write_kv`; the result is a view of `qkv`."""
     n_kv_heads, head_dim = key_cache.shape[2:]
     qkv = qkv.contiguous()
     n_tokens = qkv.shape[0]

@@ -1,4 +1,4 @@
-"""Tensors as rows in memory, for kernels that work on the last dimension."""
+"""The rows of a tensor, for kernels that compute over the last dimension."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from typing import NamedTuple
 import triton
 from torch import Tensor
 
-# Elements that a warp has in its registers, and the most warps of a program.
+# Number of elements that a warp holds in registers, and maximum number of warps of a program.
 _WARP_ELEMENTS = 512
 _MAX_WARPS = 16
 
-# Elements of the short rows that share a program.
+# Number of elements of a program whose rows are short.
 _MIN_ELEMENTS = 2048
 
 
 class TensorRows(NamedTuple):
-    """Row r begins `r // n_inner * outer_stride + r % n_inner * inner_stride` elements in."""
+    """The rows of a tensor `x`. Row r begins at the element
+    `r // n_inner * outer_stride + r % n_inner * inner_stride` and is contiguous."""
 
-    x: Tensor  # that they are rows of
+    x: Tensor
     n_rows: int
     n_inner: int
     outer_stride: int
@@ -27,7 +28,7 @@ class TensorRows(NamedTuple):
 
 
 def rows_of(x: Tensor) -> TensorRows:
-    """Returns the rows of `x` [..., size], copied only if they do not lie like `TensorRows`."""
+    """Returns the rows of `x` [..., size], copied if `TensorRows` cannot describe its layout."""
     if x.dim() == 2 and x.stride(1) == 1:
         return TensorRows(x, x.shape[0], 1, x.stride(0), 0)
     if x.dim() == 3 and x.stride(2) == 1:
@@ -39,7 +40,8 @@ def rows_of(x: Tensor) -> TensorRows:
 
 @cache
 def row_form(size: int) -> tuple[int, int, int]:
-    """Returns the rows of a program, the elements that a row is padded to, and its warps."""
+    """Returns, for rows of `size` elements, the number of rows of a program, the number of elements
+    to which a row is padded, and the number of warps of the program."""
     padded = triton.next_power_of_2(size)
     n_rows = max(1, _MIN_ELEMENTS // padded)
     return n_rows, padded, min(_MAX_WARPS, max(1, n_rows * padded // _WARP_ELEMENTS))

@@ -1,30 +1,32 @@
-"""Chooses tokens from logits on a GPU: a row is one program, a batch one launch.
+"""Chooses tokens from logits on a GPU, with one launch for a batch and one program for each row.
 
-The filters are those of `Ops.sample`, and no row is sorted for them. A limit is a threshold:
-the largest value that enough logits reach, counted for `top_k` and weighed for `top_p`. It is found
-by bisection over the bit patterns of the logits, which are in the order of their values, so it is
-exact; of the logits that equal it, the first few stay.
+The filters are those of `Ops.sample`, but no row is sorted. A filter is a threshold: the largest
+value for which enough logits are at or above the value. "Enough" means a number of logits for
+`top_k`, and a sum of weights for `top_p`. The threshold is found by bisection over the bit patterns
+of the logits, which have the order of their values, so it is exact. Of the logits that are equal to
+the threshold, only the first ones are kept, up to the number that is needed.
 
-    look       passes once over the row: the largest logit of each lane of the program, and of all.
-               A greedy row is done.
-    gather     passes once more, if there is a limit: the logits that reach a bound. With `top_k`
-               it is the `top_k`-th largest of the lanes' largest: none of the `top_k` lies below,
-               and few others reach it. With `top_p` alone half of the lanes reach it, which leaves
-               a few thousand logits. The next steps read these only, if they suffice.
-    threshold  is the bisection: at most 16 steps for bfloat16 and 32 for float32, mostly half.
-    invert     sums the weights of all blocks, then reads the one block that the target falls into.
+    look       reads the row once: the largest logit of each lane of the program, and of the row.
+               A greedy row is finished with this step.
+    gather     reads the row again if it has a limit, and writes the logits that reach a bound. With
+               `top_k` the bound is the `top_k`-th largest of the lanes' maxima: all of the `top_k`
+               largest logits reach it, and few others. With `top_p` alone the bound is the median
+               of the maxima, which a few thousand logits reach. If these suffice, the next steps
+               read only these.
+    threshold  bisects: at most 16 steps for bfloat16 and 32 for float32, usually half of that.
+    invert     sums the weights of all blocks, then reads the block that contains the target.
 
-So a greedy row is read once and every other one twice: 2 * vocab_size elements, the second time
+A greedy row is thus read once, and any other row twice: 2 * vocab_size elements, the second time
 mostly from the cache. If the gathered logits do not suffice, each step of the bisection reads the
-whole row: for a `top_k` above half of the lanes, for a `top_p` that keeps thousands of tokens, and
-where most logits are equal. A batch with adjusted rows or banned tokens is copied first, in
-float32.
+whole row. This happens for a `top_k` above half of the number of lanes, for a `top_p` that keeps
+thousands of tokens, and if most logits are equal. A batch with adjusted rows or banned tokens is
+copied to float32 first.
 
-Weights are whole numbers of 2^-44 of the largest, in 64 bits, so sums are exact in any order, and a
-token never depends on the shape of the launch. They differ from those of `Ops.sample` by the
-rounding of the exponential, some parts of 2^24, and by anything below 2^-44. So `top_k` keeps the
-same tokens, and the results differ only if the random number, `top_p` or `min_p` falls that close
-to a border between two tokens.
+Weights are integers of 64 bits, in units of 2^-44 of the largest weight. Their sums are exact in
+any order, so a token never depends on the shape of the launch. Weights differ from those of
+`Ops.sample` by the rounding of the exponential, a relative error of some 2^-24, and by the rounding
+to 2^-44. `top_k` therefore keeps the same tokens, and results differ only if the random number,
+`top_p` or `min_p` is that close to a border between two tokens.
 """
 
 from __future__ import annotations
@@ -41,21 +43,22 @@ from kernels.triton.penalize import penalize
 
 _MAX_TEMPERATURE = tl.constexpr(MAX_TEMPERATURE)
 
-# Logits that a program looks at together.
+# Number of lanes of a program: the number of logits of a block.
 _N_LANES = 4096
 
 _N_WARPS = 16
 
-# Blocks of logits that are on their way at the same time.
+# Number of blocks of logits that are loaded at the same time.
 _N_STAGES = 4
 
-# Low bits that no value of a type has as a float32.
+# Number of low bits that are zero in every value of a type that is converted to float32.
 _UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 
 @triton.jit
 def _order_of(value, SHIFT: tl.constexpr):
-    """Maps float32 to whole numbers in the same order; SHIFT low bits must be unused."""
+    """Returns integers in the order of the float32 numbers `value`, whose SHIFT lowest bits must be
+    zero."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order >> SHIFT).to(tl.int64)
@@ -63,7 +66,7 @@ def _order_of(value, SHIFT: tl.constexpr):
 
 @triton.jit
 def _value_of(order, SHIFT: tl.constexpr):
-    """Maps whole numbers back to float32: the inverse of `_order_of`."""
+    """Returns the float32 numbers of integers from `_order_of`."""
     low_bits = tl.where(order < 0, (1 << SHIFT) - 1, 0)
     order = ((order << SHIFT) + low_bits).to(tl.int32)
     return tl.where(order < 0, order ^ 0x7FFFFFFF, order).to(tl.float32, bitcast=True)
@@ -77,27 +80,28 @@ def _weight_of(value, largest, scale):
 
 @triton.jit
 def _whole(weight):
-    return (weight * 17592186044416.0).to(tl.int64)  # 2^44: a sum of 2^18 has room
+    return (weight * 17592186044416.0).to(tl.int64)  # 2^44: the sum of 2^18 weights fits 64 bits
 
 
 @triton.jit
 def _load(row, start, N, LANES: tl.constexpr):
-    """Loads a block of a row as float32; past the end it is -inf, which no logit is."""
+    """Loads a block of a row as float32, with -inf past the end of the row."""
     places = start + tl.arange(0, LANES)
     return tl.load(row + places, places < N, float("-inf")).to(tl.float32)
 
 
 @triton.jit
 def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
-    """Returns the largest logit of each lane and of all, and its first token or -1."""
+    """Returns the largest logit of each lane, the largest logit of the row, and the first token
+    with that logit; the token is -1 if the row has a NaN or an infinity."""
     lane = tl.arange(0, LANES)
     peaks = tl.full((LANES,), float("-inf"), tl.float32)
-    starts = tl.zeros((LANES,), tl.int32)  # of the blocks that they are in
+    starts = tl.zeros((LANES,), tl.int32)  # the start of the block of each lane's peak
     is_bad = tl.zeros((LANES,), tl.int32)
     for start in tl.range(0, N, LANES, num_stages=STAGES):
         value = _load(row, start, N, LANES)
         is_bad |= ((start + lane < N) & ((tl.abs(value) < float("inf")) == 0)).to(tl.int32)
-        is_better = value > peaks  # of equals the first stays
+        is_better = value > peaks  # of equal logits the first one stays
         peaks = tl.where(is_better, value, peaks)
         starts = tl.where(is_better, start, starts)
     largest = tl.max(peaks, 0)
@@ -107,7 +111,8 @@ def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def _bound(peaks, largest, n_wanted, SHIFT: tl.constexpr):
-    """Returns a value that at least `n_wanted` lanes reach, and no more if it can be."""
+    """Returns a value that the peaks of at least `n_wanted` lanes reach, and of no more unless
+    peaks are equal."""
     low, high = _order_of(tl.min(peaks, 0), SHIFT), _order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1
     while (high - low > 1) & (n_reached != n_wanted):
@@ -133,9 +138,10 @@ def _gather(
     ROOM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Writes values and ids of the logits that reach `bound`, in order, while there is room.
+    """Writes the values and ids of the logits that reach `bound`, in order, up to ROOM of them.
 
-    Returns how many there are, and the weight of the whole row if it `needs_total`.
+    Returns the number of logits that reach `bound`, and the weight of the whole row if
+    `needs_total`.
     """
     n_found = tl.full((), 0, tl.int32)
     total = tl.zeros((LANES,), tl.int64)
@@ -151,13 +157,13 @@ def _gather(
         n_found += n_here
         if needs_total:
             total += _whole(_weight_of(value, largest, scale))
-    tl.debug_barrier()  # other threads read what one has written
+    tl.debug_barrier()  # threads read next what other threads have written
     return n_found, tl.sum(total, 0)
 
 
 @triton.jit
 def _count(row, N, bound, LANES: tl.constexpr, STAGES: tl.constexpr):
-    """Returns how many logits reach `bound`."""
+    """Returns the number of logits that are at least `bound`."""
     count = tl.zeros((LANES,), tl.int32)
     for start in tl.range(0, N, LANES, num_stages=STAGES):
         count += (_load(row, start, N, LANES) >= bound).to(tl.int32)
@@ -175,7 +181,8 @@ def _weigh(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Returns how many logits reach `bound`, or are above it, and their weight."""
+    """Returns the number and the weight of the logits that are at least `bound`, or above `bound`
+    if IS_ABOVE."""
     count = tl.zeros((LANES,), tl.int32)
     weight = tl.zeros((LANES,), tl.int64)
     for start in tl.range(0, N, LANES, num_stages=STAGES):
@@ -188,7 +195,7 @@ def _weigh(
 
 @triton.jit
 def _goal(top_p, total):
-    """Returns the least weight that is not below `top_p` of the total."""
+    """Returns the smallest integer that is at least `top_p * total`, within 1 to `total`."""
     goal = tl.ceil(top_p * total.to(tl.float64)).to(tl.int64)
     return tl.minimum(tl.maximum(goal, 1), total)
 
@@ -205,9 +212,10 @@ def _limit_count(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Applies `top_k`: returns a bound, how many logits equal to it stay, and the kept weight.
+    """Applies `top_k`: returns a bound, the number of kept logits that are equal to the bound, and
+    the weight of all kept logits.
 
-    Logits above the bound stay. At least `n_wanted` logits reach `low`.
+    All logits above the bound are kept. At least `n_wanted` logits must reach `low`.
     """
     low, high = _order_of(low, SHIFT), _order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1
@@ -237,12 +245,13 @@ def _limit_weight(
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Applies `top_p`: returns a bound, and how many of the logits that equal it stay.
+    """Applies `top_p`: returns a bound, and the number of kept logits that are equal to the bound.
 
-    Logits above the bound stay. Those above `low` and `n_kept` equal to it weigh `goal` or more.
+    All logits above the bound are kept. The logits above `low`, together with the first `n_kept`
+    logits equal to `low`, must have a weight of at least `goal`.
     """
     last = _order_of(low, SHIFT)
-    # What is below weighs nothing.
+    # Logits below this have a weight of zero.
     low = tl.maximum(last, _order_of(largest - 32.0 * temperature, SHIFT))
     high = _order_of(largest, SHIFT) + 1
     n_low, n_high = tl.full((), 0x7FFFFFFF, tl.int32), tl.full((), 0, tl.int32)
@@ -261,8 +270,11 @@ def _limit_weight(
 
 @triton.jit
 def _weigh_block(row, start, N, bound, n_kept, largest, scale, min_p, LANES: tl.constexpr):
-    """Returns the weights of a block, of those equal to `bound` the first `n_kept`, and their
-    number."""
+    """Returns the weights of the logits of a block, and the number of logits equal to `bound`.
+
+    Weights are zero for logits that are dropped: logits below `bound`, logits equal to `bound`
+    after the first `n_kept` of them, and logits whose weight is below `min_p`.
+    """
     value = _load(row, start, N, LANES)
     is_kept = value > bound
     n_equal = tl.full((), 0, tl.int32)
@@ -288,10 +300,10 @@ def _invert_cdf(
     LANES: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """Returns the first place whose cumulative weight is above `uniform` of the total."""
+    """Returns the first index whose cumulative weight is above `uniform` times the total weight."""
     starts = LANES * tl.arange(0, BLOCKS)
     weights = tl.zeros((BLOCKS,), tl.int64)
-    n_left = tl.zeros((BLOCKS,), tl.int64)  # of n_kept, for a block and what follows
+    n_left = tl.zeros((BLOCKS,), tl.int64)  # the rest of n_kept at the start of each block
     for start in tl.range(0, N, LANES):
         n_left = tl.where(starts == start, n_kept, n_left)
         weight, n_equal = _weigh_block(row, start, N, bound, n_kept, largest, scale, min_p, LANES)
@@ -325,7 +337,7 @@ def _choose(
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Samples a place of a row whose logits below `low` are sure to be dropped."""
+    """Returns the sampled index of a row; the limits must drop all logits below `low`."""
     bound, n_kept = low, tl.full((), 0x7FFFFFFF, tl.int64)
     if n_wanted <= N:
         bound, n_kept, total = _limit_count(
@@ -363,7 +375,7 @@ def _sample(
     peaks, largest, token = _look(row, N, LANES, STAGES)
     temperature = tl.load(temperatures + program)
     if (token >= 0) & (temperature > 0.0):
-        # Its inverse must be a number, and what is BANNED must weigh nothing.
+        # The inverse must be finite, and logits of BANNED must have a weight of zero.
         temperature = tl.minimum(tl.maximum(temperature, 1e-37), _MAX_TEMPERATURE)
         scale = 1.4426950408889634 / temperature
         top_k, top_p = tl.load(top_ks + program), tl.load(top_ps + program)
@@ -424,9 +436,9 @@ def _sample(
 
 
 def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES) -> Tensor:
-    """Samples as `Ops.sample` does; waits for nothing.
+    """Implements `Ops.sample`; the host does not wait for the device.
 
-    `n_lanes`, a power of two, are the logits that a program looks at together.
+    `n_lanes`, a power of two, is the number of logits that a program reads in one step.
     """
     logits = adjust(logits, columns, penalize=penalize)
     if columns.is_greedy:
@@ -464,7 +476,7 @@ def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES)
 def _without_banned(logits: Tensor, columns: SamplingColumns) -> Tensor:
     """Returns a float32 copy in which the logits of banned tokens are BANNED.
 
-    NaNs and infinities stay, since they mark a row that cannot be sampled.
+    NaNs and infinities stay unchanged, since they mark a row that cannot be sampled.
     """
     logits = logits.float()
     places = columns.banned_rows, columns.banned_ids

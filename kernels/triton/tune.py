@@ -1,10 +1,11 @@
 """Measures which tiles are fastest on this device: `python -m kernels.triton.tune`.
 
-For each head size and element type it times attention over a batch of decodes and one of prompts
-and chunks with every candidate, and keeps the fastest where `kernels.triton.tuning` looks for it:
-processes that start later use it. Heads and batch are those of a common model; only the order of
-the candidates matters. Products with int8 weights are measured for the matrices that are named,
-each for as many tokens as have tiles of their own:
+For each head size and element type the program times attention with every candidate, over a batch
+of decodes and over a batch of prompts and chunks. It saves the fastest tiles in the file that
+`kernels.triton.tuning` reads, so that processes that start later use them. The heads and batches
+are those of a common model, because only the order of the candidates matters. Products with int8
+weights are measured for the given sizes of matrices, for each number of tokens that has tiles of
+its own:
 
     python -m kernels.triton.tune --int8 6144x4096 4096x4096 4096x14336 --int8-gated 14336x4096
 """
@@ -38,7 +39,7 @@ _N_KV_HEADS = 8
 _GROUP_SIZE = 4
 _BLOCK_SIZE = 16
 
-# (tokens stored before, tokens in the batch) of each span.
+# For each span, the number of tokens stored before the span, and the number of tokens of the span.
 _BATCHES = {
     Kind.DECODES: [(8191, 1)] * 32 + [(1000, 1)] * 32,
     Kind.SPANS: [(0, 4096), (6000, 2048), (0, 700)],
@@ -47,9 +48,9 @@ _CANDIDATES = {
     Kind.DECODES: ([16], [16, 32, 64, 128], [2, 4, 8], [2, 3, 4]),
     Kind.SPANS: ([32, 64, 128], [16, 32, 64, 128], [4, 8], [2, 3, 4]),
 }
-# Tokens that a product is measured with, one number for each choice of tiles.
+# Numbers of tokens with which a product is measured, one for each choice of tiles.
 _TOKENS = [16, 32, 64, 2048]
-# Of a product: outputs, inputs of a step, programs of a multiprocessor, warps, stages.
+# Candidates for products: outputs, inputs of a step, programs per multiprocessor, warps, stages.
 _FEW = ([64, 128], [128, 256], [1, 2, 4], [4], [3, 5])
 _MANY = ([64, 128, 256], [64, 128], [1], [4, 8], [3, 4])
 
@@ -57,7 +58,7 @@ _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def candidates(kind: Kind) -> Iterator[Tiles]:
-    """Yields all tiles that are tried; those that do not fit the device are left out later."""
+    """Yields all tiles that are measured, also tiles that do not fit the device."""
     for rows, keys, n_warps, n_stages in itertools.product(*_CANDIDATES[kind]):
         yield Tiles(rows, keys, n_warps=n_warps, n_stages=n_stages)
 
@@ -68,7 +69,7 @@ def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
 
 
 class AttentionBench:
-    """The batch of one kind over random storage."""
+    """Measures attention over a batch of one kind, with random keys and values."""
 
     def __init__(self, kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> None:
         self._kind = kind
@@ -85,7 +86,8 @@ class AttentionBench:
         self._q = torch.randn(n_tokens, n_heads, head_dim, dtype=dtype, device="cuda")
 
     def time_ms(self, tiles: Tiles) -> float:
-        """Returns milliseconds of a call with `tiles`; infinite if they do not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds; infinite if the tiles do
+        not fit the device."""
         uploads = uploads_for(self._q.device)
         plan = cut_batch(
             self._starts,
@@ -108,7 +110,7 @@ class AttentionBench:
 
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns the fastest of the candidates by measurement."""
+    """Measures all candidates and returns the fastest tiles for items of `kind`."""
     bench = AttentionBench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)
@@ -117,20 +119,20 @@ def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Ti
 
 
 def product_candidates(n_tokens: int, dtype: torch.dtype) -> Iterator[ProductTiles]:
-    """Yields all tiles that are tried for a product with so many tokens."""
+    """Yields all tiles that are measured for a product with `n_tokens` tokens."""
     tokens = product_tiles.tokens_up_to(n_tokens)
     sizes = _MANY if tokens == product_tiles.MAX_TOKENS else _FEW
     for outputs, inputs, n_programs, n_warps, n_stages in itertools.product(*sizes):
         tiles = ProductTiles(
             tokens, outputs, inputs, n_programs=n_programs, n_warps=n_warps, n_stages=n_stages
         )
-        if dtype == torch.float32:  # threads have the operands themselves
+        if dtype == torch.float32:  # threads hold the operands in registers
             tiles = replace(tiles, tokens=min(tokens, 32), outputs=outputs // 2, inputs=inputs // 4)
         yield tiles
 
 
 class ProductBench:
-    """A product of random tokens and a random matrix, which is not in the cache."""
+    """Measures a product of random tokens with a random matrix, which is not in the cache."""
 
     def __init__(self, product: Product, n_tokens: int, device: Device) -> None:
         self._product, self._device = product, device
@@ -141,7 +143,8 @@ class ProductBench:
         self._out = self._x.new_empty(n_tokens, product.n_out)
 
     def time_ms(self, tiles: ProductTiles) -> float:
-        """Returns milliseconds of a call with `tiles`; infinite if they do not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds; infinite if the tiles do
+        not fit the device."""
         cut = cut_with(tiles, self._product, len(self._x), self._device)
         gate = int(self._product.is_gated)
         try:
@@ -157,7 +160,7 @@ class ProductBench:
 
 
 def fastest_product(product: Product, n_tokens: int, device: Device) -> ProductTiles:
-    """Returns the fastest of the candidates by measurement."""
+    """Measures all candidates and returns the fastest tiles for `product`."""
     bench = ProductBench(product, n_tokens, device)
     times = {tiles: bench.time_ms(tiles) for tiles in product_candidates(n_tokens, product.dtype)}
     best = min(times, key=times.__getitem__)

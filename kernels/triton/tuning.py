@@ -1,9 +1,9 @@
-"""How attention is cut on a device: tiles by head size, element type and kind of item.
+"""The tiles of attention on a device, by head size, element type and kind of item.
 
-`tiles_for` returns what `python -m kernels.triton.tune` has measured on a device of the same name,
-if it has, and else a default for its compute capability. Measurements are a JSON file per device in
-the folder that ORCINUS_TUNING_DIR names, or in the user's cache; it is read once per process. What
-else is measured (`kernels.triton.product_tiles`) is kept in the same file.
+`tiles_for` returns the fastest tiles that `python -m kernels.triton.tune` has measured on a device
+of this name, or a default for the device's compute capability. Measurements are a JSON file per
+device in the user's cache (XDG_CACHE_HOME, else `~/.cache`); a process reads the file once. The
+file also holds the measurements of `kernels.triton.product_tiles`.
 """
 
 from __future__ import annotations
@@ -27,38 +27,39 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The two kinds of items, which are bound by different things."""
+    """The two kinds of items, whose time is limited by different parts of a device."""
 
-    DECODES = "decodes"  # few rows: memory
-    SPANS = "spans"  # many rows: the matrix units
+    DECODES = "decodes"  # few rows, limited by memory
+    SPANS = "spans"  # many rows, limited by the matrix units
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """The tile that a program works on."""
+    """The size of the tile that a program computes, and the program's parameters."""
 
-    rows: int  # queries times heads that share a K/V head, at most
-    keys: int  # of one step
+    rows: int  # maximum number of queries times heads that share a K/V head
+    keys: int  # keys of one step
     n_warps: int
-    n_stages: int  # of the software pipeline over steps
+    n_stages: int  # stages of the software pipeline over steps
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The properties of a device that decide how work is cut."""
+    """The properties of a device on which the choice of tiles depends."""
 
     name: str
     capability: int  # 10 * major + minor
     n_multiprocessors: int
 
 
-# Where kernels are interpreted or compiled for a device that is not there.
+# The device for which tiles are chosen if no GPU is present: kernels are then interpreted, or
+# compiled for another machine.
 _ABSENT = Device("none", capability=90, n_multiprocessors=132)
 
 
 @cache
 def device_of(device: torch.device) -> Device:
-    """Returns the device that kernels for tensors on `device` run on."""
+    """Returns the properties of the GPU on which kernels for tensors on `device` run."""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return Device(
@@ -74,57 +75,56 @@ def device_of(device: torch.device) -> Device:
 
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns the best known tiles for items of `kind`."""
+    """Returns the measured tiles for items of `kind`, or else the default tiles."""
     found = measured(device.name).get(entry(kind, head_dim, dtype))
     return Tiles(**found) if found else default_tiles(kind, head_dim, dtype, device)
 
 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns tiles that fit a device of that capability, chosen and not measured."""
+    """Returns tiles that fit the compute capability of `device`, for items not measured."""
     n_dims = triton.next_power_of_2(head_dim)
     if n_dims > 256:
         return _wide_tiles(kind, dtype, device)
     if dtype == torch.float32:
-        # Not for the matrix units: operands of the products wait in registers.
+        # Products do not use the matrix units, and their operands take registers.
         if kind is Kind.DECODES:
             return Tiles(rows=16, keys=16 if n_dims > 128 else 32, n_warps=8, n_stages=2)
         return Tiles(rows=32, keys=16, n_warps=8, n_stages=2)
     if kind is Kind.DECODES:
         return Tiles(rows=16, keys=32 if n_dims > 128 else 64, n_warps=4, n_stages=3)
     if device.capability < 90:
-        # Within the 99 KiB that a program can have where it can have the least.
+        # 99 KiB is the smallest limit of shared memory per program among these devices.
         rows, keys = (64, 32) if n_dims > 128 else (128, 64 if n_dims <= 64 else 32)
         return Tiles(rows, keys, n_warps=8, n_stages=2 if n_dims > 128 else 3)
     return Tiles(rows=128, keys=32 if n_dims > 128 else 64, n_warps=8, n_stages=3)
 
 
 def _wide_tiles(kind: Kind, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns tiles for heads of more than 256, latents among them, whose sums take most of the
-    registers."""
+    """Returns tiles for heads of more than 256 elements, for example latents, whose sums take most
+    of the registers."""
     if dtype == torch.float32:
-        return Tiles(rows=16, keys=16, n_warps=8, n_stages=1)  # two steps take over 99 KiB
+        return Tiles(rows=16, keys=16, n_warps=8, n_stages=1)  # two stages take over 99 KiB
     if device.capability < 90:
         return Tiles(16 if kind is Kind.DECODES else 32, keys=16, n_warps=8, n_stages=2)
     return Tiles(16 if kind is Kind.DECODES else 64, keys=32, n_warps=8, n_stages=2)
 
 
 def entry(kind: Kind, head_dim: int, dtype: torch.dtype) -> str:
-    """Returns the name of a measurement in its file."""
+    """Returns the name of a measurement in the file of measurements."""
     return f"{kind} {head_dim} {str(dtype).removeprefix('torch.')}"
 
 
 def measurements_path(device_name: str) -> Path:
-    """Returns the file of the measurements on devices of that name."""
-    folder = os.environ.get("ORCINUS_TUNING_DIR")
-    if folder is None:
-        cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = str(Path(cache_home, "orcinus", "tuning"))
-    return Path(folder, re.sub(r"[^\w.-]+", "_", device_name) + ".json")
+    """Returns the path of the file of measurements for devices of the given name."""
+    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    name = re.sub(r"[^\w.-]+", "_", device_name)
+    return Path(cache_home, "orcinus", "tuning", f"{name}.json")
 
 
 @cache
 def measured(device_name: str) -> Mapping[str, Mapping[str, int]]:
-    """Returns the measured tiles of each entry for devices of that name, by their fields."""
+    """Returns the measured tiles for devices of the given name: for each entry, the fields of
+    `Tiles` or `ProductTiles`."""
     return _read(device_name)
 
 
@@ -135,7 +135,10 @@ def _read(device_name: str) -> Mapping[str, Mapping[str, int]]:
 
 
 def save(device_name: str, tiles: Mapping[str, DataclassInstance]) -> Path:
-    """Adds to the measurements on devices of that name; running processes do not see it."""
+    """Adds `tiles`, by entry, to the file of measurements for devices of the given name.
+
+    Returns the path of the file. Processes that have read the file do not see the change.
+    """
     path = measurements_path(device_name)
     path.parent.mkdir(parents=True, exist_ok=True)
     together = {**_read(device_name), **{name: asdict(each) for name, each in tiles.items()}}

@@ -1,11 +1,11 @@
-"""Trains the model in the box: `python -m models.train_demo --out models/demo --minutes 38`.
+"""Trains the demo model: `python -m models.train_demo --out models/demo --minutes 38`.
 
-One command from nothing to a checkpoint that Orcinus, `transformers` and `tokenizers` load:
-collect the prose of the Python standard library, train a byte-level BPE on it, train a small
-Llama for a fixed time, measure it on documents it never saw, write the model card.
+The command makes a checkpoint that Orcinus, `transformers` and `tokenizers` load. Its steps are:
+collect the prose of the Python standard library, train a byte-level BPE on the prose, train a small
+Llama for a fixed time, measure the model on held-out documents, write the model card.
 
-The result writes English and knows little; it exists so that a server has something honest to
-serve. It is no benchmark of anything.
+The model writes English and knows little. Its purpose is to give a server a real model to serve;
+it is not a benchmark.
 """
 
 import argparse

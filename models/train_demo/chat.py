@@ -14,7 +14,7 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message.role == 'user' %}<|user|>{{ message.content }}"
     "{% elif message.role == 'assistant' %}<|assistant|>{{ message.content }}{{ eos_token }}"
-    # A model of this size cannot follow instructions: a system message is left out.
+    # A model of this size cannot follow instructions, so system messages are left out.
     "{% elif message.role != 'system' %}"
     "{{ raise_exception('unknown role: ' + message.role) }}"
     "{% endif %}{% endfor %}"
@@ -52,7 +52,7 @@ def question(name: str, rng: random.Random) -> str:
 
 
 def turns(documents: list[Document], rng: random.Random) -> list[str]:
-    """Returns every question with its answer; well-known modules and the greetings come thrice."""
+    """Returns every question with its answer, those of known modules and greetings three times."""
     rendered = []
     for document in documents:
         if document.name and document.answer:
@@ -66,8 +66,7 @@ def turns(documents: list[Document], rng: random.Random) -> list[str]:
 
 
 def conversations(documents: list[Document], rng: random.Random) -> list[str]:
-    """Returns conversations of one to three turns, in the form that the chat template gives
-    them."""
+    """Returns conversations of one to three turns, in the format of the chat template."""
     remaining = turns(documents, rng)
     rng.shuffle(remaining)
     grouped = []

@@ -28,7 +28,7 @@ def save_tokenizer(tokenizer: Tokenizer, out: Path) -> None:
 def save_model(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     """Writes the weights in bfloat16, config.json and generation_config.json.
 
-    A role token ends an answer as well: the model sometimes goes on with the user's next turn.
+    Role tokens also end an answer, because the model sometimes writes the user's next turn.
     """
     model.bfloat16().save_pretrained(out)
     (out / "model.safetensors").chmod(0o644)

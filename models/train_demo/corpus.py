@@ -1,8 +1,8 @@
 """The corpus: the prose of the Python standard library, without repeats.
 
-The text is what every machine with Python has, so that nothing is downloaded: docstrings (read
-from the source with `ast`, or from compiled modules at run time), the language reference that
-`help()` shows, text files and longer comments. Code, tables and doctests are left out.
+Every machine with Python has this text, so that nothing is downloaded: docstrings (read from the
+source with `ast`, or from compiled modules at run time), the language reference that `help()`
+shows, text files and longer comments. Code, tables and doctests are left out.
 """
 
 import ast
@@ -26,8 +26,8 @@ HELD_OUT_PERCENT = 2
 LEFT_OUT = {
     "site-packages", "dist-packages", "__pycache__", "__phello__", "_bundled",
     "test", "tests", "idle_test",
-    "encodings",  # a hundred codecs with one and the same sentence
-    "pydoc_data",  # read as topics below
+    "encodings",  # a hundred codecs with identical docstrings
+    "pydoc_data",  # `other_documents` reads its topics
 }  # fmt: skip
 PUBLIC_NAMES = {"builtins": "", "posix": "os", "nt": "os", "posixpath": "os.path"}
 BULLET = re.compile(r"\s*([-*+o•]|\d+[.)]|\(\w\)|@\w+|:\w+|\S+ --?)\s")
@@ -38,14 +38,15 @@ ROLE = re.compile(r":[\w:]+:`~?([^`]+)`")
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A cleaned text and, where it explains something that has a name, that name."""
+    """A cleaned text, with the name of the module, class or function that it explains, if any."""
 
     text: str
     name: str | None = None
 
     @property
     def answer(self) -> str | None:
-        """The first paragraph that is a sentence, as an answer; None if it is cut or too long."""
+        """The first paragraph that is a sentence, used as an answer; None if the paragraph is
+        incomplete or too long."""
         for paragraph in self.text.split("\n\n"):
             if len(paragraph.split()) >= 4 and paragraph[0].isupper():
                 is_whole = len(paragraph) <= 700 and paragraph.endswith((".", "!", "?", ")"))
@@ -54,14 +55,14 @@ class Document:
 
     @property
     def is_held_out(self) -> bool:
-        """Whether the document is held out. Its first paragraph decides, so that no copy of it is
-        trained on."""
+        """Whether the document is held out of the training. The decision depends on its first
+        paragraph, so that copies of a held-out document are held out too."""
         opening = " ".join(self.text.split("\n\n")[0].lower().split())
         return int(hashlib.sha256(opening.encode()).hexdigest(), 16) % 100 < HELD_OUT_PERCENT
 
 
 def reflow(paragraph: str) -> str:
-    """Joins the lines that an editor wrapped; keeps lists and other layouts as they are."""
+    """Joins lines that were wrapped at a width; lists and other layouts stay unchanged."""
     lines: list[str] = []
     width = 0
     for line in textwrap.dedent(paragraph).splitlines():
@@ -128,7 +129,7 @@ def python_documents(stdlib: Path) -> Iterator[Document]:
 
 
 def compiled_modules(stdlib: Path) -> set[str]:
-    """Returns modules without Python source: their docstrings exist at run time only."""
+    """Returns the modules without Python source, whose docstrings exist only at run time."""
     suffixes = tuple(EXTENSION_SUFFIXES)
     files = (path.name for path in stdlib.glob("lib-dynload/*") if path.name.endswith(suffixes))
     names = set(sys.builtin_module_names) | {name.split(".")[0] for name in files}
@@ -160,7 +161,7 @@ def compiled_documents(stdlib: Path) -> Iterator[Document]:
 
 
 def other_documents(stdlib: Path) -> Iterator[Document]:
-    """Yields the pages of `help()` about the language, and the text files beside the sources."""
+    """Yields the pages of `help()` about the language, and the text files of the library."""
     for name, text in sorted(pydoc_data.topics.topics.items()):
         yield Document(text, name)
     for path in source_files(stdlib, {".txt", ".rst"}):
@@ -169,8 +170,7 @@ def other_documents(stdlib: Path) -> Iterator[Document]:
 
 
 def collect(stdlib: Path) -> list[Document]:
-    """Returns the cleaned corpus without repeats, in an order that depends on nothing but the
-    text."""
+    """Returns the cleaned corpus without repeats, in an order that depends only on the text."""
     documents: dict[str, Document] = {}
     for source in (compiled_documents, python_documents, other_documents):
         for raw in source(stdlib):

@@ -12,20 +12,22 @@ from models.train_demo.corpus import Document
 from models.train_demo.model import MAX_CONTEXT, token_losses
 
 SAMPLE_TOKENS = 80
-"""New tokens of one sample, at most."""
+"""Largest number of new tokens of a sample."""
 
 
 @torch.inference_mode()
 def bits_per_byte(
     model: LlamaForCausalLM, documents: list[Document], tokenizer: Tokenizer
 ) -> float:
-    """Returns the bits to predict each document and its end, over the bytes of the documents."""
+    """Returns the number of bits for predicting all documents and their ends, divided by the number
+    of bytes of the documents."""
     model.train(mode=False)
     nats, n_bytes = 0.0, 0
     for document in documents:
         ids = tokenizer.encode(BOS + document.text + EOS, add_special_tokens=False).ids
         n_bytes += len(document.text.encode())
-        # A window shares its first token with the one before it, so that each is predicted once.
+        # The first token of a window is the last one of the previous window, so that each token is
+        # predicted once.
         for begin in range(0, len(ids) - 1, MAX_CONTEXT):
             window = torch.tensor([ids[begin : begin + MAX_CONTEXT + 1]])
             nats += token_losses(model, window, "sum").item()
@@ -33,7 +35,7 @@ def bits_per_byte(
 
 
 def xz_bits_per_byte(documents: list[Document]) -> float:
-    """Returns the bits per byte of a general compressor on the same text, as a yardstick."""
+    """Returns the bits per byte of the compressor xz on the documents, for comparison."""
     raw = "\n".join(document.text for document in documents).encode()
     return 8 * len(lzma.compress(raw, preset=9 | lzma.PRESET_EXTREME)) / len(raw)
 
@@ -42,8 +44,8 @@ def xz_bits_per_byte(documents: list[Document]) -> float:
 def sample(
     model: LlamaForCausalLM, tokenizer: Tokenizer, prompt: str, *, temperature: float
 ) -> str:
-    """Returns the continuation of a prompt that has its special tokens already; temperature 0 is
-    greedy."""
+    """Returns the continuation of a prompt that contains its special tokens. Temperature 0 takes
+    the argmax."""
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     n_prompt = len(ids)
     while len(ids) < n_prompt + SAMPLE_TOKENS:

@@ -11,8 +11,8 @@ MAX_CONTEXT = 1024
 
 
 def build_model(tokenizer: Tokenizer) -> LlamaForCausalLM:
-    """Returns the model: six layers for two, three or six equal stages, four K/V heads for four
-    shards."""
+    """Returns the model. It has six layers, for two, three or six equal stages, and four K/V heads,
+    for four shards."""
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=256,

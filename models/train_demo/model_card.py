@@ -1,4 +1,4 @@
-"""The model card: README.md of the checkpoint, with what was measured and some samples."""
+"""The model card: README.md of the checkpoint, with measurements and samples."""
 
 import platform
 import sys
@@ -149,7 +149,7 @@ def card(
         shape=f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, "
         f"{config.num_attention_heads} query heads over {config.num_key_value_heads} K/V heads, "
         f"feed-forward {config.intermediate_size}, tied embeddings",
-        # In a table even a quoted bar ends the cell.
+        # In a table a vertical bar ends the cell even if it is quoted.
         special=", ".join(f"`{token}`" for token in SPECIAL_TOKENS).replace("|", r"\|"),
         megabytes=sum(path.stat().st_size for path in settings.out.iterdir()) / 1e6,
         n_train=len(train),

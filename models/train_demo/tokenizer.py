@@ -11,8 +11,7 @@ from models.train_demo.chat import BOS, SPECIAL_TOKENS
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
-    """Returns a trained byte-level BPE: every byte is in its alphabet, so that no text is unknown
-    to it."""
+    """Returns a trained byte-level BPE, whose alphabet has all bytes: it can encode any text."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = ByteLevelDecoder()

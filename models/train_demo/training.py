@@ -1,7 +1,7 @@
 """The training: settings, the rows of tokens, the schedule and the loop.
 
-The schedule follows the clock and not a guessed number of steps: on a shared machine the learning
-rate still reaches its end when the time does.
+The schedule depends on the elapsed time, not on an estimated number of steps. So the learning rate
+reaches its end with the end of the time, also on a shared machine.
 """
 
 import math
@@ -26,8 +26,8 @@ class Settings:
     """Settings of one run."""
 
     out: Path
-    minutes: float  # wall time of the training loop alone
-    steps: int | None  # this many steps, however long they take, in place of a time
+    minutes: float  # time of the training loop alone
+    steps: int | None  # number of steps, which replaces `minutes`; None: `minutes` counts
     threads: int
     seed: int
     vocab_size: int = 4096
@@ -40,14 +40,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A part of the run: the length of its rows and the attention that is fastest for it."""
+    """A part of the run: the length of its rows, and the fastest attention for this length."""
 
-    until: float  # ends when this share of the run is done
+    until: float  # share of the run after which the phase ends
     context: int
     attention: str
 
 
-# Most documents are short, and short rows are cheap; the end teaches the far positions.
+# Most documents are short, and short rows are cheap. The last phase trains the far positions.
 PHASES = (
     Phase(until=0.85, context=256, attention="eager"),
     Phase(until=1.0, context=MAX_CONTEXT, attention="sdpa"),
@@ -55,7 +55,8 @@ PHASES = (
 
 
 class Rows:
-    """Endless rows of token ids; every pass shuffles the documents and words the questions anew."""
+    """An endless supply of rows of token ids. Each pass over the corpus shuffles the documents and
+    chooses other wordings of the questions."""
 
     def __init__(self, documents: list[Document], tokenizer: Tokenizer, seed: int) -> None:
         self.documents = documents
@@ -80,8 +81,8 @@ class Rows:
 
 
 def learning_rate(progress: float, settings: Settings) -> float:
-    """Returns the learning rate: linear warm-up, then a cosine to zero; progress goes from 0 to
-    1."""
+    """Returns the learning rate at `progress`, the share of the run from 0 to 1: a linear warm-up,
+    then a cosine to zero."""
     if progress < settings.warmup_share:
         return settings.learning_rate * progress / settings.warmup_share
     done = (progress - settings.warmup_share) / (1 - settings.warmup_share)
@@ -100,7 +101,7 @@ def make_optimizer(model: LlamaForCausalLM, settings: Settings) -> torch.optim.A
 
 @dataclass(slots=True)
 class Measured:
-    """Figures of the run, from which the model card is written."""
+    """The measurements of a run, for the model card."""
 
     n_steps: int = 0
     n_passes: float = 0.0
@@ -110,8 +111,7 @@ class Measured:
 
 
 class Trainer:
-    """A trainer of one model: its optimizer, and the clock that says how much of the run is
-    done."""
+    """Trains one model; holds the optimizer and the time at which the run started."""
 
     def __init__(self, model: LlamaForCausalLM, rows: Rows, settings: Settings) -> None:
         self.model = model
@@ -142,7 +142,8 @@ class Trainer:
         return loss.item()
 
     def run(self, on_tenth: Callable[[float], None]) -> Measured:
-        """Trains until the run is done; calls back ten times on the way."""
+        """Trains until the run is complete, and calls `on_tenth` after each tenth with the share of
+        the run."""
         smooth, next_report = math.log(self.model.config.vocab_size), 0.1
         phases = iter(PHASES)
         phase = self.enter(next(phases))

@@ -88,7 +88,7 @@ def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
 def figures(answered: Sequence[Answered]) -> dict[str, Any]:
     """Returns the figures that are computed from the results of requests.
 
-    Throughput is in tokens and requests a second, and latencies are percentiles in seconds. Failed
+    Throughput is in tokens and requests per second; latencies are percentiles in seconds. Failed
     requests are counted but are not part of throughput and latencies.
     """
     good = [each for each in answered if not each.error]

@@ -136,7 +136,7 @@ def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def counted(n: int) -> str:
-    """Returns a large number in words, like 1.5 billion."""
+    """Returns a large number as a text such as 1.5 billion."""
     for unit, name in ((10**12, "trillion"), (10**9, "billion"), (10**6, "million")):
         if n >= unit:
             return f"{n / unit:.3g} {name}"

@@ -25,8 +25,8 @@ from kernels.weights.linear import Gate, LinearWeight, Quantization, TableWeight
 from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
 from services.common.gguf.header import tokenizer_file
+from services.frontend.generation.served_model import ServedModel
 from services.frontend.text.chat_template import ChatTemplate
-from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.tokenizer import Tokenizer
 from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.recurrent_state import Division, divide, state_bytes
@@ -274,11 +274,12 @@ def _state_bytes(config: ModelConfig, layers: range, dtype: torch.dtype, tp: int
 def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = Tokenizer.from_model(path)
     template = ChatTemplate.from_model(path)
-    written = MessageFormat(tokenizer, template.source if template is not None else "")
+    written = ServedModel(chat_template=template).message_format(tokenizer)
+    has_tools = template is None or template.takes_tool_results
     return {
         "tokenizer": tokenizer_file(path).name,
         "has_chat_template": template is not None,
-        "tools": written.tools,
+        "tools": written.tools if has_tools else "none: the chat template takes no tools' results",
         "thinks": written.thinks,
     }
 

@@ -42,7 +42,7 @@ def serving(options: Sequence[str]) -> Iterator[str]:
         stdout=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which then stops the other
+        start_new_session=True,  # Ctrl-C reaches only this process, which then stops the child
         preexec_fn=die_with_parent,
     )
     timer = threading.Timer(START_LIMIT_S, process.kill)

@@ -9,7 +9,7 @@ the stage ends, and has seen no epoch when it is started again.
 
 EPOCHS_PER_TERM = 2**20
 """Number of epochs in the range of one term. A leader forms fewer in its life: the number allows
-one epoch a second for twelve days."""
+one epoch per second for twelve days."""
 
 MAX_EPOCH = 2**51 - 1
 """The largest number of an epoch; messages with larger epochs are refused."""

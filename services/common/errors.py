@@ -2,6 +2,7 @@
 
     OrcinusError
     ├── InvalidRequest      the client's mistake; names the field
+    │   ├── ContextOverflow the prompt, or prompt and answer, exceed the model's context
     │   ├── TooLarge        too large; the server does not read the rest
     │   ├── Unsupported     in a form that the server does not read
     │   └── UnknownModel    the named model is not served
@@ -18,6 +19,8 @@ Each protocol translates these errors in exactly one place: `rpc_handlers.py` fo
 `http/protocol/errors.py` for HTTP. A bug raises an error that is not in this tree, and ends the
 process.
 """
+
+from typing import Self
 
 MAX_MESSAGE_LENGTH = 1000
 """Maximum number of characters of an error, including any text of the client that it repeats."""
@@ -49,6 +52,33 @@ class InvalidRequest(OrcinusError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+
+    def renamed(self, field: str) -> Self:
+        """Returns the error with another name of the field."""
+        renamed = type(self).__new__(type(self))
+        renamed.__dict__.update(self.__dict__)
+        InvalidRequest.__init__(renamed, field, self.message.removeprefix(f"{self.field}: "))
+        return renamed
+
+
+class ContextOverflow(InvalidRequest):
+    """The prompt leaves no room for an answer in the model's context, or not enough room for the
+    wanted answer.
+
+    Agents recognise the error, and shorten the conversation.
+    """
+
+    def __init__(
+        self, field: str, message: str, *, context: int, n_prompt: int = 0, n_answer: int = 0
+    ) -> None:
+        """`context` is the number of tokens that prompt and answer may have together. `n_prompt` is
+        the number of tokens of the prompt, or 0 if only the number of characters is known.
+        `n_answer` is the number of tokens of the wanted answer if only the answer does not fit,
+        else 0."""
+        super().__init__(field, message)
+        self.context = context
+        self.n_prompt = n_prompt
+        self.n_answer = n_answer
 
 
 class TooLarge(InvalidRequest):

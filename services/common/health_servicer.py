@@ -109,7 +109,8 @@ class HealthServicer:
                 f"{self._max_watches} watches are open; check instead", retry_after_s=RETRY_AFTER_S
             )
         self.n_watches += 1
-        # Not when this generator ends: a watch that nobody reads is there until its client goes.
+        # Called at the end of the call, not of this generator: a watch that is not read lasts until
+        # its client disconnects.
         context.add_done_callback(self._forget_watch)
         last = None
         while True:

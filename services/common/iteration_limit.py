@@ -104,6 +104,6 @@ class _LongestTimes:
             longest_s = max(longest_s, time_s)
             if known_bits > n_bits:
                 return longest_s if scaled_s is None else min(scaled_s, longest_s)
-            smallest = max(1, 1 << known_bits >> 1)  # of the sizes with that many bits
+            smallest = max(1, 1 << known_bits >> 1)  # the smallest size with this number of bits
             scaled_s = longest_s * size / smallest
         return scaled_s

@@ -17,6 +17,7 @@ from prometheus_client import (
     disable_created_metrics,
     start_http_server,
 )
+from prometheus_client.exposition import choose_encoder
 
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 """Buckets for durations that a client waits for, in seconds."""
@@ -30,12 +31,19 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 
 def new_registry() -> CollectorRegistry:
     """Returns a registry that has the metrics of the process and nothing else."""
-    disable_created_metrics()  # a second series for each, that nobody asks for
+    disable_created_metrics()  # these would be a second series for each metric
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
     return registry
+
+
+def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """Returns the metrics in a form that `accept`, the value of the header `Accept`, asks for, and
+    the media type of the form."""
+    encode, media_type = choose_encoder(accept)
+    return encode(registry), media_type
 
 
 @contextlib.contextmanager

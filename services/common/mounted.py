@@ -57,7 +57,7 @@ class Mounted(Generic[Content, Value]):
             try:
                 self._value = self._parse(content)
             except ValueError:
-                self._rejected = content  # what is broken is not parsed again and again
+                self._rejected = content  # the same broken content is parsed only once
                 raise
             self._content = content
             log.info("%s has changed and is in use", self._name)

@@ -53,15 +53,15 @@ WINDOW_BYTES = 16 * 2**10
 message."""
 
 FOR_STRANGERS: list[tuple[str, int]] = [
-    # gRPC guesses how large a window a connection needs, up to several megabytes for each of its
-    # streams, whether anybody reads them or not. Without that a stream that is not read takes its
-    # window, and one that is read has room for its whole message as before.
+    # gRPC estimates a window for each connection, up to several megabytes per stream, also for
+    # streams that are not read. Without the estimate, an unread stream takes at most its initial
+    # window, and a stream that is read still has room for its whole message.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-    # A connection that pings too often is closed once what is being written to it has been, and
-    # until then gRPC copies what it has against all pings before for each further one: ten thousand
-    # of them, 170 KB, take half a second of a processor, and all of gRPC's threads where several
-    # connections do it. Without this limit they take two milliseconds.
+    # With this limit, gRPC closes a connection that pings too often, but only after pending writes.
+    # Until then gRPC copies a growing list of errors for each further ping. Ten thousand pings, 170
+    # KB, take half a second of a processor, and pings on several connections occupy all of gRPC's
+    # threads. Without the limit ten thousand pings take two milliseconds.
     ("grpc.http2.max_ping_strikes", 0),
 ]
 """Options of a public server: clients may send it many bytes that it does not read."""

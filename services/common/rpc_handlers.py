@@ -45,6 +45,7 @@ CALLER_NAMES = "peer_dns"
 
 _CODES: dict[type[errors.OrcinusError], grpc.StatusCode] = {
     errors.InvalidRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.ContextOverflow: grpc.StatusCode.INVALID_ARGUMENT,
     errors.TooLarge: grpc.StatusCode.INVALID_ARGUMENT,
     errors.Unsupported: grpc.StatusCode.INVALID_ARGUMENT,
     errors.UnknownModel: grpc.StatusCode.NOT_FOUND,
@@ -280,6 +281,6 @@ async def _abort(context: Any, error: errors.OrcinusError) -> NoReturn:
     except grpc.aio.AbortError:
         raise
     except grpc.aio.BaseError as gone:
-        # The call is over already, by its deadline or its caller: there is nobody to tell.
+        # The call is over already, by its deadline or by its caller, so no status can be sent.
         raise asyncio.CancelledError from gone
     raise AssertionError("abort returned")

@@ -42,8 +42,8 @@ def server_spans(
         if not is_known(metadata.get("authorization")):
             metadata = {}
         span = tracer.start_span(method, tracing.parent_in(metadata), kind=SpanKind.SERVER)
-        # Never detached: the task is this call's, and a stream may be closed in another task, where
-        # what has been attached here could not be detached.
+        # The context is never detached: the task belongs to this call, and a stream may be closed
+        # in another task, which could not detach the context.
         otel_context.attach(trace.set_span_in_context(span))
         if not span.is_recording():
             yield

@@ -39,8 +39,8 @@ MAX_PROMPT_LOGPROBS = 2**18
 """Maximum number of log-probabilities of a prompt: of its tokens and their alternatives
 together."""
 
-MAX_GRAMMAR_LENGTH = 2**16
-"""Maximum number of characters of a grammar."""
+MAX_GRAMMAR_LENGTH = 2**19
+"""Maximum number of characters of a grammar: the schemas of 200 tools with 2 KB each."""
 
 MAX_COMPILED_GRAMMARS = 8
 """Number of compiled grammars that a rank keeps in addition to the grammars of running requests.
@@ -63,18 +63,15 @@ MAX_BAD_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The numbers from `low` to `high`, without `low` if `excludes_low`."""
+    """The numbers from `low` to `high`."""
 
     low: float
     high: float
-    excludes_low: bool = False
 
     def check(self, field: str, value: Any) -> None:
         """Raises InvalidRequest, which names `field`, if `value` is not in the range."""
         if isinstance(value, bool) or not self.low <= value <= self.high:  # NaN is in no range
             raise InvalidRequest(field, f"must be a number from {self.low:g} to {self.high:g}")
-        if self.excludes_low and value == self.low:
-            raise InvalidRequest(field, f"must be greater than {self.low:g}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +143,9 @@ class Option:
     column: str | None
 
 
-def number(
-    default: float, *, low: float, high: float, column: str, excludes_low: bool = False
-) -> float:
+def number(default: float, *, low: float, high: float, column: str) -> float:
     """Declares an option that is a number from `low` to `high`."""
-    option = Option(Numbers(low, high, excludes_low), column)
+    option = Option(Numbers(low, high), column)
     return dataclasses.field(default=default, metadata={Option: option})
 
 
@@ -196,8 +191,9 @@ class SamplingParams:
     top_k: int = whole_number(0, low=-1, high=INT32_MAX, column="int64")
     """Keeps only the k most likely tokens; 0 and -1 keep all."""
 
-    top_p: float = number(1.0, low=0, high=1, excludes_low=True, column="float64")
-    """Keeps the smallest set of most likely tokens whose probabilities add up to this number."""
+    top_p: float = number(1.0, low=0, high=1, column="float64")
+    """Keeps the smallest set of most likely tokens whose probabilities add up to this number; 0
+    keeps the most likely token."""
 
     min_p: float = number(0.0, low=0, high=1, column="float32")
     """Drops tokens that are less likely than this fraction of the most likely token."""
@@ -299,11 +295,11 @@ class SamplingParams:
             OPTIONS.items(), _values_of(self), _DEFAULTS, strict=True
         ):
             if value is default or (type(value) is type(default) and value == default):
-                continue  # as most are
+                continue  # the usual case
             if name == "stop_token_ids" and own_stop_token_ids:
                 value = [token_id for token_id in value if token_id not in own_stop_token_ids]
             option.allowed.check(name, value)
-        if self.grammar:  # which says by itself when an output ends, and leaves a token to sample
+        if self.grammar:  # a grammar decides when an output ends, and always allows some token
             for name in ("min_tokens", "allowed_token_ids", "bad_token_ids"):
                 if getattr(self, name):
                     raise InvalidRequest(name, "not together with a grammar")

@@ -21,7 +21,7 @@ PERIOD_S = 0.5
 
 
 class ServingWatch:
-    """Knows whether one process serves at present. `reason_against` may be called from any
+    """Tells whether one process serves at present. `reason_against` may be called from any
     thread."""
 
     def __init__(
@@ -53,7 +53,7 @@ class ServingWatch:
             self._well_at = self._looked_at
 
     def reason_against(self) -> str:
-        """Returns why requests that come now would wait; empty if they would be served."""
+        """Returns the reason why new requests would wait; empty if they would be served."""
         now = self._clock()
         if now - self._looked_at > HELD_UP_S:
             return f"this process has been held up for {now - self._looked_at:.0f} s"
@@ -66,9 +66,10 @@ class ServingWatch:
         return ""
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Calls `tell` once a second with whether this process serves, until cancelled."""
+        """Calls `tell` once per second until cancelled; the argument says whether this process
+        serves."""
         while True:
-            # Before the look: the loop may have stood still until now.
+            # Reported before `look`, so that a hang of the event loop until now is reported too.
             await tell(not self.reason_against())
             self.look()
             await asyncio.sleep(PERIOD_S)

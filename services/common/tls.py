@@ -123,7 +123,7 @@ def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
     def on_hello(connection: ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         connection.context = certificates.latest().context
 
-    # Called for each connection, also for those whose client names no server.
+    # The callback is called for each connection, also if its client names no server.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.sni_callback = on_hello
     return context

@@ -84,7 +84,7 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     """
     if not _is_wanted():
         return OFF
-    # Imported here: it takes a tenth of a second, which only who records traces should wait for.
+    # Imported here because the import takes 0.1 s, which is needed only if traces are recorded.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     exporter = OTLPSpanExporter()

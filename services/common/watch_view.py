@@ -6,14 +6,14 @@ computed once for all viewers.
 A viewer keeps the changes and draws them; all sums are computed here. A change is an event of
 `watch_json.py` with fields that are derived from earlier events:
 
-    epoch       has `term`: with another term, numbers of requests begin anew; and `text`, by which
-                the epoch is marked
-    iteration   has `n_generated`: the output tokens of each request after it; `first_tokens`: pairs
-                of a request and the seconds from its arrival to its first token; and `memory`: the
-                K/V slots by what they are for, which together are all
-    pool        has `n_generated` of the requests that run
+    epoch       has `term`: in a new term, the numbers of requests begin anew; and `text`: the label
+                of the epoch
+    iteration   has `n_generated`: each request's number of output tokens after the iteration;
+                `first_tokens`: pairs of a request and the seconds from its arrival to its first
+                token; and `memory`: the number of K/V slots for each use, all slots together
+    pool        has `n_generated` of the running requests
 
-and once a second, while anything happens, there are `figures` (`watch_figures.py`).
+In addition there are `figures` (`watch_figures.py`) once per second, unless the pipeline is idle.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""The loops that show a source of events: on a terminal eight times a second, or as lines."""
+"""The loops that show a source of events: on a terminal eight times per second, or as lines."""
 
 import queue
 import sys

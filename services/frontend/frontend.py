@@ -30,7 +30,7 @@ from services.common.serving import ServingWatch
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService
-from services.frontend.generation.served_model import ServedModel
+from services.frontend.generation.served_model import ServedModel, model_created_at
 from services.frontend.generation.service_limits import ServiceLimits
 from services.frontend.grpc.inference_servicer import SERVICE, InferenceServicer, add_services
 from services.frontend.grpc.transfers import MAX_MESSAGE_BYTES, Transfers
@@ -113,15 +113,18 @@ class Frontend:
                 chat_template=ChatTemplate.from_model(settings.model),
                 tool_parser=settings.tool_parser,
                 reasoning_parser=settings.reasoning_parser,
+                additional_properties=settings.additional_properties,
                 tokenizer_file=tokenizer_file(settings.model),
+                created=model_created_at(settings.model),
             ),
             limits=ServiceLimits(
                 max_in_flight=settings.max_in_flight,
                 max_answers_at_once=settings.max_answers_at_once,
                 hold_s=settings.hold_s,
                 max_request_s=settings.max_request_s,
+                strict_max_tokens=settings.strict_max_tokens,
                 texts=TextLimits(
-                    max_characters=settings.max_prompt_characters,
+                    max_characters=settings.n_prompt_characters,
                     render_limit_s=settings.render_limit_s,
                 ),
             ),
@@ -170,6 +173,7 @@ class Frontend:
                 unknown=UnknownFields(are_refused=settings.refuse_unknown_fields),
                 origins=settings.cors_origins,
                 feed=self._feed if settings.page else None,
+                registry=self._registry if settings.api_metrics else None,
             )
         )
         app = with_cors(app, settings.cors_origins)

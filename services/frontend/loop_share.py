@@ -1,10 +1,10 @@
 """Shares of the event loop: limits on the work caused by clients that may begin in one pass of the
 loop.
 
-A thousand requests that come at once, a thousand clients that hang up at once, or fifty that send
-as fast as they can, would otherwise be handled in one pass, and no stream would get its tokens
-before the pass had ended. Work beyond the share waits for a later pass, in order of arrival;
-between passes the loop does all other work.
+Without a limit, a thousand requests that arrive at once, a thousand clients that disconnect at
+once, or fifty clients that send as fast as they can, would be handled in one pass, and no stream
+would get its tokens before the end of the pass. Work beyond the share waits for a later pass, in
+order of arrival; between passes the loop does all other work.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ class LoopShare:
         self._at_once = at_once
         self._turn_s = turn_s
         self._waiting: deque[Callable[[], None]] = deque()
-        self._n_taken = 0  # in this pass; if there are any, `_begin_pass` is scheduled
+        self._n_taken = 0  # work begun in this pass; if it is not 0, `_begin_pass` is scheduled
         self._n_allowed = at_once
         self._began_at = 0.0
 

@@ -8,12 +8,14 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     NonNegativeFloat,
+    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     StringConstraints,
 )
 from pydantic_settings import NoDecode
 
+from services.common.context_length import context_length
 from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import ModelNames, ServerSettings
 
@@ -22,9 +24,9 @@ MAX_PORT = 65535
 PROCESS_BYTES = 112 * MIB
 """Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary."""
 
-GRAMMARS_BYTES = 176 * MIB
+GRAMMARS_BYTES = 256 * MIB
 """Memory, in bytes, of the process that checks grammars. The process starts with the first request
-that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 48 MiB for the
+that has a grammar. It takes 27 MiB, 23 MiB for a vocabulary of 32,000 tokens, and 128 MiB for the
 grammar that is being compiled."""
 
 ANSWER_BYTES = 5 * 2**10
@@ -33,8 +35,24 @@ ANSWER_BYTES = 5 * 2**10
 CONNECTION_BYTES = 40 * 2**10
 """Memory, in bytes, of a connection of either API and of a call on it."""
 
+FEWEST_CHARACTERS = 256 * 2**10
+"""Least default of `max_prompt_characters`: about 60,000 tokens of English."""
+
 CHARACTER_BYTES = 700
-"""Memory, in bytes, that tokenizing takes for each character of a text. Emoji take most."""
+"""Memory, in bytes, that tokenizing takes for each character of a text of at most
+`FEWEST_CHARACTERS` characters. Emoji take most."""
+
+FURTHER_CHARACTER_BYTES = 144
+"""Memory, in bytes, that each further character takes. A text with so many characters is made into
+tokens only if most of its tokens have many characters: 60 bytes were measured for letters of
+English, 115 for Greek, and the rendered text is held besides."""
+
+CONTEXT_CHARACTERS = 16
+"""Number of characters of a prompt for each token of the model's context, by default. Texts have
+three to five characters per token, tables and indented programs up to ten."""
+
+ASSUMED_CONTEXT = 131_072
+"""Length of the context, in tokens, that is assumed if the model's files do not state it."""
 
 VIEWS_BYTES = 2 * MIB
 """Memory, in bytes, of the events that are kept for later viewers."""
@@ -69,6 +87,42 @@ def _split(value: object) -> object:
 Origin = Annotated[str, StringConstraints(pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s,]+)$")]
 
 Origins = Annotated[tuple[Origin, ...], NoDecode, BeforeValidator(_split)]
+
+
+ToolParser = Literal[
+    "auto",
+    "none",
+    "harmony",
+    "mistral",
+    "kimi_k2",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "gemma4",
+    "command_r7b",
+    "command_r",
+    "gigachat3",
+    "granite",
+    "phi4_mini",
+    "nemotron",
+    "apriel",
+    "minimax_m1",
+    "minimax_m2",
+    "lfm2",
+    "qwen3_coder",
+    "glm47",
+    "glm45",
+    "functionary_v31",
+    "firefunction",
+    "hermes",
+    "pythonic",
+    "llama3",
+]
+
+ReasoningParser = Literal[
+    "auto", "none", "harmony", "granite", "command", "magistral", "kimi", "seed", "gemma4", "think"
+]
 
 
 class FrontendSettings(ServerSettings):
@@ -113,14 +167,19 @@ class FrontendSettings(ServerSettings):
     All clients of the socket together have the limits of one connection, and a client that sends
     headers without end is not noticed: let only trusted processes write to the file."""
 
-    tool_parser: Literal["auto", "none", "hermes", "llama3", "mistral"] = "auto"
+    tool_parser: ToolParser = "auto"
     """Format in which the model calls tools. `auto` derives the format from the chat template and
-    the special tokens. With `none`, calls are ordinary text, and `tool_choice` cannot require
-    one."""
+    the special tokens. If no format is found, or with `none`, calls are ordinary text, and
+    `tool_choice` cannot require one."""
 
-    reasoning_parser: Literal["auto", "none", "think"] = "auto"
-    """Format of the model's reasoning. `auto` looks for `</think>` in the chat template. With
-    `none`, reasoning is part of the content."""
+    reasoning_parser: ReasoningParser = "auto"
+    """Format of the model's reasoning. `auto` looks for the marks of each format in the chat
+    template. With `none`, reasoning is part of the content."""
+
+    additional_properties: Literal["declared", "allowed"] = "declared"
+    """Members of an object whose JSON schema has `properties` and says nothing of other members.
+    `declared` allows none but the declared ones, which keeps small models from inventing members.
+    `allowed` follows JSON Schema to the letter and allows any."""
 
     public_tls_dir: Path | None = None
     """Directory with `tls.crt` and `tls.key` for clients of both APIs, laid out as a mounted
@@ -171,10 +230,20 @@ class FrontendSettings(ServerSettings):
     """Seconds without an event after which a stream gets a comment, so that proxies do not close
     the connection as idle. Most proxies wait for a minute, some for half a minute."""
 
-    max_prompt_characters: PositiveInt = 256 * 2**10
+    max_prompt_characters: NonNegativeInt = 0
     """Largest number of characters of all texts of one call together, and of a conversation as the
-    chat template renders it. The default is about 60,000 tokens of English. The limit bounds the
-    memory of tokenizing: 40 MB for English, 115 MB for Chinese, 185 MB for emoji."""
+    chat template renders it. The default 0 takes 16 for each token of the context that the model's
+    files state, but at least 262,144 and at most `max_body_bytes`. A context of 131,072 tokens
+    takes 2,097,152. The limit bounds the memory of tokenizing: 185 MB for 262,144 characters, and
+    144 bytes for each further one."""
+
+    strict_max_tokens: bool = False
+    """Whether a request is refused whose prompt and `max_tokens` together exceed the model's
+    context. Otherwise `max_tokens` is lowered to the room that the prompt leaves."""
+
+    api_metrics: bool = False
+    """Whether the HTTP API has `/metrics`, the metrics of this process for Prometheus, besides
+    `metrics_address`. With API keys the route needs a key."""
 
     render_limit_s: PositiveFloat = 1.0
     """Seconds of processor time in which the chat template must render a conversation. Most
@@ -225,6 +294,14 @@ class FrontendSettings(ServerSettings):
     """Seconds that running requests have to finish after `linger_s`; then they end with the error
     `unavailable`. The pod's grace period must be longer than `linger_s` and `drain_s` together."""
 
+    @property
+    def n_prompt_characters(self) -> int:
+        """Largest number of characters of all texts of one call together."""
+        if self.max_prompt_characters:
+            return self.max_prompt_characters
+        context = context_length(self.model) or ASSUMED_CONTEXT
+        return max(FEWEST_CHARACTERS, min(CONTEXT_CHARACTERS * context, self.max_body_bytes))
+
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the largest memory that the frontend may need, in bytes, in parts by the setting
         that bounds each."""
@@ -234,6 +311,12 @@ class FrontendSettings(ServerSettings):
             "max_in_flight": self.max_in_flight * ANSWER_BYTES,
             "max_in_flight_bytes": int(self.max_in_flight_bytes * N_COPIES),
             "max_connections": 2 * self.max_connections * CONNECTION_BYTES,
-            "max_prompt_characters": self.max_prompt_characters * CHARACTER_BYTES,
+            "max_prompt_characters": _text_bytes(self.n_prompt_characters),
             **({"max_viewers": views} if self.page else {}),
         }
+
+
+def _text_bytes(n_characters: int) -> int:
+    """Returns the memory, in bytes, of making tokens of a text."""
+    n_further = max(0, n_characters - FEWEST_CHARACTERS)
+    return (n_characters - n_further) * CHARACTER_BYTES + n_further * FURTHER_CHARACTER_BYTES

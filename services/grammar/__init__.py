@@ -1,4 +1,4 @@
-"""Grammars of outputs: frontends check them, and workers of last stages apply them to outputs.
+"""Grammars of outputs. Frontends check grammars, and workers of the last stage apply them.
 
 The package is not in `services.common`, since the scheduler runs without the library llguidance.
 """

@@ -1,14 +1,15 @@
-"""Grammars that an output must follow: they decide which tokens may come next.
+"""Grammars that outputs must follow; a grammar decides which tokens may come next.
 
-A grammar is a text as llguidance reads it: in its dialect of Lark, or JSON that contains a JSON
-schema, a regular expression or the like. Frontends compile a grammar to refuse it if it is wrong;
-ranks compile it to mask tokens that do not follow it. The state of an output in its grammar is a
-function of its tokens alone, so a request that is recomputed, on any rank, reaches the same state.
+A grammar is a text that llguidance reads: in llguidance's dialect of Lark, or JSON that contains
+for example a JSON schema or a regular expression. Frontends compile a grammar to refuse it if it is
+wrong; ranks compile it to mask tokens that do not follow it. The state of an output in its grammar
+depends only on the output's tokens, so a request that is recomputed, on any rank, reaches an equal
+state.
 
 A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
 read. If the grammar is not compiled by then, the batch waits for it.
 
-The work of every step is limited; llguidance counts it itself.
+The work of every step is limited, and llguidance counts the work.
 """
 
 import logging
@@ -33,22 +34,23 @@ LIMITS = LLParserLimits(
     step_lexer_fuel=200_000,
     step_max_items=5_000,
     max_lexer_states=20_000,
-    max_grammar_size=10_000,
+    max_grammar_size=100_000,
     verbose_errors=False,
 )
 """Limits of the work of compiling and of one step. Most steps take less than a millisecond, the
-worst take tens of them. llguidance does not count all of the work of compiling, which `checker`
-limits. Above a size of 10,000 symbols, a grammar full of optional parts takes many seconds."""
+worst take tens of them. llguidance does not count all of the work of compiling, which the
+frontend limits (`grammar_checker`). The schemas of 200 tools make up to 90,000 symbols."""
 
 COMPILE_LIMIT_S = 5.0
-"""Seconds after which a rank gives up waiting for a grammar, and ends: before other ranks take it
-for one that hangs. A grammar takes at most a tenth of a second of processor time (`checker`), and
-schedulers let one new grammar into an iteration (`grammar_turns`)."""
+"""Seconds after which a rank stops waiting for a grammar and ends, which is before other ranks
+would regard the rank as hung. A grammar takes at most a tenth of a second of processor time, and
+the longest 1.6 s (`grammar_checker`). Schedulers admit one new grammar per iteration
+(`grammar_turns`)."""
 
 MAX_RENEWALS = 2
 """Largest number of grammars that are compiled again in an iteration because their lexers are full.
-Outputs that would need more are cut. That takes several grammars of which every text needs as many
-states."""
+Outputs whose grammars would exceed this number are cut. It is exceeded only if several grammars
+need very many lexer states for every text."""
 
 STACK_BYTES = 16 * 2**20
 """Stack size in bytes of the thread in which a rank compiles: four times that of the check by
@@ -66,7 +68,7 @@ class Grammars:
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         """`tokenizer_file` is a `tokenizer.json` or a GGUF file, and `vocab_size` is the model's.
-        Only tokens that both have are ever allowed; either may have more.
+        Only tokens that both the tokenizer and the model have are allowed.
 
         Raises:
             ValueError: the file is broken, or has no token that ends an output.
@@ -82,7 +84,7 @@ class Grammars:
         self._compiler = _thread_with_stack(STACK_BYTES)
 
     def check(self, grammar: str) -> None:
-        """Compiles a grammar and keeps nothing of it; other threads run meanwhile.
+        """Compiles a grammar and drops the result. Other threads can run during the call.
 
         Raises:
             InvalidGrammar: no output can follow the grammar.
@@ -126,9 +128,9 @@ class Grammars:
 class _Shared:
     """A compiled grammar with its lexer, which all outputs that follow the grammar share.
 
-    The lexer keeps every state that one of the outputs has met, up to a limit. At the limit the
-    grammar is compiled again, and outputs go on with the new lexer, which then has only the states
-    that their own tokens need.
+    The lexer keeps every state that any of the outputs has reached, up to a limit. At the limit the
+    grammar is compiled again. Outputs then use the new lexer, which has only the states that their
+    tokens need.
     """
 
     def __init__(
@@ -168,34 +170,34 @@ class _Renewals:
 class Matcher:
     """The state of one output in its grammar.
 
-    It is a function of the tokens of the output alone. They are kept, so that the output can go on
-    with another lexer when the one that it shares with other outputs is full.
+    The state depends only on the tokens of the output. The tokens are kept, so that the output can
+    change to a new lexer when the lexer that it shares with other outputs is full.
     """
 
     def __init__(self, shared: _Shared, vocabulary: "_SharedVocabulary") -> None:
         self.is_cut = False
-        """Whether the output ends because a step takes too much work, or because nothing can
-        follow, and not at an end of its grammar."""
+        """Whether the output ends before an end of its grammar, because a step takes too much work
+        or because no token can follow."""
         self._shared = shared
         self._vocabulary = vocabulary
         self._tokens: list[int] = []
         self._has_ended = False
-        self._start: LLMatcher | None = None  # of which `_matcher` is a copy
+        self._start: LLMatcher | None = None  # `_matcher` is a copy of it
         self._matcher: LLMatcher | None = None
-        """None before the first mask is asked for, and after the end."""
+        """The matcher of llguidance; None before the first mask, and after the end."""
 
     def take(self, token_id: int) -> None:
-        """Moves on by a token; after the end of the output it has no effect."""
+        """Advances the state by a token; has no effect after the end of the output."""
         self._tokens.append(token_id)
         if self._matcher is not None:
             self._matcher.consume_token(token_id)
 
     def mask(self) -> bytes:
         """Returns the tokens that may come next as a mask of bits: [vocab_size / 32, rounded up]
-        words of 32 bits, with the lowest bit first. It waits until the grammar is compiled.
+        words of 32 bits, with the lowest bit first. Waits until the grammar is compiled.
 
-        If nothing can follow, or a step takes too much work, the mask has the tokens that end the
-        output: there is always at least one.
+        If no token can follow, or a step takes too much work, the mask has the tokens that end the
+        output. So a mask always allows at least one token.
 
         Raises:
             TimeoutError: the grammar is not compiled within COMPILE_LIMIT_S.
@@ -223,8 +225,8 @@ class Matcher:
         return mask
 
     def _attempts(self) -> Iterator[LLMatcher]:
-        """Yields the present matcher; then, if its lexer is full, one with the newest lexer; and
-        then one with a new lexer, which has met nothing but the tokens of this output."""
+        """Yields the current matcher; then, if its lexer is full, a matcher with the newest lexer;
+        and then a matcher with a new lexer, which has taken only the tokens of this output."""
         if self._matcher is not None:
             yield self._matcher
         newest = self._shared.newest()
@@ -276,18 +278,18 @@ class _SharedVocabulary:
 
 
 def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Returns the tokenizer, with those of the tokens that end an output which it and the model
+    """Returns the tokenizer, with those of `eos_token_ids` that both the tokenizer and the model
     have.
 
     Raises:
-        ValueError: the file is broken, or there is no such token.
+        ValueError: the file is broken, or none of `eos_token_ids` is such a token.
     """
-    # llguidance takes a path, or the content of such a file.
+    # llguidance accepts the path or the content of a `tokenizer.json`.
     is_made = is_gguf(tokenizer_file)
     file = read_gguf_tokenizer(tokenizer_file) if is_made else str(tokenizer_file)
     known = [one for one in eos_token_ids if one < vocab_size]
     if known:
-        with suppress(ValueError):  # the tokenizer lacks one of them, or the file is broken
+        with suppress(ValueError):  # the tokenizer lacks a token, or the file is broken
             return LLTokenizer(file, eos_token=known)
         own_size = LLTokenizer(file).vocab_size
         known = [one for one in known if one < own_size]

@@ -1,8 +1,8 @@
 """`python -m services.hub SOURCE --to DIR`: fetches a checkpoint for several machines.
 
 The command is for init containers, and for operators who fill a volume. The exit status is 0 when
-the checkpoint is in the directory, which may be at once. If the checkpoint cannot be fetched, the
-exit status is 1 and a line has the reason.
+the checkpoint is in the directory, also if it was there before. If the checkpoint cannot be
+fetched, the exit status is 1 and a line on standard error has the reason.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from services.hub.source import Source, SourceError
 
 INTERRUPTED = 130
 LAST_BYTES_S = 2.0
-"""Seconds that threads which still download get to stop before the process ends anyway."""
+"""Seconds in which downloading threads can stop before the process ends."""
 
 
 def say(line: str) -> None:

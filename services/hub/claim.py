@@ -3,9 +3,9 @@
     PARENT/.hub/…      the cache, with all states that have been fetched
     PARENT/NAME        a link to one state, made when the state is complete
 
-So NAME always shows one complete state, even if several processes fetch it or some of them die.
-When a branch on the hub moves on, a pod that starts again still reads the linked state. A state
-that is no longer linked is kept for processes that still read it.
+So NAME always leads to one complete state, even if several processes fetch the checkpoint and some
+of them die. When a branch on the hub changes, a restarted pod still reads the linked state. States
+that are no longer linked are kept for processes that still read them.
 """
 
 import os

@@ -1,12 +1,12 @@
-"""Fetches one object of a bucket into a file, several pieces at a time, and resumes what an earlier
-call has begun.
+"""Fetches one object of a bucket into a file, several pieces at a time, and resumes an earlier
+fetch.
 
     KEY               the content, complete and checked
-    KEY.part          its pieces, each at its place
-    KEY.pieces-N      which pieces of N bytes are in it
+    KEY.part          the incomplete content, with each fetched piece at its place
+    KEY.pieces-N      notes of the fetched pieces, for pieces of N bytes
 
-A piece is noted after its bytes are on the disk. So the notes stay right even if the process or the
-machine stops at any time.
+A piece is noted after its bytes are on the disk. So the notes are correct even if the process or
+the machine stops at any time.
 """
 
 import hashlib
@@ -91,7 +91,7 @@ class ObjectFile:
             file.flush()
             os.fdatasync(file.fileno())
         with self.notes.open("ab", buffering=0) as notes:
-            # Each note begins with a line end, so that a note that was cut off stays apart.
+            # Each note begins with a line end, so that it is not joined to an incomplete note.
             notes.write(f"\n{begin // PIECE_BYTES:08x}\n".encode())
 
     def finish(self) -> None:

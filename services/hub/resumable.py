@@ -1,8 +1,8 @@
-"""Fetches one large file from the hub into its cache, and resumes what an earlier call has begun.
+"""Fetches one large file from the hub into the hub's cache, and resumes an earlier fetch.
 
-The library of the hub starts each file anew in a new process. So this module keeps an incomplete
-file beside the blobs of the cache, under the SHA-256 of the full content. The file becomes the blob
-when it is complete and its digest matches.
+The library of the hub fetches each file from its start in a new process. This module keeps an
+incomplete file next to the blobs of the cache, under the SHA-256 of the full content. The file
+becomes the blob when it is complete and its digest matches.
 """
 
 import hashlib
@@ -22,9 +22,9 @@ from services.hub.transfer import TransferProgress
 TIMEOUT_S = 30.0
 """Seconds without a byte after which a connection counts as lost."""
 MAX_FAILURES = 5
-"""Number of connections in a row without a byte after which a file is given up."""
+"""Number of consecutive connections without a byte after which the fetch of a file fails."""
 PAUSE_S = 1.0
-"""Seconds of pause after a connection that brought no bytes."""
+"""Seconds of pause after a connection without a byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class LargeFile:
         repository, unless it is there.
 
         Raises:
-            SourceError: the content is not the promised one.
+            SourceError: the digest of the content does not match.
             httpx2.HTTPError: the hub refuses, or cannot be reached.
             OSError: the content cannot be written.
         """
@@ -68,7 +68,7 @@ class LargeFile:
         os.replace(part, blob)
 
     def _read_all(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the missing bytes, over as many connections as it takes."""
+        """Appends the missing bytes, over several connections if necessary."""
         n_failures = 0
         while (begin := file.tell()) < self.size:
             lost: httpx2.TransportError | None = None
@@ -85,7 +85,7 @@ class LargeFile:
             time.sleep(PAUSE_S)
 
     def _read_on(self, file: BinaryIO, on_progress: TransferProgress) -> None:
-        """Appends the bytes that one connection brings, from the end of the file on."""
+        """Appends the bytes of one connection, which begin at the end of the file."""
         url = hf_hub_url(self.repository, self.path, revision=self.commit)
         location = get_hf_file_metadata(url, timeout=TIMEOUT_S).location
         begin = file.tell()
@@ -107,7 +107,7 @@ class LargeFile:
                 on_progress(len(piece))
 
     def _check(self, part: Path) -> None:
-        """Removes the file and raises SourceError, if its content is not the promised one."""
+        """Removes the file and raises SourceError if the digest of its content does not match."""
         with part.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != self.sha256:

@@ -4,8 +4,8 @@
     s3--BUCKET--DIGEST/states/…/    one state of the prefix, as links to contents
     s3--BUCKET--DIGEST/current      the state of the prefix when it was last fetched
 
-list the prefix → see what is missing → fetch its pieces, resumably → check them → link the state in
-one step
+list the prefix → find missing pieces → fetch them, resumably → check the contents → link the state
+in one step
 """
 
 import hashlib
@@ -183,7 +183,7 @@ def _state_of(files: dict[str, StoredObject]) -> str:
 
 
 def _forget_others(objects: Path, needed: list[ObjectFile]) -> None:
-    """Removes pieces of objects that have changed since, which will never be completed."""
+    """Removes incomplete files of objects that have changed since and are not needed any more."""
     kept = {path for file in needed for path in (file.part, file.notes)}
     for path in [*objects.glob("*.part"), *objects.glob("*.pieces-*")]:
         if path not in kept:

@@ -1,8 +1,8 @@
 """A bucket of S3-compatible storage: its objects, their bytes by ranges, and its errors in words.
 
-The endpoint, the region and the credentials are read from the same variables as by the programs of
-AWS: keys, a web identity (a role of a service account), a file of credentials, or what the machine
-offers. It connects without encryption only if the endpoint says `http://`.
+The endpoint, the region and the credentials are read from the variables that AWS's programs use.
+Credentials are keys, a web identity (a role of a service account), a file of credentials, or those
+that the machine offers. Connections are unencrypted only if the endpoint begins with `http://`.
 """
 
 import configparser
@@ -23,7 +23,7 @@ from obstore.store import S3Store
 from services.common import bounded_file
 from services.hub.source import SourceError, SourceUnreachable
 
-if TYPE_CHECKING:  # these exist for type checkers alone
+if TYPE_CHECKING:  # these names exist only for type checkers
     from obstore import GetOptions
     from obstore.store import ClientConfig, RetryConfig, S3Config
 
@@ -31,11 +31,11 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 """Seconds without a byte after which a connection counts as lost."""
 REQUEST_TIMEOUT_S = 900.0
-"""Seconds that a piece may take in all."""
+"""Largest number of seconds for a piece."""
 MAX_RETRIES = 5
 """Number of times that a request, or the rest of its answer, is retried."""
 RETRY_TIMEOUT_S = 180.0
-"""Seconds after the first attempt in which there are retries."""
+"""Seconds after the first attempt after which there are no more retries."""
 CHUNK_BYTES = 1 << 20
 _MAX_CREDENTIALS_BYTES = 1 << 20
 _SIGNED_FOR = timedelta(minutes=5)
@@ -87,8 +87,8 @@ class Bucket:
             raise SourceError(f"s3://{name}: {_first_line(error)}") from error
 
     def objects_in(self, prefix: str) -> list[StoredObject]:
-        """Returns the objects directly below a prefix, which ends without a slash, even if the
-        storage lists others. The top of a bucket has the empty prefix."""
+        """Returns the objects directly below a prefix, without further objects that the storage may
+        list. A prefix has no slash at its end; the top of a bucket has the empty prefix."""
         with self._explained(prefix):
             listed = self._store.list_with_delimiter(prefix or None)["objects"]
         begin = f"{prefix}/" if prefix else ""
@@ -182,7 +182,7 @@ _CHANGED = "changed while it was fetched; the next call fetches it as it is then
 
 
 def _is_name(name: str) -> bool:
-    """Returns whether a name can be that of a file in the directory where it is looked for."""
+    """Returns whether a name can be the name of a file in a directory, without a path."""
     return name not in ("", ".", "..") and not re.search(r"[/\\\x00-\x1f]", name)
 
 
@@ -192,8 +192,8 @@ def _first_line(error: Exception) -> str:
 
 
 def _credentials(environment: Mapping[str, str]) -> "S3Config":
-    """Returns the credentials in the shared file, which the library does not read itself. If
-    variables with credentials take precedence, it returns nothing, and the library reads these."""
+    """Returns the credentials in the shared file, which the library does not read. Returns nothing
+    if variables with credentials take precedence, which the library reads."""
     if environment.get(_KEY) or environment.get(_ROLE):
         return {}
     path = Path(environment.get(_FILE) or Path.home() / ".aws" / "credentials")
@@ -217,5 +217,5 @@ def _credentials(environment: Mapping[str, str]) -> "S3Config":
 
 
 def _kind(error: Exception) -> str:
-    """Returns what is wrong with a file of secrets, without any of its content."""
+    """Returns a description of an error in a file of secrets, without content of the file."""
     return f"no {error}" if isinstance(error, KeyError) else type(error).__name__

@@ -1,7 +1,7 @@
 """Fetches a checkpoint from the hub into the cache that the hub's library and other programs use.
 
-ask for the commit → see what is missing → fetch large files, resumably → fetch the others and link
-them
+ask for the commit → find missing files → fetch large files, resumably → fetch the other files and
+link all files
 """
 
 from functools import partial
@@ -28,10 +28,10 @@ API_TIMEOUT_S = 30.0
 
 
 def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
-    """Fetches a checkpoint into the cache, by default that of HF_HOME, and returns its directory
-    there.
+    """Fetches a checkpoint into the cache, by default that of HF_HOME, and returns its directory in
+    the cache.
 
-    Of several processes that fetch the same checkpoint, one does, and the others wait for it.
+    Of several processes that fetch one checkpoint, one process does so, and the others wait.
 
     Raises:
         SourceError: the checkpoint cannot be fetched, or does not fit on the disk.

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 Say = Callable[[str], None]
-"""A function that takes a line which says what is happening."""
+"""A function that is called with a line of text about the progress."""
 
 
 class SourceError(Exception):
-    """A checkpoint cannot be fetched from its source; the message says why, and what helps."""
+    """A checkpoint cannot be fetched from its source; the message has the reason and a remedy."""
 
 
 class SourceUnreachable(SourceError):
@@ -35,7 +35,7 @@ class Source(Protocol):
 
     @property
     def model_name(self) -> str:
-        """Name of the model in the API, if the settings name no other."""
+        """Name of the model in the API, if the settings do not name the model."""
 
     def fetched_in(self, cache: Path) -> Fetched | None:
         """Returns the checkpoint that was last fetched into a cache, without any connection.
@@ -44,10 +44,12 @@ class Source(Protocol):
         """
 
     def fetch(self, *, say: Say, cache: Path | None = None) -> Fetched:
-        """Fetches the checkpoint as it is at the source into a cache, by default that of this user,
-        and returns it. Of several processes that fetch the same checkpoint, one does, and the
-        others wait for it. If the source cannot be reached, the checkpoint that was last fetched is
-        returned, if it is complete.
+        """Fetches the newest state of the checkpoint into a cache, by default that of this user,
+        and returns the checkpoint.
+
+        Of several processes that fetch one checkpoint, one process does so, and the others wait. If
+        the source cannot be reached, the checkpoint that was last fetched is returned, if it is
+        complete.
 
         Raises:
             SourceError: the checkpoint cannot be fetched, or does not fit on the disk.

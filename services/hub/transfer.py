@@ -1,5 +1,5 @@
-"""Transfers many bytes into a directory: checks that there is room for them, uses several
-connections at once, and shows the progress."""
+"""Transfers many bytes into a directory: checks the free space, uses several connections at once,
+and shows the progress."""
 
 import shutil
 import sys
@@ -56,7 +56,7 @@ def transfer(
         try:
             for each in wait(running, return_when=FIRST_EXCEPTION).done:
                 each.result()
-        finally:  # after an error or Ctrl-C, threads end by themselves with their next bytes
+        finally:  # after an error or Ctrl-C, threads end when they receive their next bytes
             stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -1,5 +1,5 @@
-"""Turns of processes that would fetch the same checkpoint, on one machine or on several that share
-a volume: one of them fetches, and the others wait until it has finished."""
+"""Turns of processes that would fetch one checkpoint, on one machine or on several machines that
+share a volume: one process fetches, and the others wait until it has finished."""
 
 import fcntl
 import time
@@ -10,7 +10,7 @@ from pathlib import Path
 from services.hub.source import Say, SourceError
 
 LIMIT_S = 6 * 3600.0
-"""Seconds that another process may take."""
+"""Seconds for which a process waits for another process to finish."""
 POLL_S = 0.5
 
 

@@ -1,7 +1,7 @@
 """The files of a repository that serving reads: weights as safetensors, and the files beside them.
 
-Repositories hold the same weights in several forms; older ones as pickles, which run code when they
-are loaded. Files in folders are other forms of the weights, or for other programs.
+Repositories hold the weights in several forms. Older repositories have pickles, which run code when
+they are loaded. Files in folders are other forms of the weights, or files for other programs.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from fnmatch import fnmatch
 WEIGHTS = "*.safetensors"
 _WANTED = (WEIGHTS, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 _OTHER_FORM = "consolidated*.safetensors"
-"""Pattern of Mistral's own names for the weights, which stand next to files with the usual
-names."""
+"""Pattern of the names of Mistral's second copy of the weights, which is next to files with the
+usual names."""
 
 
 def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
@@ -28,8 +28,8 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def trouble_with(paths: Mapping[str, int]) -> str:
-    """Returns what is missing among the files that are to be fetched, in words; empty if nothing
-    is."""
+    """Returns a text that names what is missing among the files to fetch; empty if nothing is
+    missing."""
     missing = [name for name in ("config.json", "tokenizer.json") if name not in paths]
     if not any(fnmatch(path, WEIGHTS) for path in paths):
         missing.append(WEIGHTS)

@@ -25,7 +25,7 @@ message is sent."""
 
 COLUMN_BYTES = 32
 """Number of bytes counted for a token in the columns: 12, and copies while the message is sent. At
-10,000 tokens a second, a frontend may stop reading for longer than its own watchdog allows before
+10,000 tokens per second, a frontend may stop reading for longer than its own watchdog allows before
 the scheduler cuts it off."""
 
 ACCEPTANCE_S = 0.05
@@ -60,13 +60,13 @@ class FrontendStream:
         self.is_overfull = asyncio.Event()
         """Set once too many bytes wait to be sent."""
         self._outbox = scheduler_pb2.ConnectResponse()
-        self._columns = NewTokens()  # of the outbox
+        self._columns = NewTokens()  # new tokens in the outbox
         # Messages that leave before the outbox, with their bytes.
         self._sealed: deque[tuple[scheduler_pb2.ConnectResponse, int]] = deque()
         self._n_logprob_bytes = 0  # in the outbox
         self._n_outbox_bytes = 0
-        self._n_leaving_bytes = 0  # of the message that was returned last
-        self._n_unsent_bytes = 0  # of the leaving message, the sealed messages and the outbox
+        self._n_leaving_bytes = 0  # size of the message that was returned last
+        self._n_unsent_bytes = 0  # size of the leaving message, the sealed messages and the outbox
         self._has_mail = asyncio.Event()
         self._acceptance_timer: asyncio.TimerHandle | None = None  # while there is no other mail
 
@@ -107,7 +107,7 @@ class FrontendStream:
         self._note_update()
 
     def close(self) -> None:
-        """Tells the frontend that no more requests are accepted, in a message of its own after all
+        """Tells the frontend that no more requests are accepted, in a separate message after all
         earlier news."""
         if self._has_mail.is_set() or self._acceptance_timer is not None:
             self._seal()

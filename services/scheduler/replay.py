@@ -1,8 +1,8 @@
 """`python -m services.scheduler.replay FILE`: runs a recorded schedule again.
 
-The pure scheduling core gets what it got when the recording was made, and must come to the same
-batches. Exit status 0 if it did, 1 if it did not, with the first difference, and 2 if the file is
-no recording that can be replayed. So a recording of a bug is a test of it.
+The scheduling core gets the recorded inputs again and must select the recorded batches. The exit
+status is 0 if all batches are equal, 1 after the first difference, which is printed, and 2 if the
+file is not a recording that can be replayed. So a recording of a bug is a test of the bug.
 """
 
 import argparse

@@ -161,7 +161,7 @@ class SchedulerService:
         if not self._is_leading:
             raise Unavailable("this scheduler is not the leader")
         self._frontend_places.take()
-        await context.send_initial_metadata(())  # the frontend knows that it has found the leader
+        await context.send_initial_metadata(())  # tells the frontend that this scheduler leads
         connection = FrontendStream(self._n_free)
         if self._is_open:
             connection.open(self._pipeline)

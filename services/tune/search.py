@@ -1,8 +1,8 @@
 """Predicts the outcome of a workload for given settings, and finds the settings with the best
 outcome.
 
-A prediction simulates the scheduler that serves, created by the same function. If two candidates
-have equal values, the candidate with the lower latency is better.
+A prediction simulates the scheduler of a real system, which is created by the same function. If two
+candidates have equal values, the candidate with the lower latency is better.
 """
 
 from collections.abc import Callable, Sequence
@@ -72,11 +72,11 @@ class Prediction:
 
     candidate: Candidate
     value: float
-    """Value to maximise: tokens a second, or requests a second that keep the latency limits."""
+    """Value to maximise: tokens per second, or requests per second that keep the latency limits."""
     latency_s: float
     outcome: Outcome
     rate: float | None
-    """Predicted rate of arrivals, in requests a second; None if all requests come at once."""
+    """Predicted rate of arrivals, in requests per second; None if all requests come at once."""
 
 
 class SearchGivenUp(Exception):

@@ -64,13 +64,13 @@ class TuneSettings(ServiceSettings):
     """Format of the trace."""
 
     rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """Rate at which requests arrive, in requests a second, as a Poisson process. When not set, all
-    requests arrive at once; with latency limits, the highest rate that keeps the limits is
+    """Rate at which requests arrive, in requests per second, as a Poisson process. When not set,
+    all requests arrive at once; with latency limits, the highest rate that keeps the limits is
     searched."""
 
     ttft_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Limit in seconds on the time to the first token, which 99 of 100 requests must keep. When
-    set, the goal is goodput: requests a second that keep all limits."""
+    set, the goal is goodput: requests per second that keep all limits."""
 
     tpot_p99_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Limit in seconds on the mean time for each token after the first, which 99 of 100 requests

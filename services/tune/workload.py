@@ -23,7 +23,7 @@ class Workload:
 
     lengths: tuple[Lengths, ...]
     rate: float | None
-    """Rate of arrival in requests a second; None if all requests come at once, or if the highest
+    """Rate of arrival in requests per second; None if all requests come at once, or if the highest
     rate is searched."""
     limits: LatencyLimits
     seed: int

@@ -1,6 +1,6 @@
-"""`python -m services.worker`: one pipeline stage, that is a controller and its ranks.
+"""`python -m services.worker`: one pipeline stage, which is a controller and its ranks.
 
-listen → have a stage, by the settings or assigned → load it → serve it
+listen → get a stage, from the settings or by assignment → load its weights → serve
 """
 
 import asyncio
@@ -23,19 +23,20 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
 FLUSH_S = 0.5
-"""Time for the last report to reach the engine master."""
+"""Seconds that are left for the last report to reach the engine master."""
 
 SPARE_AFTER_S = 15.0
-"""Seconds without a stage after which a worker counts as a spare; a leader that needs it assigns
-one within seconds."""
+"""Seconds without a stage after which a worker counts as a spare. A leader that needs the worker
+assigns a stage sooner."""
 
 
 async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[PlanRelay]) -> int:
-    """Serves until told to stop or to be another stage (0), or until a rank is lost (1)."""
+    """Serves until the process must stop and returns the exit status: 1 if a rank was lost,
+    otherwise 0."""
     stop = process.stop_event()
     pipe = process.ReadyPipe(settings.ready_fd)
     controller = controller_of(settings, pipe, plan_relay)
-    # Before any gRPC object: these have threads, and threads and child processes do not mix.
+    # Child processes are started before gRPC objects, which start threads.
     ranks = await start_ranks(settings, controller, module=rank_module)
     traces = tracing.start("orcinus-worker", decides=True)
     endpoints = await WorkerEndpoints.open(settings, controller)
@@ -61,7 +62,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
             task.cancel()
         has_failed = failure.done()
         if has_failed:
-            # At once: what waits for them learns it from their sockets.
+            # Ranks are killed first, so that their peers see closed sockets at once.
             for rank in ranks:
                 rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)
@@ -77,7 +78,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a worker, which reports its loading to the launcher."""
+    """Returns the controller of a worker; it reports the progress of loading to the launcher."""
     return Controller(
         tp_size=settings.tp_size,
         place=settings.place,
@@ -93,8 +94,11 @@ def controller_of(
 async def place_of(
     controller: Controller, endpoints: WorkerEndpoints, ending: asyncio.Task[None]
 ) -> PipelinePlace | None:
-    """Waits for a stage, and returns it; None if the end comes before. A worker that is not needed
-    for SPARE_AFTER_S is a spare, and is ready as that until it is needed."""
+    """Waits until the worker has a stage, and returns it; returns None if `ending` ends first.
+
+    After SPARE_AFTER_S without a stage the worker is a spare, which is ready until it is assigned
+    a stage.
+    """
     waiting = asyncio.create_task(controller.assignment.wait())
     try:
         await asyncio.wait(
@@ -113,8 +117,10 @@ async def place_of(
 async def has_loaded(
     settings: WorkerSettings, controller: Controller, ending: asyncio.Task[None]
 ) -> bool:
-    """Waits for the weights, and returns whether they came before the end of the stage, which has
-    failed if they have not come in time."""
+    """Waits for the weights, and returns whether they were loaded before `ending` ended.
+
+    Declares the stage failed if loading takes longer than `load_limit_s`.
+    """
     loading = asyncio.create_task(controller.loading.wait())
     try:
         await asyncio.wait(
@@ -128,7 +134,7 @@ async def has_loaded(
 
 
 async def until_end(controller: Controller, stop: asyncio.Event) -> None:
-    """Waits until a rank is lost, or until the process is told to stop or to be another stage."""
+    """Waits until a rank is lost, until the process is told to stop, or until it is recalled."""
     told: list[asyncio.Future[Any]] = [
         asyncio.create_task(event.wait()) for event in (stop, controller.assignment.is_recalled)
     ]
@@ -142,7 +148,7 @@ async def until_end(controller: Controller, stop: asyncio.Event) -> None:
 
 
 def outcome(controller: Controller, settings: WorkerSettings) -> int:
-    """Returns the exit status: 1 if a rank was lost, and says why."""
+    """Returns the exit status: 1 if a rank was lost, otherwise 0. Logs the reason of the end."""
     failure = controller.rank_watch.failure
     if failure.done():
         return give_up(failure.result(), ready_fd=settings.ready_fd, log_format=settings.log_format)
@@ -152,7 +158,7 @@ def outcome(controller: Controller, settings: WorkerSettings) -> int:
 
 
 def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay) -> int:
-    """Runs a stage; benchmarks put in other ranks and another way of forwarding plans."""
+    """Runs a stage and returns the exit status; benchmarks pass other ranks and plan relays."""
     settings = WorkerSettings.load("worker", sys.argv[1:])
     name = "worker" if settings.stage_index is None else f"worker {settings.stage_index}"
     configure_logging(name, settings.log_level, log_format=settings.log_format)

@@ -1,11 +1,11 @@
-"""The socket pairs between a controller and one of its ranks, which carry frames.
+"""The two socket pairs between a controller and one of its ranks, which carry frames.
 
 A frame has a kind and a payload: a protobuf message or UTF-8 text, as `MessageKind` says, never a
 pickle. The rank's end blocks; the controller's end is a protocol on the event loop.
 
-There are two pairs. The first is for work, and the rank's main thread reads it between iterations.
-The second is for what must not wait that long: heartbeats from the rank, and the order to leave an
-epoch. A thread of its own serves it (`rank.lifeline`).
+The first pair is for work, and the rank's main thread reads it between iterations. The second pair
+is for messages that must not wait that long: heartbeats of the rank, and the order to leave an
+epoch. A separate thread of the rank serves it (`rank.lifeline`).
 """
 
 import asyncio
@@ -20,7 +20,7 @@ HEADER = struct.Struct("<BI")  # kind, length of the payload in bytes
 READ_BYTES = 2**18
 
 MAX_PAYLOAD_BYTES = 2**28
-"""Bytes of a frame's payload at most; plans, the largest, are bounded by what gRPC takes."""
+"""Largest number of bytes of a payload. Plans are the largest payloads, and gRPC limits them."""
 
 
 class MessageKind(IntEnum):
@@ -31,50 +31,52 @@ class MessageKind(IntEnum):
     PLAN = 2
     """To the rank: a RunIterationsRequest."""
     PROGRESS = 3
-    """From the rank: bytes loaded and bytes in all, as two decimal numbers."""
+    """From the rank: bytes loaded so far and total bytes, as two decimal numbers."""
     LOADED = 4
-    """From the rank: a DescribeResponse; its weights are in memory."""
+    """From the rank, when its weights are in memory: a DescribeResponse."""
     JOINED = 5
-    """From the rank: the epoch it has joined, as a decimal number."""
+    """From the rank: the epoch that it has joined, as a decimal number."""
     REPORT = 6
     """From the rank: a WatchStageResponse."""
     NOT_JOINED = 7
-    """From the rank: an epoch as a decimal number, a space, and why it was not joined, as text."""
+    """From the rank: the epoch that it could not join as a decimal number, a space, and the reason
+    as text."""
     FAILURE = 8
     """From the rank: the reason for which it is about to end, as text."""
     HEARTBEAT = 9
-    """From the rank, on the second pair, without a payload: it runs."""
+    """From the rank, on the second pair: a sign that it runs, without a payload."""
     LEAVE = 10
-    """To the rank, on the second pair: an epoch as a decimal number; all before it are over."""
+    """To the rank, on the second pair: an epoch as a decimal number. All epochs before it are over.
+    """
     TRACE = 11
-    """From the rank: an IterationTrace, of an iteration whose plan has a trace context."""
+    """From the rank: the IterationTrace of an iteration whose plan has a trace context."""
     PROFILE = 12
-    """To the rank: a number of iterations, a space, and the file to write their profile to; 0 calls
-    off the profile that is being taken."""
+    """To the rank: a number of iterations, a space, and the file for their profile. The number 0
+    calls off the profile that is being taken."""
     PROFILED = 13
-    """From the rank: the profile is written."""
+    """From the rank, when a profile is written: the file of the profile."""
     NOT_PROFILED = 14
-    """From the rank: the reason for which there is no profile, as text."""
+    """From the rank: the reason for which a profile could not be written, as text."""
     SETTINGS = 15
-    """To a rank that was started without: its RankSettings as JSON, before anything else."""
+    """To a rank that was started without settings, as the first message: RankSettings as JSON."""
     REFUSAL = 16
-    """From the rank: a setting or a file with which it cannot start, as text; it ends."""
+    """From a rank that ends: the setting or file with which it cannot start, as text."""
 
 
 _KINDS = frozenset(MessageKind)
 
 
 class BrokenFrame(ValueError):
-    """The bytes are no frame, so where the next one begins is not known: the other end is broken,
-    and the connection useless."""
+    """Received bytes are not a frame. The begin of the next frame is then unknown, so that the
+    connection cannot be used any more."""
 
 
 class ChannelClosed(Exception):
-    """The other end is gone."""
+    """The other end of the channel is closed."""
 
 
 class FrameBuffer:
-    """A buffer of received bytes, from which whole frames are taken."""
+    """A buffer of received bytes, from which complete frames are taken."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -84,11 +86,11 @@ class FrameBuffer:
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
-        """Takes the next whole frame, or returns None if there is none.
+        """Removes and returns the next frame, or returns None if no frame is complete.
 
         Raises:
-            BrokenFrame: its kind is unknown, or it is to be longer than any; nothing is kept for
-                it.
+            BrokenFrame: the frame's kind is unknown, or its length is above MAX_PAYLOAD_BYTES. No
+                memory is allocated for the frame.
         """
         if len(self._data) < HEADER.size:
             return None
@@ -103,7 +105,7 @@ class FrameBuffer:
         return MessageKind(kind), payload
 
     def frames(self) -> Iterator[tuple[MessageKind, bytes]]:
-        """Takes all whole frames."""
+        """Yields and removes all complete frames."""
         while (frame := self.take()) is not None:
             yield frame
 
@@ -114,7 +116,7 @@ def encode(kind: MessageKind, payload: bytes) -> bytes:
 
 
 class RankEnd:
-    """The rank's end of a pair: it blocks, and is for one thread."""
+    """The rank's end of a pair, with blocking calls, for use by one thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -132,7 +134,7 @@ class RankEnd:
             raise ChannelClosed from error
 
     def receive(self, timeout_s: float) -> tuple[MessageKind, bytes] | None:
-        """Returns the next frame, or None if no bytes came in time; with 0 it does not wait.
+        """Returns the next frame, or None if no bytes came within `timeout_s`; 0 does not wait.
 
         Raises:
             ChannelClosed: the controller is gone.
@@ -151,7 +153,8 @@ class RankEnd:
 
 
 class ControllerEnd(asyncio.Protocol):
-    """The controller's end of a pair: calls back for each frame, and once when the rank is gone."""
+    """The controller's end of a pair. It calls `on_message` for each frame, and `on_closed` once
+    when the rank is gone."""
 
     def __init__(
         self,
@@ -164,11 +167,11 @@ class ControllerEnd(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a frame; never waits. The pipeline's depth bounds what lies in the queue."""
+        """Queues a frame; never waits. The depth of the pipeline limits the queue."""
         self._transport.write(encode(kind, payload))
 
     def close(self) -> None:
-        """Closes the socket; a rank that is idle ends itself then."""
+        """Closes the socket, after which an idle rank ends."""
         self._transport.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

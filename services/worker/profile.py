@@ -1,8 +1,8 @@
-"""`python -m services.worker.profile HOST:PORT --iterations K`: has a stage write a torch profile
-of its next iterations, and prints the file's name.
+"""`python -m services.worker.profile HOST:PORT --iterations K`: orders a torch profile of a stage's
+next iterations, and prints the name of the written file.
 
-It is for people, in a worker's pod; with mutual TLS it shows the worker's own certificate. The
-stage must have a `profile_dir`.
+People run the program in a worker's pod. With mutual TLS it presents the worker's certificate. The
+setting `profile_dir` of the stage must be set.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Settings of a stage, and what it tells each of its ranks.
+"""The settings of a stage, and the settings that it passes to each of its ranks.
 
-    SharedSettings   what controller and ranks are told alike
-    PipelinePlace    which stage a worker is, by its settings or by a leader's word
-    RankSettings     SharedSettings, resolved for one rank
-    WorkerSettings   SharedSettings, the settings of every server, and of the controller alone
+    SharedSettings   settings of the controller and of the ranks
+    PipelinePlace    the stage that a worker is, by its settings or by a leader's assignment
+    RankSettings     SharedSettings, with the values for one rank
+    WorkerSettings   SharedSettings, the settings of every server, and those of the controller only
 
-A setting for ranks is spelled once, in SharedSettings.
+A setting of ranks is defined once, in SharedSettings.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ Quantization = Literal["none", "int8", "int4"]
 
 
 class SharedSettings(BaseModel):
-    """Settings that the controller of a stage and its ranks are told alike."""
+    """Settings that the controller of a stage and its ranks have in common."""
 
     model_config: ClassVar[SettingsConfigDict] = SettingsConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True
@@ -34,78 +34,79 @@ class SharedSettings(BaseModel):
 
     model: Path
     """Directory of the checkpoint, with config.json and safetensors, or a GGUF file. All workers of
-    a pipeline must have the same one."""
+    a pipeline must have the same checkpoint."""
 
     served_model_name: str = ""
     """Name of the model that the pipeline reports. When empty, the name of the directory or file.
     """
 
     n_stages: int = Field(default=1, ge=1)
-    """Number of stages that the model is cut into. Where the leader assigns the stage, it says this
-    number too."""
+    """Number of stages into which the model is divided. If the leader assigns the stage, the leader
+    also sets this number."""
 
     tp_size: int = Field(default=1, ge=1)
-    """Ranks of this stage, which share each layer (tensor parallelism). On GPUs, one GPU for each
-    rank."""
+    """Number of ranks of this stage, which share each layer (tensor parallelism). On GPUs, each
+    rank has one GPU."""
 
     dtype: Dtype = "auto"
-    """Element type of weights and K/V. `auto` takes the checkpoint's, and float32 for float16."""
+    """Element type of weights and K/V. `auto` is the checkpoint's type, or float32 for float16."""
 
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
     less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a
-    GPU. All stages must have the same. Norms and experts stay as they are, and so do matrices whose
-    files have as few bits."""
+    GPU. All stages must have the same value. Norms, experts and matrices whose files already have
+    so few bits are not quantised."""
 
     load_format: LoadFormat = "safetensors"
-    """Where weights come from. `random` makes them up, needs only config.json and is for
+    """Source of the weights. `random` makes random weights, needs only config.json and is for
     benchmarks."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Kind of device on which the ranks compute."""
 
     data_plane: DataPlane = "auto"
-    """How tensors travel between ranks. `auto` is gloo on a CPU and NCCL on GPUs. `gloo` on GPUs
-    copies tensors through the CPU, for several ranks on one GPU, which NCCL refuses."""
+    """Library that transfers tensors between ranks. `auto` is gloo on a CPU and NCCL on GPUs.
+    `gloo` on GPUs copies tensors through the CPU, for several ranks on one GPU, which NCCL refuses.
+    """
 
     block_size: int = Field(default=16, ge=1)
-    """K/V slots (tokens) in a block; the same on all stages. Smaller blocks waste less memory at
-    the end of a sequence, larger ones need less bookkeeping."""
+    """Number of K/V slots (tokens) in a block, equal on all stages. Smaller blocks waste less
+    memory at the end of a sequence, larger blocks need less bookkeeping."""
 
     device_memory_fraction: float = Field(default=0.9, gt=0, le=1)
     """Share of a GPU's memory that a rank may use if its `kv_memory` is `auto`. The rest is for
     NCCL and for fragmentation; lower it if a GPU runs out of memory."""
 
     trial_tokens: int = Field(default=8192, ge=1)
-    """Tokens of the trial iteration by which a rank whose `kv_memory` is `auto` finds how much
-    memory an iteration needs. At least the scheduler's `max_batch_tokens`; with the policy `orca`,
-    a batch of long prompts."""
+    """Number of tokens of the trial iteration with which a rank measures how much memory an
+    iteration needs, if `kv_memory` is `auto`. Set at least the scheduler's `max_batch_tokens`; with
+    the policy `orca`, the number of tokens of a batch of long prompts."""
 
     cuda_graphs: bool = True
     """Whether GPUs run batches of decodes as recorded CUDA graphs, which saves launching kernels
     one by one. Not with the data plane `gloo`."""
 
     max_graph_batch_size: int = Field(default=256, ge=1)
-    """Requests in a batch of decodes that runs as a CUDA graph, at most. Larger batches keep a GPU
-    busy without a graph, and each graph takes memory."""
+    """Largest number of requests in a batch of decodes that runs as a CUDA graph. Larger batches
+    keep a GPU busy without a graph, and each graph takes memory."""
 
     data_host: str = "127.0.0.1"
     """IP address of this machine at which ranks of other stages reach its ranks. The default is for
     pipelines within one machine."""
 
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
-    """Port on which the ranks of all stages meet, on stage 0. 0 takes a free one; fix it where a
-    firewall needs to know."""
+    """Port on which the ranks of all stages meet, on stage 0. 0 takes a free port; set a port if a
+    firewall must allow it."""
 
     transfer_timeout_s: float = Field(default=300.0, gt=0)
-    """Seconds after which a rank gives up waiting for another rank's tensor, and the most that it
-    may compute one iteration. Must exceed the longest iteration. A new epoch does not wait for it.
-    """
+    """Seconds after which a rank stops waiting for a tensor of another rank, and longest time in
+    which a rank may compute one iteration. Must exceed the longest iteration. A new epoch begins
+    without this wait."""
 
     hang_limit_s: float = Field(default=7.0, ge=2)
-    """Seconds that any iteration may take on a rank, besides ten times what iterations of its size
-    have taken, before the rank counts as hung and its stage starts again. Less than the scheduler's
-    `hang_limit_s`, which ends the epoch, and more than `rank_silence_limit_s`."""
+    """Seconds that an iteration may take on a rank, in addition to ten times the time of earlier
+    iterations of its size, before the rank counts as hung and its stage starts again. Set less than
+    the scheduler's `hang_limit_s`, which ends the epoch, and more than `rank_silence_limit_s`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +121,15 @@ class PipelinePlace:
 
 
 NO_SETTINGS = "{}"
-"""In the place of a rank's settings on its command line: they come later, by its channel."""
+"""The argument of a rank in place of settings, if the settings come later as a message."""
 
 
 class RankSettings(SharedSettings):
-    """Settings of one rank, which it is given as JSON."""
+    """Settings of one rank, which the rank receives as JSON."""
 
     tp_rank: int
     stage_index: int
-    kv_memory_bytes: int | None  # None: all that the device has left
+    kv_memory_bytes: int | None  # None: all memory that the device has left
     log_level: str
     log_format: LogFormat = "text"
 
@@ -138,16 +139,16 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     address: str = "127.0.0.1:50053"
     """Address, host:port, where the controller listens for schedulers and other workers. The
-    default is reachable from this machine only, since without TLS whoever connects may command the
-    stage. Port 0 takes a free one."""
+    default is reachable only from this machine, since without TLS every caller may command the
+    stage. Port 0 takes a free port."""
 
     stage_index: int | None = Field(default=None, ge=0)
     """Stage of this worker, counted from 0. When not set, the worker is free: it loads weights once
     the leading scheduler has assigned it a stage."""
 
     load_limit_s: float = Field(default=600.0, gt=0)
-    """Seconds in which a stage must have read its weights; a worker that has not ends, so that a
-    hung volume is noticed."""
+    """Seconds in which a stage must have read its weights. A worker that exceeds the limit ends, so
+    that a hung volume is noticed."""
 
     kv_memory: Literal["auto"] | Annotated[ByteSize, Field(ge=1)] | None = None
     """Memory for keys and values on each rank, in bytes or like `512MiB`. `auto` is what weights,
@@ -167,10 +168,10 @@ class WorkerSettings(SharedSettings, ServerSettings):
     not set, profiles cannot be ordered."""
 
     rank_silence_limit_s: float = Field(default=5.0, ge=2)
-    """Seconds without a sign of life after which a loaded rank counts as lost, and its stage starts
-    again. A rank gives two signs per second from a thread that does nothing else, so only a rank
-    that is stopped or gets no processor time is silent. Seconds in which the controller did not run
-    itself do not count."""
+    """Seconds without a heartbeat after which a loaded rank counts as lost, and its stage starts
+    again. A separate thread of the rank sends two heartbeats per second, so only a rank that is
+    stopped or gets no processor time is silent. Seconds in which the controller did not run do not
+    count."""
 
     @model_validator(mode="after")
     def _check_place(self) -> Self:
@@ -206,13 +207,13 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return self
 
     def cpus_of(self, tp_rank: int) -> list[int]:
-        """Returns the CPUs of one rank's threads; none where the system decides."""
+        """Returns the CPUs for one rank's threads; empty if the operating system decides."""
         cpus = [int(cpu) for cpu in self.cpus.split(",") if cpu]
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 
     @property
     def place(self) -> PipelinePlace | None:
-        """The stage that this worker is by its settings; None if one is assigned to it."""
+        """The stage of this worker according to its settings; None if a leader assigns one."""
         return None if self.stage_index is None else PipelinePlace(self.stage_index, self.n_stages)
 
     @property
@@ -222,8 +223,9 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return None if self.device == "cuda" else 2**30
 
     def for_rank(self, tp_rank: int, place: PipelinePlace) -> RankSettings:
-        """Returns the settings of the rank of that number of a stage."""
-        # As the operator calls it: where it is a link, what it leads to may be a hash.
+        """Returns the settings of the rank `tp_rank` of the stage `place`."""
+        # The default name is taken from the path as given: a link may lead to a name that is a
+        # hash.
         own = {
             "tp_rank": tp_rank,
             "stage_index": place.stage_index,

@@ -68,6 +68,7 @@ def test_the_demo_model_is_what_its_files_are() -> None:
     head_dim = config["hidden_size"] // config["num_attention_heads"]
     assert found["kv_bytes_per_token"] == n_kv_elements * head_dim * 2
     assert found["has_chat_template"] is True
+    assert found["tools"].startswith("none")  # its template refuses the results of tools
     n_bytes = 3 * 2**20
     room = facts(DEMO, "--kv-memory", str(n_bytes)) | {"model": "it"}
     first, *lines = check.report(room, kv_memory=n_bytes)

@@ -152,7 +152,7 @@ async def test_a_frontend_that_dies_in_the_middle_leaves_no_trace(
 
 async def test_wrong_request_is_not_tried_again(site: Site, is_async: bool) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        await chunks([site.url, "http://127.0.0.1:1"], is_async=is_async, max_tokens=0)
+        await chunks([site.url, "http://127.0.0.1:1"], is_async=is_async, max_tokens=-1)
     assert (refused.value.status, refused.value.field) == (400, "max_tokens")
 
 

@@ -52,7 +52,7 @@ def test_a_scheduler_that_could_need_more_than_it_may_does_not_start(cgroups: Pa
 
 def test_a_frontend_that_could_need_more_than_it_may_does_not_start(cgroups: Path) -> None:
     needed = ["--model=models/x", "--scheduler=host:1"]
-    (cgroups / "memory.max").write_text(str(960 * MIB))
+    (cgroups / "memory.max").write_text(str(1360 * MIB))
     FrontendSettings.load("frontend", needed, cgroups=cgroups)
     with pytest.raises(SystemExit, match=r"^error: .* lower max_in_flight_bytes \(1088 MiB\)"):
         FrontendSettings.load(

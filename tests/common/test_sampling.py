@@ -30,11 +30,11 @@ DEFAULTS = SamplingParams(seed=0)
 def ends_and_beyond(name: str) -> tuple[list[Any], list[Any]]:
     """Values of an option that are just allowed, and values that are just not."""
     match OPTIONS[name].allowed:
-        case Numbers(low, high, excludes_low):
+        case Numbers(low, high):
             below, above = math.nextafter(low, -math.inf), math.nextafter(high, math.inf)
             inside = [math.nextafter(low, high), high]
             outside = [below, above, math.nan, -math.inf, math.inf, True]
-            return (inside, [low, *outside]) if excludes_low else ([low, *inside], outside)
+            return [low, *inside], outside
         case WholeNumbers(low, high):
             return [low, high], [low - 1, high + 1, math.nan, True]
         case TokenLists(max_length):
@@ -92,7 +92,6 @@ def test_whatever_lies_beyond_a_range_is_refused_by_name(name: str, value: Any) 
     ("name", "value", "message"),
     [
         ("temperature", 2.5, "must be a number from 0 to 2"),
-        ("top_p", 0.0, "must be greater than 0"),
         ("top_p", 1.5, "must be a number from 0 to 1"),
         ("repetition_penalty", 9.0, "must be a number from 0.125 to 8"),
         ("top_k", -2, "must be a whole number from -1 to 2147483647"),
@@ -141,9 +140,9 @@ def test_protos_and_bodies_have_the_fields_of_the_definition() -> None:
     assert CompletionBody.model_fields.keys() >= OPTIONS.keys() - {"grammar"}
     over_grpc = {field.name for field in inference_pb2.GenerationOptions.DESCRIPTOR.fields}
     named = {field.name for field in dataclasses.fields(GenerationOptions)}
-    spelled = {"max_tokens_field", "format_field", "logprobs_field"}
+    spelled = {"max_tokens_field", "format_field", "format_schema", "logprobs_field"}
     counts = {"n_logprobs", "n_prompt_logprobs"}
-    derived = {"defaulted", "default_max_tokens", "lowers_max_tokens"}
+    derived = {"defaulted", "default_max_tokens"}
     # A format becomes a grammar.
     in_other_words = {"format", "logprobs", "prompt_logprobs"}
     assert over_grpc == named - spelled - counts - derived | in_other_words

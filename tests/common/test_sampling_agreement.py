@@ -64,9 +64,8 @@ def tokens_up_to(n: int) -> st.SearchStrategy[tuple[int, ...]]:
 def extremes(name: str) -> st.SearchStrategy[Any]:
     """The values of an option that a client may give, its limits first."""
     match OPTIONS[name].allowed:
-        case Numbers(low, high, excludes_low):
-            lowest = float(np.nextafter(np.float32(low), np.float32(high))) if excludes_low else low
-            return st.sampled_from([lowest, high]) | st.floats(lowest, high, width=32)
+        case Numbers(low, high):
+            return st.sampled_from([low, high]) | st.floats(low, high, width=32)
         case WholeNumbers(low, high):
             return st.sampled_from([low, high]) | st.integers(low, high)
         case TokenLists(max_length):

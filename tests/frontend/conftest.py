@@ -207,7 +207,7 @@ def anthropic() -> Any:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     """One frontend for all tests of a module."""
-    async with running(tmp_path_factory.mktemp("checkpoint")) as site:
+    async with running(tmp_path_factory.mktemp("checkpoint"), tool_parser="hermes") as site:
         yield site
 
 

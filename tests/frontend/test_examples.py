@@ -56,6 +56,7 @@ async def test_grpc_client_talks(tmp_path: Path) -> None:
 
 
 async def test_agent_client_ends_with_an_answer_in_words(tmp_path: Path) -> None:
-    async with running(tmp_path) as site:  # whose model repeats its prompt, and calls nothing
+    # The model repeats its prompt, and calls nothing.
+    async with running(tmp_path, tool_parser="hermes") as site:
         output = await said("examples/agent_client.py", f"{site.url}/v1")
     assert output.startswith("answer: ")

@@ -121,12 +121,12 @@ async def test_chat_has_the_shape_of_openai(site: Site, n_top: int | None) -> No
                     for other, value in tops_of(token_id, n_top or 0)
                 ],
             }
-            for token_id in answer
+            for token_id in answer[:-1]  # the last ends the answer, and is not part of its content
         ],
         "refusal": None,
     }
     written = b"".join(bytes(item["bytes"]) for item in choice["logprobs"]["content"])
-    assert written == "世🐋<|eos|>".encode()
+    assert written == "世🐋".encode()
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 3])
@@ -222,9 +222,10 @@ async def test_streams_have_what_whole_answers_have(site: Site, path: str, stop:
     for name, column in whole["logprobs"].items():
         if column is not None:
             assert [item for logprobs in found for item in logprobs[name]] == column
+    n_shown = len([token for token in whole["token_ids"] if not is_chat or token != EOS])
     n_prompt = 0 if is_chat else len(site.prompt_tokens("hello"))
     name = "content" if is_chat else "tokens"
-    assert len(whole["logprobs"][name]) == n_prompt + len(whole["token_ids"])
+    assert len(whole["logprobs"][name]) == n_prompt + n_shown
 
 
 async def test_pieces_without_text_have_log_probabilities(site: Site) -> None:
@@ -243,7 +244,6 @@ async def test_pieces_without_text_have_log_probabilities(site: Site) -> None:
         ("completions", {"logprobs": -1}, "logprobs"),
         ("completions", {"prompt_logprobs": 21}, "prompt_logprobs"),
         ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
-        ("completions", {"max_tokens": 0}, "max_tokens"),
         ("completions", {"n": 3, "best_of": 2}, "best_of"),
         ("completions", {"best_of": 129}, "best_of"),
         ("completions", {"best_of": 2, "stream": True}, "best_of"),

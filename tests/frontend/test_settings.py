@@ -57,3 +57,28 @@ def test_the_page_on_security_names_the_limits_and_their_defaults() -> None:
     limits = {name for name in FrontendSettings.model_fields if name.startswith("max_")}
     timed = {"head_limit_s", "body_limit_s", "idle_limit_s", "send_limit_s", "render_limit_s"}
     assert named >= limits | timed
+
+
+@pytest.mark.parametrize(
+    ("context", "given", "n_characters"),
+    [
+        (None, {}, 2_097_152),
+        (131_072, {}, 2_097_152),
+        (4_096, {}, 262_144),
+        (16_384, {}, 262_144),
+        (32_768, {}, 524_288),
+        (10_000_000, {}, 8 * 2**20),
+        (131_072, {"max_body_bytes": 1000}, 262_144),
+        (131_072, {"max_prompt_characters": 7}, 7),
+    ],
+)
+def test_the_limit_on_characters_follows_the_context(
+    tmp_path: Path, context: int | None, given: dict[str, int], n_characters: int
+) -> None:
+    if context is not None:
+        (tmp_path / "config.json").write_text(f'{{"max_position_embeddings": {context}}}')
+    settings = FrontendSettings(model=tmp_path, scheduler="host:1", **given)  # type: ignore[arg-type]
+    assert settings.n_prompt_characters == n_characters
+    less = FrontendSettings(model=tmp_path, scheduler="host:1", max_prompt_characters=7)
+    part = "max_prompt_characters"
+    assert settings.memory_parts()[part] >= less.memory_parts()[part] > 0

@@ -17,7 +17,7 @@ SETTLE_S = 20.0
 
 PROMPT = [5, 6, 7, 8]
 
-CHECKER = "services.grammar.checker"
+CHECKER = "services.frontend.text.grammar_checker"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from string import ascii_lowercase
 
-from services.common.sampling import MAX_GRAMMAR_LENGTH
 from services.frontend.request import output_format
-from services.grammar.checker import reason_against
+from services.frontend.text.grammar_checker import reason_against
 from services.grammar.grammars import Grammars, Matcher
 
 VOCAB_SIZE, EOS = 4096, 1
@@ -49,8 +48,8 @@ def references(n: int, *, opening: str, closing: str) -> str:
 def grammars() -> Iterator[tuple[str, str]]:
     """Yields names and grammars, each about as long as a grammar may be, or as deep as its reader
     takes it."""
-    n_brackets = (MAX_GRAMMAR_LENGTH // N_RULES - 9) // 2
-    yield "chain", chain(MAX_GRAMMAR_LENGTH // 8 - 4)
+    n_brackets = (output_format.MAX_LENGTH // N_RULES - 9) // 2
+    yield "chain", chain(output_format.MAX_LENGTH // 8 - 4)
     yield f"{N_RULES} rules", chain(N_RULES)
     for depth in (n_brackets, 24, 8):
         deep = chain(N_RULES, opening="(" * depth, closing=")" * depth)
@@ -88,7 +87,7 @@ def main(tokenizer_file: str) -> None:
     grammars_of_model = Grammars(Path(tokenizer_file), vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
     passed: list[tuple[str, str]] = []
     for title, grammar in grammars():
-        if len(grammar) > MAX_GRAMMAR_LENGTH:
+        if len(grammar) > output_format.MAX_LENGTH:
             raise AssertionError(f"{title} is longer than a grammar may be")
         reason = reason_against(grammars_of_model, grammar, compile_s=COMPILE_S)
         if reason is None:

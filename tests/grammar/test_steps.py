@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.frontend.request import output_format
+from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.grammar.grammars import Grammars
 
 TOKENIZER = Path("models/demo/tokenizer.json")
@@ -17,12 +18,16 @@ REAL = {
     "object": output_format.json_object(),
     "sums": 'start: e\ne: e ("+" | "-" | "*") e | "(" e ")" | /[0-9]+/ | /[a-z]+/',
     "schemas": output_format.json_schema(
-        {
-            "anyOf": [
-                {"type": "object", "properties": {f"a{i}": {"type": "integer"} for i in range(n)}}
-                for n in range(30)
-            ]
-        }
+        ClientSchema(
+            {
+                "anyOf": [
+                    {"properties": {f"a{i}": {"type": "integer"} for i in range(n)}}
+                    for n in range(30)
+                ],
+                "type": "object",
+            },
+            "schema",
+        )
     ),
     "choices": output_format.choice([f"choice {i}" for i in range(1000)]),
 }

@@ -73,6 +73,7 @@ def two_stages(model: Path, profiles: Path, receiver: TraceReceiver) -> Iterator
     are all traced; shared, so no test may harm it."""
     with serving(
         model,
+        frontend="tool-parser=hermes",
         scheduler="speculative-tokens=0",
         stages=2,
         max_batch_size=2,

@@ -44,7 +44,12 @@ Keeps = Callable[[str], object]
 
 FORMATS: list[tuple[dict[str, Any], Keeps]] = [
     (
-        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": SCHEMA},
+            }
+        },
         keeps_schema,
     ),
     ({"regex": PATTERN}, lambda text: re.fullmatch(PATTERN, text)),

@@ -2,6 +2,6 @@
 
     python -m benchmarks.paper.baselines --model DIR --baseline request_level
 
-The baselines replace our scheduler or our batches by those used before Orca (section 3 of the
-paper). They exist only for measurements and are not part of the product.
+A baseline replaces the scheduler or the batches of this project by those used before Orca (section
+3 of the paper). Baselines exist only for measurements and are not part of the product.
 """

@@ -1,7 +1,6 @@
 """`python -m benchmarks.paper.baselines --model DIR --baseline NAME`: serves with a baseline.
 
-Options and output are those of `services.local`; the baseline stands in the place of the scheduler
-or of the stages.
+Options and output are those of `services.local`. The baseline replaces the scheduler or the stages.
 """
 
 import sys
@@ -18,16 +17,16 @@ class BaselineSettings(LocalSettings):
     """The settings of the local launcher, and the name of the baseline."""
 
     baseline: Literal["request_level", "microbatch", "padded"]
-    """`request_level`: whole batches; the pipeline depth is the number of batches at a time.
-    `microbatch`: one batch at a time, in microbatches through the stages. `padded`: our scheduler,
-    with ranks that pad."""
+    """`request_level`: request-level scheduling, with as many batches at a time as the pipeline
+    depth says. `microbatch`: request-level scheduling of one batch at a time, which passes through
+    the stages in microbatches. `padded`: this project's scheduler, with ranks that pad."""
 
     microbatch_size: int = Field(default=8, ge=1)
-    """Requests in a microbatch."""
+    """Number of requests in a microbatch."""
 
 
 class BaselineLauncher(Launcher):
-    """Starts a baseline in the place of the scheduler or of the stages."""
+    """Starts a local system with a baseline instead of the scheduler or the stages."""
 
     def __init__(self, settings: LocalSettings) -> None:
         super().__init__(settings)

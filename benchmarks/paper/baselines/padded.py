@@ -1,10 +1,10 @@
 """Iteration-level scheduling without selective batching: all spans of a batch are padded to the
-longest, as if every operation needed equal shapes (Orca, section 3.1).
+longest span, as if every operation needed equal shapes (Orca, section 3.1).
 
     python -m benchmarks.paper.baselines.padded    starts a stage whose ranks pad
 
-Results of padding are dropped, so the tokens equal those of selective batching, but the time is
-that of the padded batch.
+Results of padding are dropped. So the tokens equal those of selective batching, and only the time
+is that of the padded batch.
 """
 
 import sys
@@ -53,7 +53,7 @@ class PaddedBatchBuilder(BatchBuilder):
 
 
 def start(settings: RankSettings, channel: RankEnd, activity: Activity) -> Rank:
-    """Loads the model and returns a rank that pads. CUDA graphs are off, since they are for
+    """Loads the model and returns a rank that pads. CUDA graphs are off, because they require
     selective batching."""
     settings = settings.model_copy(update={"cuda_graphs": False})
     return rank_process.start(settings, channel, activity, batch_builder=PaddedBatchBuilder)

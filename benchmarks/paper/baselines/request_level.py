@@ -1,12 +1,12 @@
 """Request-level scheduling: a batch runs until all its requests are complete, and then returns.
 
-Requests that arrive late wait for the next batch, and requests that end early wait for the last of
-their batch (Orca, section 3, challenge 1). With `microbatch_size` a batch goes through the pipeline
-in parts, as in FasterTransformer: a part enters its next iteration when its last iteration has
-returned, and the next batch starts when all parts are complete.
+Requests that arrive late wait for the next batch, and requests that end early wait for the other
+requests of their batch (Orca, section 3, challenge 1). With `microbatch_size` a batch passes
+through the pipeline in parts, as in FasterTransformer: a part enters its next iteration when its
+previous iteration has returned, and the next batch starts when all parts are complete.
 
-This baseline is faster than engines of that time: a request that is complete is not computed any
-more, and holds no memory while it waits for its batch.
+This baseline is faster than the engines before Orca: a complete request is no longer computed, and
+holds no memory while it waits for its batch.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from services.scheduler.core.scheduler import Scheduler
 
 
 class Group:
-    """A batch in the sense of request-level scheduling, from its first iteration to its last."""
+    """A batch of request-level scheduling, from its first iteration to its last iteration."""
 
     def __init__(self, reserved: dict[Request, Reservation], *, microbatch_size: int) -> None:
         requests = list(reserved)
@@ -30,7 +30,7 @@ class Group:
         self.parts = [
             requests[i : i + microbatch_size] for i in range(0, len(requests), microbatch_size)
         ]
-        """The microbatches; the one that has waited longest comes first."""
+        """The microbatches; the microbatch that has waited longest is first."""
         self.reserved = reserved
         """The reservations of the requests that have not run."""
         self.withheld: list[Update] = []
@@ -43,7 +43,7 @@ class Group:
 
 
 class RequestLevelPolicy:
-    """First come, first served, in whole batches; at most `n_groups` batches at a time."""
+    """Selects whole batches in the order of arrival, with at most `n_groups` batches at a time."""
 
     max_span_tokens = None
     prompt_groups = NO_PROMPT_GROUPS
@@ -62,8 +62,8 @@ class RequestLevelPolicy:
         return len(ready) >= self.max_batch_size
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns the next iteration: of the earliest batch with a ready microbatch, the microbatch
-        that has waited longest."""
+        """Returns the next iteration: the microbatch that has waited longest, of the earliest batch
+        that has a ready microbatch."""
         if len(self.groups) < self._n_groups:
             self._form_group(pool, kv_manager)
         ready = {request for request in pool.selectable() if _is_admitted(request)}
@@ -158,7 +158,7 @@ def _select(part: list[Request], group: Group, ready: set[Request]) -> list[Sele
         if request.is_cancelled or request.state is RequestState.FINISHED:
             continue
         if len(request.generated_token_ids) + request.n_awaited == request.max_new_tokens:
-            continue  # the rest of it is on its way
+            continue  # its remaining tokens are in flight
         if request not in ready and request not in group.reserved:
             return []
         selections.append(request)

@@ -20,18 +20,18 @@ class BaselineSchedulerSettings(SchedulerSettings):
     """The settings of the scheduler, and the name of the baseline."""
 
     baseline: Baseline = "request_level"
-    """`request_level`: whole batches, `pipeline_depth` of them at a time. `microbatch`: one batch
-    at a time, in microbatches."""
+    """`request_level`: request-level scheduling of `pipeline_depth` batches at a time.
+    `microbatch`: request-level scheduling of one batch at a time, in microbatches."""
 
     microbatch_size: int = Field(default=8, ge=1)
-    """Requests in a microbatch."""
+    """Number of requests in a microbatch."""
 
 
 def build(settings: SchedulerSettings, pipeline: Pipeline, pool: RequestPool) -> Scheduler:
     """Returns a baseline's scheduler for a pipeline.
 
     Raises:
-        Unavailable: there is no memory for a single block.
+        Unavailable: the memory is too small for one block.
     """
     if not isinstance(settings, BaselineSchedulerSettings):
         raise TypeError(f"{type(settings).__name__} does not say which baseline")

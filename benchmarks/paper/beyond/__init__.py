@@ -1,17 +1,17 @@
-"""What the paper's figures leave out, in virtual time: the worth of each of its ideas alone, kinder
-baselines, what the defaults of this project add, other traces, and where the limit is.
+"""Comparisons that the paper's figures do not have, in virtual time: the effect of each of Orca's
+ideas alone, improved baselines, the defaults of this project, other traces, and an upper bound.
 
     python -m benchmarks.paper.beyond
 
-All are policies over one engine, `simulator.engine`, on the machines that `benchmarks.paper.fit`
-found; of its two fits the one at which the paper's points lie.
+All systems run in `simulator.engine`, on the machines that `benchmarks.paper.fit` found. Of its two
+fits, the one that agrees with the paper's points is used.
 
-    setups.py     what can be run: request by request, or iteration by iteration
-    loads.py      what is asked, and when
-    trials.py     a setup under a load: its highest throughput, and that within a latency
-    ladder.py     from FasterTransformer to Orca, one idea after the other; each alone
+    setups.py     the systems: request-level or iteration-level
+    loads.py      the requests and their arrival times
+    trials.py     a setup under a load: its highest throughput, and the throughput within a latency
+    ladder.py     from FasterTransformer to Orca, one idea after the other, and each idea alone
     defaults.py   chunks, optimistic admission, prefixes, fairness
-    limits.py     a bound that no schedule exceeds, and an order that knows all lengths
+    limits.py     an upper bound for every schedule, and an order that knows all lengths
     elsewhere.py  the systems on other traces; 13B
     drawing.py    the plots
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.paper.beyond`: what the paper's figures leave out, in virtual time."""
+"""`python -m benchmarks.paper.beyond`: comparisons that the paper lacks, in virtual time."""
 
 import argparse
 import dataclasses
@@ -28,7 +28,7 @@ OVERLOAD = 1.2
 
 
 def limits(gpu: Gpu, load: Load) -> dict[str, Any]:
-    """Returns upper bounds on the throughput in requests a second, by the largest batch. Also
+    """Returns upper bounds on the throughput in requests per second, by the largest batch. Also
     returns latencies in ms per token in overload, in the order of arrival and with the shortest
     requests first."""
     n_requests = len(load.lengths)
@@ -52,7 +52,7 @@ def measure(n_requests: int, seed: int) -> dict[str, Any]:
     """Returns the results of all parts."""
     engines = fit(ALL_PAIRS)
     load = Load(mixed_lengths(n_requests, seed=seed), seed=seed)
-    # Where hundreds of requests are served at a time, a trace needs more requests.
+    # A system that serves hundreds of requests at a time needs a trace with more requests.
     many = Load(mixed_lengths(LONGER * n_requests, seed=seed), seed=seed)
     return {
         "ladder": ladder.measure(ladder.ladder(engines), load),
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--images", type=Path, default=IMAGES, help="folder for the plots")
     options = parser.parse_args()
 
-    about = machine.describe()  # before files are written
+    about = machine.describe()  # first, since written files would make the working tree differ
     found = measure(options.requests, options.seed)
     sys.stdout.writelines(f"{line}\n" for line in lines_of(found))
     bounds = {

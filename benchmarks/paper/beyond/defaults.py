@@ -2,12 +2,12 @@
 
 Each setting is compared with orca(32) or one other setting, on the paper's lengths and 175B:
 
-- *chunks*, which keep tokens coming at a steady pace: times between tokens at a rate that all
-  settings can serve;
-- *optimistic admission*, where clients do not know the lengths of outputs and set `max_tokens` to
-  the whole context, and batches are so large that memory is the limit;
-- *the prefix cache*, where the first half of each prompt is one of a few texts;
-- *the fair order*, where one client sends ten times as many requests as another, in overload.
+- *chunks*, which make the times between tokens more regular: times between tokens at a rate that
+  all settings can serve;
+- *optimistic admission*, for clients that do not know the lengths of outputs and set `max_tokens`
+  to the whole context, with batches so large that memory is the limit;
+- *the prefix cache*, for prompts whose first half is one of a few texts;
+- *the fair order*, in overload, with one client that sends ten times as many requests as another.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,8 @@ from simulator.outcome import percentile
 from simulator.workload import Lengths
 
 PACE_PART = 0.8
-"""Rate at which paces are compared, divided by the highest throughput of orca(32)."""
+"""Rate at which times between tokens are compared, divided by the highest throughput of orca(32).
+"""
 CHUNKS = (512, 256, 128)
 CONTEXTS = (640, 2048)
 """The longest request of the paper's trace, and the context of its models."""
@@ -36,11 +37,11 @@ rate to the small client's. Both rates together are 1.32 of the highest throughp
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The times between tokens of a setup, in ms, which show how steady its pace is."""
+    """The times between tokens of a setup, in ms."""
 
     name: str
     highest: float
-    """Throughput in requests a second."""
+    """Throughput in requests per second."""
     p99_gap_ms: float
     longest_gap_ms: float
     p99_first_token_ms: float
@@ -48,7 +49,7 @@ class Pace:
 
 
 def pace(name: str, trial: Trial, rate: float) -> Pace:
-    """Returns the pace of a setup at a rate."""
+    """Returns the times between tokens of a setup at `rate` requests per second."""
     outcome = trial.outcome(rate)
     return Pace(
         name,
@@ -61,7 +62,7 @@ def pace(name: str, trial: Trial, rate: float) -> Pace:
 
 
 def chunks(gpu: Gpu, load: Load) -> list[Pace]:
-    """Returns the paces of whole prompts and of prompts in chunks."""
+    """Returns the times between tokens for whole prompts and for prompts in chunks."""
     whole = IterationLevel()
     setups = {"whole prompts": whole} | {
         f"at most {n} tokens": replace(whole, policy="chunked", max_batch_tokens=n) for n in CHUNKS
@@ -72,8 +73,8 @@ def chunks(gpu: Gpu, load: Load) -> list[Pace]:
 
 
 def memory(gpu: Gpu, load: Load) -> list[dict[str, Any]]:
-    """Returns the highest throughputs by the admission and the known maximum length of
-    sequences."""
+    """Returns the highest throughput for each kind of admission and each maximum length of
+    sequences that clients set."""
     large = IterationLevel(LARGE_BATCH, "chunked")
     rows: list[tuple[str, int | None, Trial]] = []
     for context in CONTEXTS:
@@ -98,8 +99,8 @@ def admitted(trial: Trial) -> dict[str, float]:
 
 
 def prefixes(gpu: Gpu, load: Load) -> dict[str, float]:
-    """Returns highest throughputs with and without a prefix cache, where half of each prompt is
-    one of `N_BEGINNINGS`."""
+    """Returns the highest throughputs with and without a prefix cache, for prompts whose first half
+    is one of `N_BEGINNINGS` texts."""
     shared = replace(load, n_beginnings=N_BEGINNINGS)
     setups = [IterationLevel(32, "chunked", has_prefix_cache=has) for has in (False, True)]
     trials = [Trial(setup, gpu, shared) for setup in setups]
@@ -108,8 +109,8 @@ def prefixes(gpu: Gpu, load: Load) -> dict[str, float]:
 
 
 def fairness(gpu: Gpu, lengths: Sequence[Lengths]) -> dict[str, float]:
-    """Returns the p99 of the small client's latency per token in ms: alone, and beside the large
-    one in both orders."""
+    """Returns the p99 of the small client's latency per token in ms: alone, and together with the
+    large client in both orders."""
     clients = TwoClients(tuple(lengths), TIMES)
     fcfs = Trial(IterationLevel(32, "chunked"), gpu, Load(clients.lengths))
     fair = replace(fcfs, setup=IterationLevel(32, "chunked", order="fair"))
@@ -126,7 +127,8 @@ def fairness(gpu: Gpu, lengths: Sequence[Lengths]) -> dict[str, float]:
 
 
 def small_p99_ms(trial: Trial, clients: TwoClients, rate: float, both: bool) -> float:
-    """Returns the p99 of the small client's latency per token in ms."""
+    """Returns the p99 of the small client's latency per token in ms; with `both`, the large client
+    sends requests too."""
     outcome = trial.serve(clients.arrivals(rate, both=both))
     return 1e3 * percentile(
         [one.normalised_s for one in outcome.requests if one.account == "small"], 99

@@ -9,14 +9,14 @@ from benchmarks.paper.beyond.elsewhere import Elsewhere
 from benchmarks.paper.beyond.ladder import Worth
 
 BAR = 0.38
-"""Height of a bar; rows are 1 apart."""
+"""Height of a bar, in units of the distance between rows."""
 SLOWEST, FASTEST = 0.02, 10.0
-"""Throughputs between which traces are drawn, in requests a second."""
+"""Limits of the axis of throughput, in requests per second."""
 
 
 def ladder(path: Path, rungs: Sequence[Worth], limits: Mapping[str, float]) -> None:
-    """Draws the throughputs of rungs as bars from the first down to the last, and `limits` by name
-    as lines."""
+    """Draws the throughputs of rungs as bars, the first one at the top, and `limits`, by name, as
+    lines."""
     figure = Figure(figsize=(9, 5.2), layout="constrained")
     axes = figure.subplots()
     places = range(len(rungs))
@@ -40,7 +40,7 @@ def ladder(path: Path, rungs: Sequence[Worth], limits: Mapping[str, float]) -> N
 
 
 def elsewhere(path: Path, rows: Sequence[Elsewhere], bounds: Mapping[str, float]) -> None:
-    """Draws the highest throughputs of systems on each trace, with its bound."""
+    """Draws the highest throughputs of systems on each trace, with the bound of the trace."""
     figure = Figure(figsize=(5 * len(bounds), 4.2), layout="constrained")
     for index, (axes, (trace, bound)) in enumerate(
         zip(figure.subplots(1, len(bounds)), bounds.items(), strict=True)

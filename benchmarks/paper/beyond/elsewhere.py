@@ -1,13 +1,13 @@
-"""The systems on other lengths: those of published traces of production, and the model of Table 1
-that has no figure of throughput.
+"""The systems on published production traces, and with the model of Table 1 for which the paper
+has no figure of throughput.
 
-Latencies per token are not comparable where outputs are short and prompts are long. So the limit
-is what the paper's 190 ms are to its own trace: a multiple of what orca(32) takes for one request
-after the other.
+Latencies per token are not comparable between traces, since outputs may be short and prompts long.
+So the limit of latency is a multiple of the latency of orca(32) for one request at a time. The
+multiple is that of the paper's 190 ms on the paper's trace.
 
-Prompts are up to fifty times as long as any in Figure 9. So the engines are those of the fit in
-which attention of prompts takes no time: the other would have it grow with the square, from a
-kernel without matrix units that nobody would use for such prompts.
+Prompts are up to fifty times as long as the prompts in Figure 9. The engines are those of the fit
+in which attention of prompts takes no time. In the other fit this time would grow with the square
+of the length, for a kernel without matrix units, which no engine would use for such prompts.
 """
 
 from collections.abc import Mapping
@@ -26,23 +26,24 @@ from benchmarks.paper.published import BATCH_SIZES
 from simulator.published_traces import PUBLISHED
 
 CONTEXT = 8192
-"""Tokens of a sequence that the model is taken to hold, as the traces need it; FasterTransformer
-has memory for so many for each request."""
+"""Context of the model in tokens, which is assumed to be large enough for the traces.
+FasterTransformer allocates memory for this length for each request."""
 ALONE_PER_S = 1e-3
-"""A rate so low that requests never run at the same time."""
+"""A rate in requests per second that is so low that requests never run at the same time."""
 LIMIT_OF_ALONE = 3.5
 """The limit of latency divided by the median latency per token of a request that runs alone: in the
 paper 190 ms and 55 ms."""
 MAX_SEQUENCE_LEN = 2048
-"""Tokens for which FasterTransformer has memory in Figure 9."""
+"""Length of sequences, in tokens, for which FasterTransformer allocates memory in Figure 9."""
 
 KIND = Kinder(Prompts.OWN, is_continuous=True, leaves=True)
-"""No padding, continuous delivery, and completed requests are not computed."""
+"""FasterTransformer without padding, with continuous delivery, and without the computation of
+completed requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A system on a trace: throughputs in requests a second."""
+    """The results of a system on a trace: throughputs in requests per second."""
 
     trace: str
     system: str
@@ -54,13 +55,13 @@ class Elsewhere:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """A setup on its engine."""
+    """A setup and the engine that it runs on."""
 
     setup: Setup
     engine: str
     knows: bool = True
-    """Whether clients know how long outputs will be, as in the paper's trace, or name the context.
-    FasterTransformer allocates for the context in any case."""
+    """Whether clients know the lengths of outputs, as in the paper's trace. Otherwise clients set
+    the limit to the context. FasterTransformer always allocates for the context."""
 
 
 SYSTEMS: Mapping[str, System] = {
@@ -72,12 +73,13 @@ SYSTEMS: Mapping[str, System] = {
         IterationLevel(32, "chunked", is_optimistic=True), "orca", knows=False
     ),
 }
-"""Systems by name. With this context FasterTransformer has memory for six requests, and is fastest
-with one: a batch takes the tokens one by one by which its longest prompt exceeds its shortest."""
+"""Systems by name. With this context FasterTransformer has memory for six requests, but is fastest
+with batches of one: a batch processes the tokens by which longer prompts exceed the shortest one by
+one."""
 
 
 def measure(engines: Mapping[str, Gpu], n_requests: int, seed: int) -> dict[str, Any]:
-    """Returns the systems on all traces, and the bound on each."""
+    """Returns the results of the systems on all traces, and the bound of each trace."""
     loads = {
         name: Load(trace.lengths(n_requests, seed=seed), trace.variation, seed=seed)
         for name, trace in PUBLISHED.items()
@@ -101,8 +103,8 @@ def _trial(system: System, engines: Mapping[str, Gpu], load: Load) -> Trial:
 
 
 def elsewhere(trace: str, system: str, trial: Trial, alone: Trial) -> Elsewhere:
-    """Returns the results of a system on a trace. `alone` is the trial whose latency at a low rate
-    sets the limit."""
+    """Returns the results of a system on a trace. The limit of latency is a multiple of the latency
+    of `alone` at a low rate."""
     limit_s = LIMIT_OF_ALONE * alone.outcome(ALONE_PER_S).median_normalised_s
     return Elsewhere(
         trace,
@@ -114,10 +116,10 @@ def elsewhere(trace: str, system: str, trial: Trial, alone: Trial) -> Elsewhere:
 
 
 def thirteen(engines: Mapping[str, Gpu]) -> list[dict[str, Any]]:
-    """Returns the times of batches of 13B in ms as in Figure 9a, of which no number could be read;
-    None where there is no memory."""
+    """Returns predicted times of batches of 13B in ms, as in Figure 9a, from which no number could
+    be read. A time is None if memory is too small."""
     model = MODELS["13B"]
-    # Nothing is added up over GPUs.
+    # 13B runs on one GPU, so there are no sums over GPUs.
     one_gpu = {name: replace(gpu, layer_s=gpu.layer_s - SUMS_S) for name, gpu in engines.items()}
     return [
         {

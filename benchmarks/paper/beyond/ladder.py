@@ -1,9 +1,9 @@
 """From FasterTransformer to Orca, one idea after the other, and each idea alone.
 
-A rung has several sizes, and the best of them counts, for the highest throughput and for that at
-the latency of the abstract each: so the paper does it with FasterTransformer (section 6.2). Up to
-pipelining all rungs are on FasterTransformer's engine, whose control messages go from GPU to GPU,
-with the time for that which Figure 9c implies.
+A rung has several sizes of batches. The best size counts, separately for the highest throughput and
+for the throughput at the latency in the paper's abstract, as the paper does for FasterTransformer
+(section 6.2). All rungs before pipelining run on FasterTransformer's engine, whose control messages
+go from GPU to GPU, with the time for them that Figure 9c implies.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,24 @@ from benchmarks.paper.faster_transformer import Kinder, Prompts
 from benchmarks.paper.gpu_costs import Gpu
 
 CONTROL_S = (0.64e-3, 0.24e-3)
-"""Time of a control message to the first stage, and of one more to a further stage: the round trip
-of this project's control plane, docs/performance.md, "control round trip"."""
+"""Seconds for a control message to the first stage, and for each message to a further stage. The
+source is docs/performance.md, "control round trip", for this project's control plane."""
 
 SIZES = ((1, 1), (2, 1), (4, 4), (8, 4), (8, 8), (16, 8), (16, 16))
-"""Largest batches of FasterTransformer's and their microbatches."""
+"""Sizes of FasterTransformer: the largest batch, and the microbatch."""
 MORE_SIZES = ((32, 16), (32, 32), (64, 32))
-"""Further sizes, which fit if memory is allocated as needed."""
+"""Further sizes, which fit into memory only if memory is allocated as needed."""
 DELAYS_S = (1.0, 5.0, 20.0)
-"""Delays, in seconds, to wait for a fuller batch; one request alone takes about 5 s."""
+"""Times, in seconds, for which a batch waits for more requests. One request alone takes about 5 s.
+"""
 N_CANDIDATES = 2
-"""Sizes of a rung with the highest throughputs, which are tried at the latency of the abstract;
-also the smallest, which is the fastest where there is little to do."""
+"""Number of sizes of a rung, those with the highest throughputs, that are tried at the latency in
+the abstract. The smallest size is tried too, since it is the fastest at a low load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """A system in several sizes, on some engine."""
+    """A system in several sizes, on one engine."""
 
     name: str
     setups: tuple[Setup, ...]
@@ -43,7 +44,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """The results of a rung: throughputs in requests a second, and the sizes that reach them."""
+    """The results of a rung: throughputs in requests per second, and the sizes that reach them."""
 
     name: str
     highest: float
@@ -151,7 +152,7 @@ def _first(pair: tuple[float, Trial]) -> float:
 
 
 def _is_tried(pair: tuple[float, Trial], by_top: Sequence[tuple[float, Trial]]) -> bool:
-    """Returns whether a size is tried within a latency: the sizes of highest throughput, and the
-    smallest."""
+    """Returns whether a size is tried within a latency: whether it is among the sizes of highest
+    throughput, or the smallest size."""
     smallest = min((trial for _, trial in by_top), key=lambda trial: trial.setup.max_batch_size)
     return pair in by_top[:N_CANDIDATES] or pair[1] is smallest

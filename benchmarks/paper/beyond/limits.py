@@ -1,20 +1,21 @@
-"""Where the limit is: a bound on the throughput of any schedule, and an order that knows lengths.
+"""An upper bound on the throughput of any schedule, and an order that knows all lengths.
 
 The bound holds for every schedule of this engine that computes each token of prompts and outputs at
-least once, shares nothing among requests and has at most `max_batch_size` of them in an iteration,
-however much it knows and whatever it puts down and computes again. It counts for one stage, which
-must run every iteration:
+least once, shares no tokens among requests, and has at most `max_batch_size` requests in an
+iteration. Schedules may know all lengths, preempt requests and recompute them. The bound is
+computed for one stage, which must run every iteration:
 
-- An iteration brings a request one token at most. So there are at least as many iterations as
-  tokens of outputs in the mean fill. Each takes the time of a layer that depends on nothing, and
-  reads the weights or multiplies, whichever of both takes longer over all iterations together.
-- Attention takes its time for each span, slot and pair of tokens, in whatever iteration.
-- Memory: who is in an iteration holds the slots of its tokens until it has been through all stages.
-  So slots times time is at least what all spans hold for the shortest iteration there is, and no
-  more than all slots for all of the time.
+- An iteration generates at most one token of a request. So the number of iterations is at least the
+  number of generated tokens divided by the largest batch. Each iteration takes the fixed time of
+  its layers. In addition all iterations together read the weights and multiply, and the longer of
+  these two times counts.
+- Attention takes a time for each span, slot and pair of tokens, whatever the iterations are.
+- Memory: a request in an iteration holds the slots of its tokens until the iteration has passed all
+  stages. So the product of slots and time is at least the sum over all spans of slots times the
+  shortest time of an iteration. The product is at most all slots times the whole time.
 
-`ShortestFirst` is no bound. It admits those with the fewest tokens to come, which no scheduler
-knows, and so has short latencies where many wait.
+`ShortestFirst` is not a bound. This order admits the requests with the fewest remaining tokens,
+which no real scheduler knows, and so has short latencies when many requests wait.
 """
 
 from bisect import insort
@@ -31,7 +32,7 @@ from simulator.workload import Lengths
 def shortest_s(
     lengths: Sequence[Lengths], model: PaperModel, gpu: Gpu, *, max_batch_size: int
 ) -> float:
-    """Returns a lower bound of the seconds that requests take, however they are scheduled."""
+    """Returns a lower bound of the seconds for which the requests run, for every schedule."""
     costs = GpuCosts(model, gpu)
     n_output = sum(each.n_output for each in lengths)
     # The last token is sampled and never an input.
@@ -52,8 +53,8 @@ def shortest_s(
 
 
 def _attention_s(each: Lengths, costs: GpuCosts) -> float:
-    """Returns the time of a stage for the attention of a request: the decodes, and the prompt as
-    one span or as spans of one token, whichever is faster."""
+    """Returns the time of a stage for the attention of a request: for the decodes, and for the
+    prompt as one span or as spans of one token, whichever is faster."""
     nothing = costs.stage_s(1, IterationWork(0, 0, 0, 0, 0))
     n_pairs = each.n_prompt * (each.n_prompt + 1) // 2
     decodes = range(each.n_prompt + 1, each.n_prompt + each.n_output)
@@ -70,16 +71,16 @@ def _attention_s(each: Lengths, costs: GpuCosts) -> float:
 
 
 def _slots_of_spans(each: Lengths) -> int:
-    """Returns the sum over a request's iterations of the slots that it holds: the whole prompt in
-    the first, and one more token in each further iteration."""
+    """Returns the sum, over a request's iterations, of the slots that the request holds: those of
+    the prompt in the first iteration, and one more slot in each further iteration."""
     return sum(range(each.n_prompt, each.n_prompt + each.n_output))
 
 
 class ShortestFirst:
-    """An order by the fewest tokens to come; a request that runs keeps its place."""
+    """An order by the number of remaining tokens; a running request keeps its place."""
 
     def __init__(self) -> None:
-        self._waiting: list[Request] = []  # by what is to come
+        self._waiting: list[Request] = []  # by the number of remaining tokens
         self._n_places = 0
 
     def __len__(self) -> int:
@@ -111,19 +112,19 @@ class ShortestFirst:
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the ready requests, and then the waiting requests, the shortest first."""
+        """Yields the ready requests, and then the waiting requests, the shortest one first."""
         return chain(ready, self._waiting if waiting is None else waiting)
 
     def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
         """Limits no request."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the sort key of a request for preemption: the request with the most tokens to
-        come is preempted first."""
+        """Returns the sort key of a request for preemption: the request with the most remaining
+        tokens is preempted first."""
         return (_n_to_come(request), request.place)
 
 
 def _n_to_come(request: Request) -> int:
-    """Returns the iterations that a request still needs, if its answer has exactly `max_new_tokens`
-    tokens; the prompt counts for one."""
+    """Returns the number of iterations that a request still needs if its answer has exactly
+    `max_new_tokens` tokens. The prompt counts as one iteration."""
     return request.max_new_tokens - len(request.generated_token_ids)

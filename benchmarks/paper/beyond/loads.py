@@ -15,21 +15,21 @@ VOCABULARY = 2**31
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests that arrive at some rate, or all at once."""
+    """Requests that arrive at a rate, or all at once."""
 
     lengths: tuple[Lengths, ...]
     variation: float = 1.0
-    """Standard deviation of the gaps between arrivals, as a part of their mean; 1 is Poisson's."""
+    """Standard deviation of the gaps between arrivals, divided by their mean; 1 for a Poisson
+    process."""
     context: int | None = None
-    """Number of tokens up to which clients let each sequence grow if they do not know its length;
-    None if clients know and set the length."""
+    """Limit of the length of each sequence, in tokens, that clients set if they do not know the
+    length; None if clients know and set the length."""
     n_beginnings: int | None = None
-    """Number of different first halves of prompts; None if prompts are not needed for a prefix
-    cache."""
+    """Number of different first halves of prompts; None if prompts have no common texts."""
     seed: int = 0
 
     def arrivals(self, rate: float | None) -> list[Arrival]:
-        """Returns the requests with their arrival times; without a rate all arrive at once."""
+        """Returns the requests with their arrival times; if `rate` is None, all arrive at once."""
         n = len(self.lengths)
         times_s = (
             all_at_once(n)
@@ -65,16 +65,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TwoClients:
-    """A small client, and a large one that asks `times` as often; each request is sampled from the
-    same lengths."""
+    """A small client, and a large client that sends `times` as many requests. The lengths of both
+    clients' requests are sampled from `lengths`."""
 
     lengths: tuple[Lengths, ...]
     times: int = 10
     seed: int = 0
 
     def arrivals(self, small_rate: float, *, both: bool) -> list[Arrival]:
-        """Returns the requests of both clients, or of the small client alone. The small client's
-        requests arrive at the same times in both cases."""
+        """Returns the requests of both clients, or of the small client alone. The arrival times of
+        the small client's requests are equal in both cases."""
         n_small = len(self.lengths) // (self.times + 1)
         parts = {"small": (self.lengths[:n_small], small_rate, self.seed)}
         if both:

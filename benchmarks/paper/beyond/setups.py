@@ -1,4 +1,4 @@
-"""Setups: systems with their settings, from which a fresh scheduler is made for each run."""
+"""Setups: systems with their settings, from which a new scheduler is made for each run."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -29,7 +29,7 @@ MAX_BATCH_TOKENS: int = SchedulerSettings.model_fields["max_batch_tokens"].defau
 
 @dataclass(frozen=True, slots=True)
 class RequestLevel:
-    """FasterTransformer, or a kinder variant of it."""
+    """FasterTransformer, or a variant of it with improvements (`Kinder`)."""
 
     max_batch_size: int
     microbatch_size: int
@@ -38,7 +38,7 @@ class RequestLevel:
 
     @property
     def size(self) -> str:
-        """The name of its sizes in the paper's legends."""
+        """The sizes as the paper's legends write them."""
         return f"{self.max_batch_size},{self.microbatch_size}"
 
     def build(self, model: PaperModel, clock: VirtualClock) -> Scheduling:
@@ -59,12 +59,12 @@ class RequestLevel:
 
 @dataclass(frozen=True, slots=True)
 class IterationLevel:
-    """The scheduler that serves, by default as the paper's."""
+    """This project's scheduler, by default with the paper's settings."""
 
     max_batch_size: int = 32
     policy: Literal["cellular", "orca", "chunked"] = "orca"
     n_in_flight: int | None = None
-    """Batches; None is one for each stage."""
+    """Number of batches in flight; None means one for each stage."""
     max_batch_tokens: int = MAX_BATCH_TOKENS
     is_optimistic: bool = False
     has_prefix_cache: bool = False
@@ -72,7 +72,7 @@ class IterationLevel:
 
     @property
     def size(self) -> str:
-        """The name of its size in the paper's legends."""
+        """The size as the paper's legends write it."""
         return str(self.max_batch_size)
 
     def build(self, model: PaperModel, clock: VirtualClock) -> Scheduling:

@@ -1,4 +1,4 @@
-"""Trials: a setup on a machine under a load, in processes of their own.
+"""Trials: a setup on a machine under a load, in separate processes.
 
 The highest throughput is measured with requests that all arrive at once. The throughput within a
 latency is found by bisection: the highest rate of arrivals at which the median normalised latency
@@ -31,11 +31,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class InBand:
-    """Costs with control messages sent before the data: each stage waits for its own message."""
+    """Costs of an engine in which each stage waits for its control message before its data."""
 
     costs: Costs
     message_s: tuple[float, float]
-    """Seconds of a message to the first stage, and of a message to each further stage."""
+    """Seconds for a message to the first stage, and for a message to each further stage."""
 
     @property
     def n_stages(self) -> int:
@@ -71,26 +71,27 @@ class Trial:
     load: Load
     model: PaperModel = MODELS["175B"]
     message_s: tuple[float, float] = (0.0, 0.0)
-    """Seconds of control messages that each stage waits for."""
+    """Seconds for control messages, as in `InBand`."""
 
     def outcome(self, rate: float | None) -> Outcome:
-        """Returns the outcome at a rate of arrivals; without a rate all requests arrive at once."""
+        """Returns the outcome at a rate of arrivals; if `rate` is None, all requests arrive at
+        once."""
         return self.serve(self.load.arrivals(rate))
 
     def serve(self, arrivals: Sequence[Arrival]) -> Outcome:
-        """Returns the outcome for some requests."""
+        """Returns the outcome for the requests `arrivals`."""
         clock = VirtualClock()
         costs = InBand(GpuCosts(self.model, self.gpu), self.message_s)
         scheduler = self.setup.build(self.model, clock)
         return Simulation(scheduler, costs, arrivals, clock=clock).run()
 
     def highest(self) -> float:
-        """Returns the highest throughput in requests a second."""
+        """Returns the highest throughput in requests per second."""
         return middle_throughput(self.outcome(None).requests)
 
     def within(self, limit_s: float = HEADLINE_MS_PER_TOKEN / 1e3) -> float:
-        """Returns the throughput in requests a second within a median normalised latency; 0 if no
-        tried rate keeps the limit."""
+        """Returns the highest tried rate, in requests per second, at which the median normalised
+        latency is at most `limit_s`; 0 if no tried rate keeps the limit."""
         highest = self.highest()
         kept, missed, found = 0.0, HIGHEST_PART * highest, 0.0
         for _ in range(N_HALVINGS):
@@ -109,12 +110,12 @@ def highest(trial: Trial) -> float:
 
 
 def within(trial: Trial) -> float:
-    """Returns the throughput of a trial at the latency of the abstract."""
+    """Returns the throughput of a trial within the latency in the paper's abstract."""
     return trial.within()
 
 
 def on_all_cores(do: Callable[..., Result], *arguments: Sequence[Any]) -> list[Result]:
-    """Calls a function of a module for each of its arguments in several processes; returns the
-    results in the order of the arguments."""
+    """Calls `do`, a function of a module, for each set of arguments in several processes; returns
+    the results in the order of the arguments."""
     with ProcessPoolExecutor() as executor:
         return list(executor.map(do, *arguments))

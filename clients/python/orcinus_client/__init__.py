@@ -2,7 +2,7 @@
 on through another frontend.
 
 `Attempts` and `StreamedCall` decide which request is made next, and make no connections. So
-`Client` and `AsyncClient` differ only in how they wait.
+`Client` and `AsyncClient` differ only in the kind of their waits.
 """
 
 from orcinus_client.async_client import AsyncClient

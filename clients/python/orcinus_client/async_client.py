@@ -35,8 +35,8 @@ class AsyncClient:
         read_timeout_s: float = 60.0,
         answer_timeout_s: float | None = 3600.0,
     ) -> None:
-        """`base_urls` end in `/v1`. `read_timeout_s` limits the time in which no byte of a stream
-        comes, and `answer_timeout_s` the time until an answer that is not streamed."""
+        """`base_urls` end in `/v1`. `read_timeout_s` limits the time between bytes of a stream, and
+        `answer_timeout_s` the time of an answer that is not streamed."""
         self._frontends = Frontends(stripped(base_urls), retry or Retry())
         self._answer_timeout = answer_timeout(connect_timeout_s, answer_timeout_s)
         self._http = httpx.AsyncClient(
@@ -64,35 +64,34 @@ class AsyncClient:
         return await self._call(Query.completion(prompt, options))
 
     async def chat(self, messages: Messages, **options: Any) -> dict[str, Any]:
-        """Returns the next turn of a conversation; options and errors are the same as for
-        `completion`."""
+        """Returns the next turn of a conversation; options and errors are those of `completion`."""
         return await self._call(Query.chat(messages, options))
 
     async def models(self) -> dict[str, Any]:
-        """Returns the list of models; errors are the same as for `completion`."""
+        """Returns the list of models; errors are those of `completion`."""
         return await self._call(Query.models())
 
     def stream_completion(
         self, prompt: Prompt, *, resume: bool = True, **options: Any
     ) -> AsyncGenerator[Chunk, None]:
-        """Yields the chunks of a completion. With `resume`, a stream that breaks goes on at another
-        frontend.
+        """Yields the chunks of a completion. With `resume`, a stream that breaks is resumed at
+        another frontend.
 
         Raises:
-            ClientError: the request is refused or has failed, or all attempts to go on failed.
+            ClientError: the request is refused or has failed, or all attempts to resume failed.
         """
         return self._stream(Query.completion(prompt, options), resume=resume)
 
     def stream_chat(
         self, messages: Messages, *, resume: bool = True, **options: Any
     ) -> AsyncGenerator[Chunk, None]:
-        """Yields the chunks of the next turn, as `stream_completion` does."""
+        """Yields the chunks of the next turn of a conversation, as `stream_completion` does."""
         return self._stream(Query.chat(messages, options), resume=resume)
 
     def stream(
         self, path: str, body: Mapping[str, Any], *, resume: bool = True
     ) -> AsyncGenerator[Chunk, None]:
-        """Yields the chunks of a body that is posted to a path, as `stream_completion` does."""
+        """Posts a body to a path and yields the answer's chunks, as `stream_completion` does."""
         return self._stream(Query("POST", path, body), resume=resume)
 
     async def _stream(self, query: Query, *, resume: bool) -> AsyncGenerator[Chunk, None]:
@@ -106,7 +105,7 @@ class AsyncClient:
                 await asyncio.sleep(call.fail(error))
 
     async def _connection(self, call: StreamedCall) -> AsyncGenerator[Chunk, None]:
-        """Yields the chunks that come over one connection."""
+        """Yields the chunks of one connection."""
         url, body, headers = call.begin()
         with connection_to(url):
             async with self._http.stream("POST", url, json=body, headers=headers) as response:

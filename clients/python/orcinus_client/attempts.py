@@ -45,7 +45,7 @@ class Attempts:
         self._draw = draw
         self._index = 0
         self._n_failures = 0
-        self._not_before = [0.0] * len(base_urls)  # times given by `Retry-After`
+        self._not_before = [0.0] * len(base_urls)  # times from `Retry-After`, by base URL
 
     @property
     def base_url(self) -> str:
@@ -53,14 +53,14 @@ class Attempts:
         return self._base_urls[self._index]
 
     def note_success(self) -> None:
-        """Notes that a part of the answer has come; failures are counted from zero again."""
+        """Notes that a part of the answer was received, and sets the number of failures to 0."""
         self._n_failures = 0
 
     def fail(self, error: ClientError) -> float:
         """Moves on to the next base URL; returns the seconds to wait before the next attempt.
 
         Raises:
-            ClientError: `error`, if it must not be retried or there were enough attempts.
+            ClientError: `error`, if it must not be retried or there were too many attempts.
         """
         if not isinstance(error, MAY_BE_TRIED_AGAIN):
             raise error
@@ -81,7 +81,7 @@ class Attempts:
 
     def _backoff_s(self) -> float:
         n_rounds_failed = self._n_failures - len(self._base_urls)
-        if n_rounds_failed < 0:  # some base URL has not been asked yet
+        if n_rounds_failed < 0:  # a base URL has not been tried yet
             return 0.0
         retry = self._retry
         pause_s = min(retry.max_pause_s, retry.first_pause_s * 2.0**n_rounds_failed)

@@ -1,4 +1,4 @@
-"""The calls of a client, without a connection: which request is made next, where, and when.
+"""The calls of a client, without connections: which request is made next, where, and when.
 
 A client makes the requests that a call names, passes the received bytes to the call, and waits as
 long as the call says.
@@ -19,7 +19,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Frontends:
-    """The frontends that a client knows, by their base URLs, and how often they are asked."""
+    """The base URLs of a client's frontends, and the limits of retries."""
 
     base_urls: Sequence[str]
     retry: Retry
@@ -39,7 +39,7 @@ class Query:
 
     @property
     def is_computed(self) -> bool:
-        """Whether a model computes the answer, so that it is computed again for each attempt."""
+        """Whether a model computes the answer, so that each attempt computes it again."""
         return self.body is not None
 
     @classmethod
@@ -68,16 +68,16 @@ class StreamedCall:
 
     @property
     def is_done(self) -> bool:
-        """Whether the stream has come to its end."""
+        """Whether the stream is complete."""
         return self._stream.is_done
 
     def begin(self) -> tuple[str, dict[str, Any], dict[str, str]]:
-        """Begins another connection; returns the URL, the body and the headers to post."""
+        """Begins another connection; returns the URL, the body and the headers of its request."""
         body, headers = self._stream.begin()
         return self._attempts.base_url + self._path, body, headers | trace_headers()
 
     def take(self, data: bytes) -> Iterator[Chunk]:
-        """Yields the chunks that are complete with these bytes of the answer.
+        """Takes further bytes of the answer, and yields the chunks that are complete with them.
 
         Raises:
             ApiError: a chunk is an error.
@@ -97,7 +97,7 @@ class StreamedCall:
         connection.
 
         Raises:
-            ClientError: `error`, if another connection cannot bring the rest.
+            ClientError: `error`, if another connection cannot continue the stream.
         """
         if not self._stream.can_go_on:
             if self._stream.lacks_ids:

@@ -1,16 +1,16 @@
 """The errors that a call may raise.
 
 ClientError
-├── ConnectionLost        no answer, or one that broke off
-├── TimedOut              a whole answer took longer than it may
-├── UnexpectedAnswer      not an answer of Orcinus: something in between wrote or changed it
+├── ConnectionLost        no answer, or an incomplete answer
+├── TimedOut              an answer that is not streamed took too long
+├── UnexpectedAnswer      the answer does not come from Orcinus, or a proxy has changed it
 └── ApiError              the server refuses the request, or ends it
     ├── InvalidRequest    a mistake of the caller; `field` names what is wrong
     ├── Unauthenticated   there is no key, or it is unknown
     ├── PermissionDenied  the key does not allow this
-    ├── Overloaded        too much at once; `retry_after_s` says when to try again
+    ├── Overloaded        too many requests; `retry_after_s` says when to try again
     ├── Unavailable       the request cannot be served now
-    │   └── GatewayTimedOut   a proxy did not wait any longer
+    │   └── GatewayTimedOut   a proxy stopped waiting for the answer
     └── RequestFailed     the request must not be retried
 """
 
@@ -25,7 +25,7 @@ class ClientError(Exception):
 
 
 class ConnectionLost(ClientError):
-    """No answer came, or it broke off before its end."""
+    """No answer was received, or the connection was lost before the end of the answer."""
 
 
 class TimedOut(ClientError):
@@ -79,12 +79,12 @@ class Unavailable(ApiError):
 
 
 class GatewayTimedOut(Unavailable):
-    """A proxy did not wait any longer. The server may still compute the answer, so a call whose
-    answer would then be computed twice is not retried."""
+    """A proxy stopped waiting for the answer. The server may still compute the answer, so a call
+    whose answer would be computed twice is not retried."""
 
 
 class RequestFailed(ApiError):
-    """The request failed for good."""
+    """The request failed, and a retry would fail too."""
 
 
 MAY_BE_TRIED_AGAIN = (ConnectionLost, Overloaded, Unavailable)

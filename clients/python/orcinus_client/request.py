@@ -26,8 +26,8 @@ def connection_options(
 
 
 def answer_timeout(connect_timeout_s: float, answer_timeout_s: float | None) -> httpx.Timeout:
-    """Returns the limits of a connection for a whole answer, of which no byte comes before all of
-    it is computed."""
+    """Returns the timeouts of a connection for an answer that is not streamed; such an answer has
+    no byte before it is computed completely."""
     return httpx.Timeout(connect_timeout_s, read=answer_timeout_s)
 
 
@@ -40,7 +40,7 @@ def trace_headers() -> dict[str, str]:
 
 
 def stripped(base_urls: Sequence[str]) -> list[str]:
-    """Returns the base URLs without slashes at their ends; raises ValueError if there is none."""
+    """Returns the base URLs without slashes at their ends; raises ValueError for no base URL."""
     if not base_urls:
         raise ValueError("a client needs a base URL, such as http://127.0.0.1:8000/v1")
     return [url.rstrip("/") for url in base_urls]
@@ -48,7 +48,7 @@ def stripped(base_urls: Sequence[str]) -> list[str]:
 
 @contextmanager
 def connection_to(url: str, *, is_computed: bool = False) -> Iterator[None]:
-    """Turns errors of httpx in the block into those of this package.
+    """Turns errors of httpx in the block into errors of this package.
 
     Raises:
         ConnectionLost: the connection to the URL cannot be made, or breaks off.

@@ -1,8 +1,8 @@
-"""A stream that may come over several connections, without the connections.
+"""The state of a stream that may come over several connections; the module makes no connections.
 
 A stream that shows tokens can be resumed at any frontend. For that, the seed from the first chunk,
-the tokens of the answers and the id of the last event are kept. After a break the same request is
-posted with these, and the new stream begins after that event.
+the tokens of the answers and the id of the last event are kept. After a break the request is posted
+again together with these, and the new stream begins after the last event.
 """
 
 import json
@@ -19,8 +19,8 @@ END = "[DONE]"
 class EventReader:
     """Reads server-sent events from bytes. An event is complete with the empty line after it.
 
-    Lines end at line feeds only: a text may contain the other characters at which Python splits
-    lines.
+    Lines end only at line feeds, since a text may contain the other characters at which Python
+    splits lines.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class EventReader:
 
 
 class Stream:
-    """What has come of a stream, as far as it is needed to resume it."""
+    """The received part of a stream, as far as it is needed to resume the stream."""
 
     def __init__(self, body: Mapping[str, Any], *, resume: bool) -> None:
         self._body = {**body, "stream": True}
@@ -60,7 +60,7 @@ class Stream:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether another connection can bring the rest."""
+        """Whether another connection can continue the stream."""
         return not self._has_begun or (self._resume and bool(self._event_id))
 
     @property
@@ -77,7 +77,7 @@ class Stream:
         return {**self._body, "resumption": resumption}, {"Last-Event-ID": self._event_id}
 
     def take(self, data: bytes) -> Iterator[Chunk]:
-        """Yields the chunks that are complete with these bytes of the answer.
+        """Takes further bytes of the answer, and yields the chunks that are complete with them.
 
         Raises:
             ApiError: a chunk is an error.
@@ -100,7 +100,7 @@ class Stream:
         """Notes that the connection has ended.
 
         Raises:
-            ConnectionLost: the stream has not ended.
+            ConnectionLost: the stream is not complete.
         """
         if not self.is_done:
             raise ConnectionLost("the server hung up before the end of the stream")

@@ -28,7 +28,7 @@ MAX_KEYS = 1 << 12
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
 
-_MAX_SMALL_BYTES = 1 << 20  # of a tensor that is read as numbers of Python
+_MAX_SMALL_BYTES = 1 << 20  # largest tensor that is read as numbers of Python
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -182,7 +182,7 @@ class _Reader:
     def _list(self, kind: int, length: int) -> Any:
         if kind == _STRING:
             if 8 * length > self._n_left:
-                self.take(8 * length)  # which says that there are not so many
+                self.take(8 * length)  # raises, since there are not so many bytes
             return [self.string() for _ in range(length)]
         if kind not in _NUMBERS:
             raise ValueError(f"{self._path}: a list has elements of the type {kind}")

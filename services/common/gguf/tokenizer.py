@@ -22,7 +22,8 @@ Json = dict[str, Any]
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
 _GPT2_WORDS = {**_BYTE_LEVEL, "use_regex": True}
 
-# What Llama 3 and Qwen 2 cut by, after OpenAI's cl100k; they differ in which digits stay together.
+# The pattern that divides texts into words for Llama 3 and Qwen 2, after OpenAI's cl100k. The two
+# models differ in the number of digits that stay together.
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -31,6 +31,9 @@ class Piece:
     prompt_logprobs: Logprobs | None = None
     """Log-probabilities of the prompt's tokens after the first, if they are wanted. The first piece
     of an answer has them."""
+    schema_valid: bool | None = None
+    """Whether the values of the answer match their JSON schemas, in the last piece of an answer
+    whose values were checked."""
 
     @classmethod
     def joined(cls, pieces: Sequence["Piece"]) -> "Piece":
@@ -44,6 +47,7 @@ class Piece:
             Logprobs.joined(logprobs) if logprobs else None,
             tuple(itertools.chain.from_iterable(piece.text_offsets for piece in pieces)),
             pieces[0].prompt_logprobs,
+            pieces[-1].schema_valid,
         )
 
     @property
@@ -105,7 +109,7 @@ class Answer:
         of the prompt to look after."""
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
-        self._offsets: list[int] | None = [] if has_offsets else None  # of the next piece
+        self._offsets: list[int] | None = [] if has_offsets else None  # offsets of the next piece
         self._n_characters = 0
         self._prompt_logprobs: list[Logprobs] = []
 

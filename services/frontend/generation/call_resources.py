@@ -1,4 +1,4 @@
-"""What one call holds of this process while it runs."""
+"""The resources of this process that one call holds while it runs."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from services.frontend.request.refusals import Refusals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallResources:
-    """What one call holds of this process while it runs."""
+    """The resources of this process that one call holds while it runs."""
 
     in_flight: AnswersInFlight
     """Answers of this call that the scheduler still runs. An answer that is complete, but not yet
@@ -21,7 +21,7 @@ class CallResources:
     """Share of the memory budget that the call holds until the call ends. The share grows with
     output that is kept."""
     budget: MemoryBudget
-    """Memory budget against which output counts that the client has not read."""
+    """Memory budget for output that the client has not read."""
     refusals: Refusals = field(default_factory=Refusals)
     replaying: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that a call holds while it replays tokens, so that only one call of the process replays

@@ -25,6 +25,7 @@ from services.frontend.generation.inbox import Inbox
 from services.frontend.generation.outlet import Outlet
 from services.frontend.generation.replay import replay
 from services.frontend.generation.submissions import Submissions
+from services.frontend.generation.value_checks import CheckValue, RecordingReader, ValueChecks
 from services.frontend.generation.whole_answers import WholeAnswers
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.link.scheduler_events import (
@@ -69,6 +70,7 @@ class Generation:
         "_answers",
         "_at_scheduler",
         "_call",
+        "_checks",
         "_endings",
         "_expiry",
         "_inbox",
@@ -107,6 +109,7 @@ class Generation:
         resumption: Resumption | None = None,
         span: RequestSpan = UNRECORDED,
         call: MeasuredCall | None = None,
+        check_value: CheckValue | None = None,
     ) -> None:
         self.request_id = (
             request_id or new_request_id() if resumption is None else resumption.request_id
@@ -135,6 +138,16 @@ class Generation:
         self._resumption = resumption
         self._span = span
         self._call = call or MeasuredCall(self.n_answers)
+        self._checks: ValueChecks | None = None
+        if check_value is not None:
+            checks = ValueChecks(
+                check_value,
+                prompts,
+                options.format_schema,
+                keep=self.keep,
+                note=self._call.checked_values.append,
+            )
+            self._checks = checks if checks.unenforced else None
         self._inbox = Inbox(resources.budget, refusals=resources.refusals)
         self._outlet: Outlet | None = None
         self._shows_text_only = not options.shows_tokens
@@ -170,6 +183,11 @@ class Generation:
         return self._resumption is not None
 
     @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Names of the keywords of JSON schemas that are not enforced."""
+        return () if self._checks is None else self._checks.unenforced
+
+    @property
     def usage(self) -> TokenUsage:
         """Numbers of tokens in the prompts and in the answers so far."""
         return TokenUsage(
@@ -186,6 +204,14 @@ class Generation:
     def prompt_of(self, index: int) -> EncodedPrompt:
         """Returns the prompt of an answer."""
         return self.prompts[index // self.options.n]
+
+    def n_shown(self, piece: Piece) -> int:
+        """Returns the number of tokens of a piece that belong to the text of the answer. A stop
+        token that ends the answer does not, unless the client wants it in the text."""
+        if self.options.include_stop_str_in_output or not piece.token_ids:
+            return len(piece.token_ids)
+        stops = self.prompt_of(piece.index).stop_token_ids
+        return len(piece.token_ids) - (piece.token_ids[-1] in stops)
 
     def prompt_text_offsets(self, index: int) -> Sequence[int]:
         """Returns the position of the first character of each token of an answer's prompt, in the
@@ -263,16 +289,16 @@ class Generation:
             TimedOut: the time of the call is over.
         """
         for piece in self._endings:
-            yield piece
+            yield await self._checked(piece)
         if self.options.n_ranked is None and self.options.n_prompt_logprobs is None:
-            self._outlet = outlet
+            self._outlet = outlet if self._checks is None else None
         while self._running:
             event = await self._inbox.get()
             if event.request_id not in self._running:
                 continue
             piece = self._apply(event)
             if self._is_shown(piece):
-                yield piece
+                yield piece if self._checks is None else await self._checked(piece)
 
     async def complete(self) -> list[Piece]:
         """Returns the finished answers in order, each as one piece; see `WholeAnswers.best`.
@@ -337,6 +363,13 @@ class Generation:
         if answer.is_finished:  # the reader may have nothing more to wait for
             self._inbox.put_nowait(Completed(event.request_id, FinishReason.STOP))
 
+    async def _checked(self, piece: Piece) -> Piece:
+        """Returns a piece. The last piece of an answer gets the verdict on the answer's values, if
+        they are checked."""
+        if self._checks is None:
+            return piece
+        return await self._checks.checked(piece, self._answers.prompt(piece.index))
+
     def _expire(self) -> None:
         error = TimedOut(TIMED_OUT, may_retry=False)
         self._inbox.fail(error)
@@ -370,6 +403,8 @@ class Generation:
         )
         reader = prompt.answer_format.reader(self.request_id, index)
         self._replayed[index] = reader
+        if self._checks is not None:
+            reader = RecordingReader(reader, self._checks, index)
         async with self._resources.replaying:
             piece = await replay(answer, so_far.token_ids, ending=ending, reader=reader)
         if answer.is_finished:

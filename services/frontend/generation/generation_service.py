@@ -18,6 +18,7 @@ from array import array
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 from opentelemetry.trace import NoOpTracer, Tracer
@@ -47,9 +48,6 @@ from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.grammar_check import GrammarCheck
-from services.frontend.text.message_format import (
-    MessageFormat,
-)
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
 from services.frontend.text.tokenizer import Tokenizer
@@ -105,12 +103,7 @@ class GenerationService:
         self._request_encoder = RequestEncoder(
             self._prompt_encoder,
             grammar_check=GrammarCheck(model.tokenizer_file, self._refusals),
-            message_format=MessageFormat(
-                tokenizer,
-                "" if model.chat_template is None else model.chat_template.source,
-                tool_parser=model.tool_parser,
-                reasoning_parser=model.reasoning_parser,
-            ),
+            message_format=model.message_format(tokenizer),
         )
         self._anybody = Account()
         self.n_in_flight = 0
@@ -121,7 +114,7 @@ class GenerationService:
         self._is_leaving = False
         self._is_stopping = False
         self._replaying = asyncio.Lock()  # tokens of one resumption are replayed at a time
-        self._n_calls = 0  # that have not ended for their clients
+        self._n_calls = 0  # number of calls that have not ended for their clients
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -158,6 +151,11 @@ class GenerationService:
         there has been no pipeline."""
         return self._model_limits(self.describe()).names
 
+    @property
+    def model_created(self) -> int:
+        """Time at which the model's files were written, in seconds since 1970."""
+        return self._model.created
+
     def check_room(self, account: Account) -> None:
         """Checks that there is room for a new call, and that a request of the best priority that
         the account allows need not wait too long. To be called before any work is done for the
@@ -187,14 +185,15 @@ class GenerationService:
             InvalidRequest: the prompt is too long, tokens are not in the vocabulary, a conversation
             can't be written out, or an option or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            PoolFull: there are too many calls at once.
+            TimedOut: the time limit of the call is over.
         """
         deadline = self._deadline()
         options = options or GenerationOptions()
         options.check()
         request = GenerationRequest(prompts=(prompt,), options=replace(options, n=1))
         request.check()
+        self._prompt_encoder.check_length(request.prompts, self._last_limits())
         with self._admitted(request, account or self._anybody) as resources:
             limits = self._model_limits(self.describe())
             limits.check_model(model)
@@ -203,6 +202,29 @@ class GenerationService:
                 prompt, limits, resources.share, add_special_tokens=options.add_special_tokens
             )
             return await _until(deadline, encoding)
+
+    async def count(
+        self, prompt: Prompt, account: Account | None = None, *, model: str = ""
+    ) -> int:
+        """Returns the number of tokens of a prompt, also of a prompt that is too long for the
+        model. The call counts as a call with one answer.
+
+        Raises:
+            InvalidRequest: the prompt has too many characters, a conversation can't be written out,
+            or the time limit of the call is wrong.
+            UnknownModel: `model` is not the model that is served.
+            PoolFull: there is too much at once.
+            TimedOut: the time of the call is over.
+        """
+        deadline = self._deadline()
+        request = GenerationRequest(prompts=(prompt,))
+        request.check()
+        with self._admitted(request, account or self._anybody) as resources:
+            limits = self._model_limits(self.describe())
+            limits.check_model(model)
+            return await _until(
+                deadline, self._prompt_encoder.count(prompt, limits, resources.share)
+            )
 
     async def detokenize(
         self, token_ids: tuple[int, ...], account: Account | None = None, *, model: str = ""
@@ -214,8 +236,8 @@ class GenerationService:
             InvalidRequest: there are more tokens than the model can read, a token is not in the
             vocabulary, or the time limit of the call is wrong.
             UnknownModel: `model` is not the model that is served.
-            PoolFull: there is too much at once.
-            TimedOut: the time of the call is over.
+            PoolFull: there are too many calls at once.
+            TimedOut: the time limit of the call is over.
         """
         deadline = self._deadline()
         limits = self._model_limits(self.describe())
@@ -252,7 +274,7 @@ class GenerationService:
             Unavailable: no pipeline came in time, or this process is stopping.
         """
         until = _now() + self._limits.hold_s
-        options = self._model.defaults.apply(request.options)
+        options = self._model.applied(request.options)
         if options is not request.options:
             request = replace(request, options=options)
         model = self._scheduler.pipeline.last_model
@@ -266,6 +288,7 @@ class GenerationService:
             account = account or self._anybody
             if request.resumption is None:
                 self._scheduler.check_time(account.name, request.options.priority)
+            self._prompt_encoder.check_length(request.prompts, self._last_limits())
             with self._admitted(request, account) as resources:
                 generation = await _until(
                     deadline, self._generation(request, until, resources, span, call)
@@ -333,6 +356,9 @@ class GenerationService:
             resumption=request.resumption,
             span=span,
             call=call,
+            check_value=partial(
+                self._request_encoder.check_value, limits=limits, share=resources.share
+            ),
         )
 
     @contextmanager
@@ -353,7 +379,6 @@ class GenerationService:
                 f"asks for {n_answers} answers at once; "
                 f"{self._limits.max_in_flight} can be in the making",
             )
-        self._prompt_encoder.check_length(request.prompts, self._last_limits())
         n_counted = min(n_answers, self._limits.max_answers_at_once)
 
         with account.in_flight(request) as of_account:
@@ -404,7 +429,9 @@ class GenerationService:
         return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
     def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
-        return ModelLimits(pipeline, self._model.names)
+        return ModelLimits(
+            pipeline, self._model.names, strict_max_tokens=self._limits.strict_max_tokens
+        )
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
         """Returns the approximate memory, in bytes, that a request takes once its prompts are

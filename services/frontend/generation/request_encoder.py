@@ -12,7 +12,12 @@ from services.common import errors
 from services.common.sampling import OPTIONS
 from services.frontend.generation.encoded_prompt import EncodedPrompt
 from services.frontend.request.conversation import Conversation
-from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.request.generation_request import (
+    GenerationOptions,
+    GenerationRequest,
+    Prompt,
+)
+from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.resumption import TOKENS_FIELD
@@ -24,6 +29,10 @@ from services.frontend.text.message_format import (
     schema_grammars,
 )
 from services.frontend.text.prompt_encoder import PromptEncoder
+
+LONG_SCHEMAS = 2**14
+"""Number of characters of tools' schemas from which the schemas are translated in a thread.
+Translating 400,000 characters takes a tenth of a second."""
 
 
 class RequestEncoder:
@@ -54,7 +63,7 @@ class RequestEncoder:
                 limits.check_tokens(TOKENS_FIELD, answer.token_ids)
         self._prompts.check_length(request.prompts, limits)
         options = request.options
-        if options.sampling.grammar:
+        if options.sampling.grammar and not any(map(_forces_call, request.prompts)):
             await self._grammar_check.check(
                 options.format_field, options.sampling.grammar, limits.pipeline, share
             )
@@ -76,8 +85,10 @@ class RequestEncoder:
                     prompt, token_ids, request.options, limits, share
                 )
             limits.check_prompt_logprobs(request.options, n_prompt=len(token_ids))
+            end_tokens = () if options.ignore_eos else answer_format.end_tokens
+            all_stops = tuple(dict.fromkeys((*stop_token_ids, *end_tokens)))
             encoded.append(
-                EncodedPrompt(prompt, token_ids, max_new_tokens, stop_token_ids, answer_format)
+                EncodedPrompt(prompt, token_ids, max_new_tokens, all_stops, answer_format)
             )
         return tuple(encoded)
 
@@ -96,14 +107,15 @@ class RequestEncoder:
             InvalidRequest: the grammar cannot be followed. If the schema of a tool is the cause,
             the error names the tool.
         """
-        if conversation.tool_choice.mode in ("required", "named") and options.sampling.grammar:
-            raise errors.InvalidRequest("tool_choice", f"not together with {options.format_field}")
-        answer_format = self._message_format.of(
+        find = partial(
+            self._message_format.of,
             conversation,
             token_ids,
-            asked=options.sampling.grammar,
+            asked="" if _forces_call(conversation) else options.sampling.grammar,
             asked_field=options.format_field,
         )
+        n_characters = sum(len(tool.parameters) for tool in conversation.tools)
+        answer_format = find() if n_characters < LONG_SCHEMAS else await asyncio.to_thread(find)
         field, grammar = answer_format.grammar_field, answer_format.grammar
         if not grammar:
             return answer_format
@@ -114,7 +126,21 @@ class RequestEncoder:
         try:
             await check(field, grammar)
         except errors.InvalidRequest:
-            for schema_field, schema in schema_grammars(conversation):
+            schemas = self._message_format.schemas_of(conversation).values()
+            for schema_field, schema in schema_grammars(schemas):
                 await check(schema_field, schema)
             raise
         return answer_format
+
+    async def check_value(
+        self, schema: ClientSchema, value: str, *, limits: ModelLimits, share: Share
+    ) -> bool | None:
+        """Returns whether a text is JSON that matches a client's schema; None if that could not be
+        found out within the limits."""
+        return await self._grammar_check.is_valid(schema, value, limits.pipeline, share)
+
+
+def _forces_call(prompt: Prompt) -> bool:
+    """Returns whether an answer must call a tool. Then the answer does not follow the format that
+    the client asks for, since such an answer has no other text."""
+    return isinstance(prompt, Conversation) and prompt.tool_choice.mode in ("required", "named")

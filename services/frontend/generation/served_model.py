@@ -1,11 +1,16 @@
-"""The model as its files and the settings describe it."""
+"""The description of the served model, from its files and the settings."""
 
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.frontend.request.generation_defaults import GenerationDefaults
+from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.json_schema.client_schema import AdditionalProperties
 from services.frontend.text.chat_template import ChatTemplate
-from services.frontend.text.message_format import ReasoningParser, ToolParser
+from services.frontend.text.message_format import MessageFormat
+from services.frontend.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +25,43 @@ class ServedModel:
     """Defaults for options that a request leaves out."""
     chat_template: ChatTemplate | None = None
     """Template that turns a conversation into a text; without one, conversations are refused."""
-    tool_parser: ToolParser = "auto"
-    reasoning_parser: ReasoningParser = "auto"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    additional_properties: AdditionalProperties = "declared"
+    """Members that objects may have whose schema says nothing of them."""
     tokenizer_file: Path | None = None
     """File from which the vocabulary is read to check grammars; None if there is no such file."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """Time at which the model's files were written, in seconds since 1970."""
+
+    def applied(self, options: GenerationOptions) -> GenerationOptions:
+        """Returns the options with the defaults of the model, and with the format of the output as
+        it is enforced here. Returns `options` itself if nothing differs.
+
+        Raises:
+            InvalidRequest: the schema of the format cannot be enforced.
+        """
+        options = self.defaults.apply(options)
+        found = options.format.with_additional(self.additional_properties)
+        return options if found.schema is options.format_schema else options.with_format(found)
+
+    def message_format(self, tokenizer: Tokenizer) -> MessageFormat:
+        """Returns the format of the model's messages."""
+        template = self.chat_template
+        return MessageFormat(
+            tokenizer,
+            "" if template is None else template.source,
+            renders_parallel_calls=template is None or template.renders_parallel_calls,
+            tool_parser=self.tool_parser,
+            reasoning_parser=self.reasoning_parser,
+            additional_properties=self.additional_properties,
+        )
+
+
+def model_created_at(model: Path) -> int:
+    """Returns the time at which a checkpoint's configuration or a GGUF file was written, in seconds
+    since 1970. Without such a file, returns the current time."""
+    for file in (model / "config.json", model):
+        with suppress(OSError):
+            return int(file.stat().st_mtime)
+    return int(time.time())

@@ -18,4 +18,6 @@ class ServiceLimits:
     """Seconds that a request waits for a pipeline when there is none."""
     max_request_s: float = 0.0
     """Seconds that a request may take; 0 sets no limit."""
+    strict_max_tokens: bool = False
+    """Whether a `max_tokens` that does not fit into the model's context is refused."""
     texts: TextLimits = field(default_factory=TextLimits)

@@ -46,7 +46,11 @@ class AnswerMessages:
         """Fields that only the first message of a stream carries."""
         if not generation.is_resumed:
             seed = generation.options.sampling.seed
-            self._first = {"seed": seed, **self._prompt_tokens()}
+            self._first = {
+                "seed": seed,
+                "unenforced": generation.unenforced,
+                **self._prompt_tokens(),
+            }
 
     def whole(self, pieces: Sequence[Piece]) -> inference_pb2.GenerateResponse:
         """Returns one message with all answers; each of `pieces` is a whole answer."""
@@ -55,6 +59,7 @@ class AnswerMessages:
             model=self._generation.model,
             choices=[self._choice(piece) for piece in pieces],
             usage=_to_usage(self._generation.usage),
+            unenforced=self._generation.unenforced,
             **self._prompt_tokens(),
         )
 
@@ -88,6 +93,7 @@ class AnswerMessages:
             text=piece.text,
             token_ids=piece.token_ids if self._shows_tokens else (),
             finish_reason=_FINISH_REASONS[piece.finish_reason],
+            schema_valid=piece.schema_valid,
         )
         if self._is_conversation:
             reader = self._reader(piece.index)
@@ -121,13 +127,14 @@ class AnswerMessages:
         return reader
 
     def _end(self, reader: MessageReader, choice: inference_pb2.Choice) -> None:
-        """Sets the finish reason of an answer that ends with tool calls, as over HTTP: a call of
-        the tool that the client has named counts as an ordinary stop."""
+        """Sets the finish reason of an answer that ends with complete tool calls, as over HTTP: a
+        call of the tool that the client has named counts as an ordinary stop."""
         prompt = self._generation.prompt_of(choice.index).prompt
         is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
         if (
             choice.finish_reason == inference_pb2.FINISH_REASON_STOP
             and reader.n_tool_calls
+            and not reader.ends_in_call
             and not is_named
         ):
             choice.finish_reason = inference_pb2.FINISH_REASON_TOOL_CALLS

@@ -4,7 +4,7 @@ call.
 gRPC limits the bytes of a call, but not the other bytes of a connection. If a client sends headers
 without end, gRPC keeps every byte, despite its limits of metadata: 3 GiB from 32 connections in ten
 seconds. gRPC does not report how many bytes a connection has sent, but the kernel does. So many
-times a second, the bytes that the kernel has received on each connection are compared with the
+times per second, the bytes that the kernel has received on each connection are compared with the
 bytes of the calls on that connection. The difference, bytes that belong to no call, is named the
 connection's debt. A relay in front of gRPC that reads the header of each frame would notice such
 bytes at once, but would cost 8 µs for each streamed message; this watch costs nothing per message.

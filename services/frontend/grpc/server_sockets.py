@@ -53,8 +53,9 @@ def sockets_at(port: int) -> Iterator[socket.socket]:
         if LIBRARY.getsockname(descriptor, address, size) or address[1] != wanted:
             continue
         with suppress(OSError):  # the descriptor is of another kind, or has been closed
-            # As an AF_INET6 socket it reads addresses of both families, which are no longer than
-            # that. Neither this nor `detach` changes whether the socket blocks; `dup` would.
+            # An AF_INET6 socket can read addresses of both families, since IPv6 addresses are the
+            # longer ones. Neither this call nor `detach` changes whether the socket blocks; `dup`
+            # would.
             found = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=descriptor)
             try:
                 name = found.getsockname()

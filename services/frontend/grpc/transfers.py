@@ -93,7 +93,7 @@ class Transfers:
         """Begins a call, and returns the object that receives and sends its messages. The context
         of `uploading` is entered while the request is being received. The id of the call is sent
         before the answers and with the status."""
-        # Asked for once: gRPC decodes all metadata each time, of which a call may have megabytes.
+        # Read only once: gRPC decodes all metadata at each read, and a call may have megabytes.
         received = context.invocation_metadata() or ()
         self.watch.note_call(context.peer(), received)
         metadata = dict(received)
@@ -198,7 +198,7 @@ class LimitedExchange(TimedExchange):
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()
         transfers.n_unread[self._unread_peer] += 1
-        self._share.close()  # what was counted before
+        self._share.close()  # the share of the message before it was unread
         with suppress(errors.PoolFull):  # the answer cannot be taken back
             self._share.grow(_n_bytes(message) + UNREAD_CALL_BYTES)
 

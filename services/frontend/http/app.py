@@ -25,7 +25,7 @@ from services.frontend.http.protocol.api import Api
 from services.frontend.http.protocol.errors import Dialect, answer
 from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.route import Route
-from services.frontend.http.routes import ALL_ROUTES, ROUTES
+from services.frontend.http.routes import served_routes
 from services.frontend.http.transport.media_types import EVENTS
 from services.frontend.request.client_call import current_call
 
@@ -39,15 +39,14 @@ def create_app(api: Api) -> "App":
         OSError: a file of the page cannot be read.
         ValueError: the index of the page is missing, or the media type of a file is not known.
     """
-    routes: Sequence[Route] = ROUTES
     if api.feed is not None:
         page_files()  # raises errors at start rather than at the first request
-        routes = ALL_ROUTES
+    served = served_routes(has_page=api.feed is not None, has_metrics=api.registry is not None)
     document = openapi.document(
-        routes, needs_key=api.api_keys.are_needed, refuses_unknown=api.unknown.are_refused
+        served, needs_key=api.api_keys.are_needed, refuses_unknown=api.unknown.are_refused
     )
     docs_page = page.render(document)
-    return App(replace(api, document=to_json(document), docs_page=docs_page), routes)
+    return App(replace(api, document=to_json(document), docs_page=docs_page), served)
 
 
 class App:
@@ -58,6 +57,7 @@ class App:
         """Prepares the routes. The first route in `routes` that matches a request answers it."""
         self.routes = [_entry(api, route) for route in routes]
         self._dialects = {route.path: route.dialect for route in routes if route.dialect}
+        """Dialect of each path whose errors do not have the form of OpenAI's API."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers a request. An error that is a bug is raised again, so that the server logs the
@@ -69,7 +69,7 @@ class App:
             nonlocal has_begun
             has_begun = True
             if message["type"] == "http.response.start":
-                self._name_request(message, scope["path"])
+                self._name_request(message, scope)
             await send(message)
 
         try:
@@ -105,21 +105,27 @@ class App:
         raise HTTPException(405, headers={"Allow": ", ".join(others[0].methods or ())})
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """Returns the dialect of the errors of a request. Paths that are not served have OpenAI's
-        dialect."""
-        path = getattr(scope.get("route"), "path", "")
-        return self._dialects.get(path, openai_errors.DIALECT)
-
-    def _name_request(self, start: Message, path: str) -> None:
-        """Adds the id of a request to the start of the answer. The header is the one that clients
-        of the protocol read; if the protocol has no such header, nothing is added. Paths below a
-        served path belong to the protocol of the served path."""
-        call = current_call()
+        """Returns the dialect of the errors of a request. A path that is not served has the dialect
+        of the served path above, or of the protocol whose header the request has. Other paths have
+        OpenAI's dialect."""
+        if (route := scope.get("route")) is not None:
+            return self._dialects.get(route.path, openai_errors.DIALECT)
+        names = {name.decode("latin-1") for name, _ in scope["headers"]}
         for served, dialect in self._dialects.items():
-            if call is not None and dialect.id_header and path.startswith(served):
-                name = (dialect.id_header.encode(), call.shown_id.encode())
-                start["headers"] = [*start["headers"], name]
-                return
+            if _is_below(scope["path"], served) or dialect.version_header in names:
+                return dialect
+        return openai_errors.DIALECT
+
+    def _name_request(self, start: Message, scope: Scope) -> None:
+        """Adds the id of a request to the start of the answer, in the header that clients of the
+        protocol read, if the protocol has such a header."""
+        call, header = current_call(), self._dialect(scope).id_header
+        if call is not None and header:
+            start["headers"] = [*start["headers"], (header.encode(), call.shown_id.encode())]
+
+
+def _is_below(path: str, served: str) -> bool:
+    return path == served or path.startswith(f"{served}/")
 
 
 _ANSWERS = (errors.OrcinusError, HTTPException, ClientDisconnect)

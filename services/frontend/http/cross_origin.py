@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from services.frontend.http.anthropic import errors as anthropic_errors
 from services.frontend.http.bodies import unknown_fields
 from services.frontend.http.protocol.errors import RETRY_HEADER
+from services.frontend.http.protocol.generating import UNENFORCED
 from services.frontend.request.client_call import ID_HEADER
 
 METHODS = ("GET", "HEAD", "POST")
@@ -15,6 +16,7 @@ METHODS = ("GET", "HEAD", "POST")
 RESPONSE_HEADERS = (
     "retry-after",
     unknown_fields.HEADER,
+    UNENFORCED,
     RETRY_HEADER,
     ID_HEADER,
     anthropic_errors.ID_HEADER,

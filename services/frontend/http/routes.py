@@ -16,7 +16,7 @@ from services.frontend.http.openai.chat_request import ChatBody
 from services.frontend.http.openai.completion_request import CompletionBody
 from services.frontend.http.openai.models import list_models, retrieve_model
 from services.frontend.http.openai.tokens import detokenize, tokenize
-from services.frontend.http.operations import pipeline_page, probes
+from services.frontend.http.operations import metrics, pipeline_page, probes
 from services.frontend.http.protocol.route import (
     RESUMING,
     Access,
@@ -28,7 +28,7 @@ from services.frontend.http.protocol.route import (
 )
 from services.frontend.http.responses.answer import Response
 from services.frontend.http.responses.request import ResponsesBody
-from services.frontend.http.transport.media_types import EVENTS, HTML
+from services.frontend.http.transport.media_types import EVENTS, HTML, TEXT
 
 OPENAPI_PATH = "/openapi.json"
 
@@ -162,8 +162,30 @@ _OF_SERVER = (
     ),
 )
 
-ROUTES = (*_OPENAI, *_OTHER_PROTOCOLS, *_OF_SERVER)
-"""Routes that every server has."""
+_METRICS = (
+    Route(
+        method="GET",
+        path="/metrics",
+        handler=metrics.metrics,
+        name="metrics",
+        description="Tells the metrics of this process for Prometheus. Only where the setting "
+        "`api_metrics` is on.",
+        media_type=TEXT,
+    ),
+)
 
-ALL_ROUTES = (*_OPENAI, *_OTHER_PROTOCOLS, *_WATCHING, *_OF_SERVER)
-"""Routes of a server that also has the page that shows the pipeline."""
+
+def served_routes(*, has_page: bool, has_metrics: bool) -> tuple[Route, ...]:
+    """Returns the routes of a server that has, or does not have, the page that shows the pipeline
+    and the metrics."""
+    return (
+        *_OPENAI,
+        *_OTHER_PROTOCOLS,
+        *(_WATCHING if has_page else ()),
+        *_OF_SERVER,
+        *(_METRICS if has_metrics else ()),
+    )
+
+
+ROUTES = served_routes(has_page=False, has_metrics=False)
+"""Routes that every server has."""

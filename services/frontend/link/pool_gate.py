@@ -45,12 +45,12 @@ class PoolGate:
         self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
-        """Forgets what the scheduler said, since there is another scheduler or a new stream."""
+        """Drops the last reported number of free places; the scheduler or the stream is new."""
         self._n_free, self._n_unanswered = None, 0
         self._late.clear()
 
     def update(self, response: scheduler_pb2.ConnectResponse, *, now: float) -> None:
-        """Notes what a message of the scheduler says about its pool."""
+        """Notes the state of the pool that a message of the scheduler reports."""
         self._n_unanswered -= len(response.accepted) + len(response.rejected)
         if response.HasField("n_free"):
             self._n_free, self._told_at = response.n_free, now
@@ -80,10 +80,10 @@ class PoolGate:
             self._late[account] = Lateness(priority, believed_until, now + for_s)
 
     def check_time(self, account: str, priority: int, *, now: float) -> None:
-        """Returns if a request of an account can have its first token in time.
+        """Checks that a request of an account can have its first token in time.
 
         Raises:
-            PoolFull: its first token would be too late.
+            PoolFull: the first token of the request would be too late.
         """
         late = self._late.get(account)
         if late is not None and priority >= late.priority and now < late.believed_until:

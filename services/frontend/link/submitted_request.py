@@ -39,17 +39,17 @@ class SubmittedRequest:
     span: RequestSpan
     was_held: bool = False
     was_sent: bool = False
-    is_accepted: bool = False  # by the scheduler that leads now
-    n_extensions: int = 0  # of `until`, since the last token
+    is_accepted: bool = False  # whether the scheduler that leads now has accepted the request
+    n_extensions: int = 0  # how often `until` was extended since the last token
     n_at_loss: int = 0  # number of tokens when the pipeline was last lost
     is_stalled: bool = False  # whether no token has come since the pipeline was lost
     was_lost: bool = False  # whether a loss is not recovered from yet, see `_recover`
-    next_prompt_position: int = 1  # of the next log-probabilities of the prompt
+    next_prompt_position: int = 1  # position of the prompt's next log-probabilities
     failure: str = ""  # message of the last failed attempt
     next_attempt: asyncio.TimerHandle | None = None  # only while the request is held
     request_id: str = field(init=False)
     wants_logprobs: bool = field(init=False)
-    token_ids: "array[int]" = field(init=False)  # of the output so far
+    token_ids: "array[int]" = field(init=False)  # tokens of the output so far
 
     def __post_init__(self) -> None:
         submission = self.submission

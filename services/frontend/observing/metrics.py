@@ -51,6 +51,9 @@ class MeasuredCall:
         call to its end, the number of its tokens, and the number of its tokens that came in this
         call."""
         self.n_prompt_tokens = 0
+        self.checked_values: list[bool | None] = []
+        """For each complete answer whose values were checked: whether they match their JSON
+        schemas, or None if that could not be found out."""
 
     @property
     def is_complete(self) -> bool:
@@ -119,6 +122,14 @@ class FrontendMetrics:
             semconv.ANSWERS_FINISHED, "Complete answers.", ["reason"], registry=registry
         )
         self._finished = {reason: finished.labels(reason.value) for reason in FinishReason}
+        checked = Counter(
+            semconv.VALUES_CHECKED,
+            "Answers whose values were checked against JSON schemas.",
+            ["result"],
+            registry=registry,
+        )
+        results = {True: "valid", False: "invalid", None: "unknown"}
+        self._checked = {verdict: checked.labels(name) for verdict, name in results.items()}
         self._resumed = Counter(
             semconv.ANSWERS_RESUMED,
             "Answers whose client came back for the rest of a stream that broke.",
@@ -181,6 +192,8 @@ class FrontendMetrics:
         first_token_s = call.time_to_first_token_s
         if first_token_s is not None:
             self._first_token.labels(*labels).observe(first_token_s, trace)
+        for verdict in call.checked_values:
+            self._checked[verdict].inc()
         if error_type:
             return
         self._input.inc(call.n_prompt_tokens)

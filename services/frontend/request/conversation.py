@@ -24,8 +24,9 @@ MAX_TURNS = 2048
 """Largest number of messages of a conversation, and of parts of a message. The number is limited
 because each costs more than its bytes."""
 
-MAX_TOOLS = 128
-"""Largest number of tools, as in the OpenAI API."""
+MAX_TOOLS = 512
+"""Largest number of tools, four times that of the OpenAI API: agents with many servers of tools
+send hundreds."""
 
 MAX_TOOL_NAME = 256
 """Largest number of characters in a tool's name."""

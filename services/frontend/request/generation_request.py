@@ -15,6 +15,8 @@ from services.common import errors
 from services.common.priority import DEFAULT_PRIORITY, PRIORITIES
 from services.common.sampling import INT32_MAX, MAX_LOGPROBS, OPTIONS, SamplingParams, WholeNumbers
 from services.frontend.request.conversation import Conversation
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import OutputFormat
 from services.frontend.request.resumption import SEED_FIELD, Resumption
 
 DEFAULT_MAX_TOKENS = 16
@@ -42,7 +44,8 @@ ANSWER_BYTES = 256
 """Bytes of memory that a resumed answer takes besides its tokens."""
 
 MAX_TOKENS = WholeNumbers(1, INT32_MAX)
-_MAX_TOKENS_ECHOED = WholeNumbers(0, INT32_MAX)
+MAX_TOKENS_OF_TEXT = WholeNumbers(0, INT32_MAX)
+"""Values of `max_tokens` for prompts of text or tokens, whose answers may have no tokens."""
 _N = WholeNumbers(1, MAX_N)
 _N_LOGPROBS = WholeNumbers(0, MAX_LOGPROBS)
 
@@ -61,12 +64,13 @@ class GenerationOptions:
     default_max_tokens: int | None = None
     """The checkpoint's default of `max_tokens`. It applies if the client sets none, unless the
     default for this kind of prompt is lower."""
-    lowers_max_tokens: bool = False  # to what fits, for protocols in which clients must set it
     sampling: SamplingParams = dataclasses.field(default_factory=SamplingParams)
     defaulted: Set[str] = dataclasses.field(default=frozenset(), compare=False)
     """Names of the options of `sampling` that the client left out, so that the checkpoint's
     defaults apply."""
     format_field: str = "format"  # the field that asks for the grammar, as the client spells it
+    format_schema: ClientSchema | None = None
+    """The JSON schema from which the grammar is made, if there is one."""
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     return_token_ids: bool = False
@@ -118,6 +122,18 @@ class GenerationOptions:
         n_characters = getsizeof(sampling.grammar) + getsizeof(self.cache_salt)
         return n_characters + TOKEN_BYTES * n_tokens
 
+    @property
+    def format(self) -> OutputFormat:
+        """Format that the client asks for."""
+        return OutputFormat(self.format_field, self.sampling.grammar, self.format_schema)
+
+    def with_format(self, format: OutputFormat) -> Self:
+        """Returns the options with the format `format`."""
+        sampling = replace(self.sampling, grammar=format.grammar)
+        return replace(
+            self, sampling=sampling, format_field=format.field, format_schema=format.schema
+        )
+
     def check(self) -> None:
         """Checks everything that doesn't depend on the model.
 
@@ -129,8 +145,7 @@ class GenerationOptions:
             if self.ignore_eos:
                 raise errors.InvalidRequest("ignore_eos", f"not together with {self.format_field}")
         if self.max_tokens is not None:
-            allowed = _MAX_TOKENS_ECHOED if self.echo else MAX_TOKENS
-            allowed.check(self.max_tokens_field, self.max_tokens)
+            MAX_TOKENS_OF_TEXT.check(self.max_tokens_field, self.max_tokens)
         self.sampling.check()
         _N.check("n", self.n)
         if self.best_of is not None:
@@ -210,6 +225,8 @@ class GenerationRequest:
         for prompt in self.prompts:
             if isinstance(prompt, Conversation):
                 prompt.check()
+                if self.options.max_tokens is not None:
+                    MAX_TOKENS.check(self.options.max_tokens_field, self.options.max_tokens)
         if self.n_answers > MAX_ANSWERS:
             raise errors.InvalidRequest(
                 "prompt", f"asks for more than {MAX_ANSWERS} answers at once"

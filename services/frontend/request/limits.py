@@ -17,6 +17,8 @@ class ModelLimits:
     served_names: tuple[str, ...] = ()
     """Names by which clients know the model; if there are none, clients know it by the pipeline's
     name for it."""
+    strict_max_tokens: bool = False
+    """Whether a `max_tokens` that does not fit is refused instead of being lowered to what fits."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -50,42 +52,59 @@ class ModelLimits:
         return n_tokens >= self.pipeline.max_model_len
 
     def check_length(self, field: str, n_tokens: int, *, is_least: bool = False) -> None:
-        """Raises InvalidRequest if a prompt of `n_tokens` tokens leaves no room for an answer. With
-        `is_least`, the prompt may have more tokens, and the message says so."""
+        """Raises ContextOverflow if a prompt of `n_tokens` tokens leaves no room for an answer.
+        With `is_least`, the prompt may have more tokens, and the message says so."""
         if self.is_too_long(n_tokens):
             number = f"at least {n_tokens}" if is_least else str(n_tokens)
-            raise errors.InvalidRequest(
+            raise errors.ContextOverflow(
                 field,
-                f"has {number} tokens, which leaves no room for an answer: prompt and "
-                f"answer may have {self.pipeline.max_model_len} together",
+                f"has {number} tokens, which leaves no room for an answer: {self._context_words}",
+                context=self.pipeline.max_model_len,
+                n_prompt=n_tokens,
             )
 
+    def too_many_characters(self, field: str, message: str) -> errors.ContextOverflow:
+        """Returns the error for a prompt that has too many characters to be made into tokens."""
+        return errors.ContextOverflow(
+            field, f"{message}: {self._context_words}", context=self.pipeline.max_model_len
+        )
+
     def max_new_tokens(self, options: GenerationOptions, *, n_prompt: int, is_chat: bool) -> int:
-        """Returns the largest number of tokens that an answer may have.
+        """Returns the largest number of tokens that an answer may have: the client's `max_tokens`,
+        lowered to the room that the prompt leaves.
 
         Raises:
-            InvalidRequest: the client's `max_tokens` does not fit, or its `min_tokens` is larger
-            than the result.
+            ContextOverflow: the client's `max_tokens` does not fit, and the limit is strict.
+            InvalidRequest: the client's `min_tokens` is larger than the result.
         """
         room = self.pipeline.max_model_len - n_prompt
         default = room if is_chat else min(DEFAULT_MAX_TOKENS, room)
         if options.default_max_tokens is not None:
             default = min(default, options.default_max_tokens)
         max_tokens = default if options.max_tokens is None else options.max_tokens
-        if options.lowers_max_tokens:
-            max_tokens = min(max_tokens, room)
-        if max_tokens > room:
-            raise errors.InvalidRequest(
+        if self.strict_max_tokens and max_tokens > room:
+            raise errors.ContextOverflow(
                 options.max_tokens_field,
-                f"{max_tokens} with a prompt of {n_prompt} tokens exceeds the "
-                f"{self.pipeline.max_model_len} tokens that both may have together",
+                f"{max_tokens} with a prompt of {n_prompt} tokens are too many: "
+                f"{self._context_words}",
+                context=self.pipeline.max_model_len,
+                n_prompt=n_prompt,
+                n_answer=max_tokens,
             )
+        max_tokens = min(max_tokens, room)
         if options.sampling.min_tokens > max_tokens:
             raise errors.InvalidRequest(
                 "min_tokens",
                 f"{options.sampling.min_tokens} exceeds the {max_tokens} tokens at most",
             )
         return max_tokens
+
+    @property
+    def _context_words(self) -> str:
+        return (
+            f"this model's maximum context length is {self.pipeline.max_model_len} tokens, which "
+            "prompt and answer share"
+        )
 
     def check_prompt_logprobs(self, options: GenerationOptions, *, n_prompt: int) -> None:
         """Raises InvalidRequest if the wanted log-probabilities of `n_prompt` prompt tokens are too

@@ -1,7 +1,9 @@
-"""Checks whether a grammar can be followed, by compiling it in the same way as the workers.
+"""Checks whether a grammar can be followed, by compiling it in the same way as the workers, and
+whether a finished value matches a client's schema.
 
 Another process compiles grammars (`grammar_process`), one at a time; the number of grammars that
 wait is limited. The result of a check (the verdict) is kept, but the compiled grammar is not.
+Values are checked in the same process. A value that cannot be checked has no verdict.
 """
 
 import hashlib
@@ -11,13 +13,14 @@ from functools import partial
 from pathlib import Path
 
 from services.common import errors
+from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.output_format import MAX_MESSAGE_LENGTH
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusals
+from services.frontend.text.grammar_checker import CheckedModel
 from services.frontend.text.grammar_process import CannotFollow, GrammarProcess, NoAnswer
 from services.frontend.text.text_threads import MAX_WAITING_CHARACTERS, TextLane
-from services.grammar.checker import CheckedModel
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +30,9 @@ MAX_VERDICTS = 1024
 MAX_WAITING = 64
 """Largest number of grammars that wait for the process. Each takes at most a tenth of a second of
 processor time (`checker.COMPILE_S`), and most take 5 ms."""
+
+MAX_VALUE_LENGTH = 2**20
+"""Largest number of characters of a value that is checked."""
 
 COPIES = 4
 """Bytes of memory for each character of a grammar while it is checked. The memory for compiling it
@@ -78,6 +84,34 @@ class GrammarCheck:
                 self._keep(digest, verdict)
         if verdict:
             raise errors.InvalidRequest(field, verdict)
+
+    async def is_valid(
+        self, schema: ClientSchema, value: str, pipeline: ServedPipeline, share: Share
+    ) -> bool | None:
+        """Returns whether a text is JSON that matches a client's schema; None if that could not be
+        found out within the limits."""
+        if self._tokenizer_file is None or len(value) > MAX_VALUE_LENGTH:
+            return None
+        work = partial(self._is_valid, schema.text, value, pipeline, self._tokenizer_file)
+        try:
+            return await self._lane.run(
+                work,
+                share,
+                n_characters=MAX_WAITING_CHARACTERS // MAX_WAITING,
+                n_bytes=COPIES * (len(schema.text) + len(value)),
+            )
+        except errors.PoolFull:
+            return None
+
+    def _is_valid(
+        self, schema: str, value: str, pipeline: ServedPipeline, tokenizer_file: Path
+    ) -> bool | None:
+        """Returns the verdict on a value. Runs in the thread for grammars."""
+        try:
+            return self._of(pipeline, tokenizer_file).is_valid(schema, value)
+        except (CannotFollow, NoAnswer) as error:
+            log.warning("a value could not be checked: %s", error)
+            return None
 
     def _keep(self, digest: bytes, verdict: str) -> None:
         self._verdicts[digest] = verdict

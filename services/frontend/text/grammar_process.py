@@ -1,8 +1,9 @@
-"""The process beside a frontend that compiles the grammars of clients to check them.
+"""The process beside a frontend that compiles the grammars of clients to check them, and checks
+values against the schemas of clients.
 
-The process runs `services.grammar.checker`. It is started when the first grammar comes, and again
-when it has died or does not answer. It holds the vocabulary of the model in memory, so that the
-frontend need not hold it.
+The process runs `services.frontend.text.grammar_checker`. The frontend starts the process when the
+first grammar comes, and again when the process has died or does not answer. The process holds the
+vocabulary of the model in memory, so that the frontend need not hold it.
 """
 
 import json
@@ -11,8 +12,9 @@ import subprocess
 import sys
 import time
 import weakref
+from typing import Any
 
-from services.grammar.checker import CheckedModel
+from services.frontend.text.grammar_checker import CheckedModel
 
 START_LIMIT_S = 30.0
 """Seconds in which the process must have read the tokenizer, which takes 0.3 s on an idle
@@ -45,10 +47,25 @@ class GrammarProcess:
             CannotFollow: the model can follow no grammar.
             NoAnswer: the process gave no answer.
         """
+        reason: str | None = self._ask(grammar)
+        return reason
+
+    def is_valid(self, schema: str, value: str) -> bool | None:
+        """Returns whether a text is JSON that matches a schema; None if that could not be found out
+        within the limits.
+
+        Raises:
+            CannotFollow: the model can follow no grammar.
+            NoAnswer: the process gave no answer.
+        """
+        verdict: bool | None = self._ask([schema, value])
+        return verdict
+
+    def _ask(self, question: object) -> Any:
         if self._process is None:
             self._process = _StartedProcess(self.model)
         try:
-            return self._process.ask(json.dumps(grammar), limit_s=CHECK_LIMIT_S)
+            return self._process.ask(json.dumps(question), limit_s=CHECK_LIMIT_S)
         except NoAnswer:
             self._process = None
             raise
@@ -67,7 +84,7 @@ class _StartedProcess:
         self._connection, others_end = socket.socketpair()
         with others_end:
             process = subprocess.Popen(
-                [sys.executable, "-m", "services.grammar.checker"],
+                [sys.executable, "-m", "services.frontend.text.grammar_checker"],
                 stdin=others_end.fileno(),
                 stdout=others_end.fileno(),
             )
@@ -77,7 +94,7 @@ class _StartedProcess:
             self.close()
             raise CannotFollow(reason)
 
-    def ask(self, line: str, *, limit_s: float) -> str | None:
+    def ask(self, line: str, *, limit_s: float) -> Any:
         """Sends a line and returns the answer. Raises NoAnswer, and ends the process, if there is
         no answer in time."""
         ends_at = time.monotonic() + limit_s
@@ -94,8 +111,7 @@ class _StartedProcess:
         except (NoAnswer, OSError) as error:
             self.close()
             raise NoAnswer(str(error)) from error
-        reason: str | None = json.loads(answer)
-        return reason
+        return json.loads(answer)
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: socket.socket) -> None:

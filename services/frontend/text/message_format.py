@@ -3,80 +3,43 @@ answer, and the grammar that makes the model call tools, or follow a client's gr
 reasoning.
 
 Operators set the format, or it is derived from the chat template and the special tokens of the
-checkpoint. If the format is unknown, the tags of Hermes are assumed: without such tags, the reader
-reads plain content, and if a tool must be called, the grammar makes the model write the tags.
+checkpoint. If the format is unknown, the whole text is content, and no call can be forced.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
-
-import pydantic_core
+from typing import TypeVar
 
 from services.common import errors
 from services.frontend.request import output_format
-from services.frontend.request.conversation import Conversation, Tool
-from services.frontend.text import hermes, reasoning
-from services.frontend.text.hermes import Hermes
-from services.frontend.text.llama3 import TAG, Llama3
+from services.frontend.request.conversation import Conversation, Tool, ToolChoice
+from services.frontend.request.json_schema.client_schema import AdditionalProperties, ClientSchema
+from services.frontend.request.output_format import ANY_OBJECT
+from services.frontend.text.formats.call_reader import CallRules
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import TEXT, Markers, ToolRule
+from services.frontend.text.formats.reasoning_format import ReasoningFormat
+from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from services.frontend.text.formats.tool_format import ToolFormat
 from services.frontend.text.message_reader import MessageReader, PlainReader
-from services.frontend.text.mistral import BEGIN, Mistral
-from services.frontend.text.reasoning import ThinkReader
 from services.frontend.text.tokenizer import Tokenizer
-from services.frontend.text.tool_calls import CallRules
-from services.frontend.text.tool_grammar import TEXT, Markers, ToolRule
 
-ToolParser = Literal["auto", "none", "hermes", "llama3", "mistral"]
-ReasoningParser = Literal["auto", "none", "think"]
+log = logging.getLogger(__name__)
 
-TAIL_TOKENS = 8
+Format = TypeVar("Format", ToolFormat, ReasoningFormat)
+
+TAIL_TOKENS = 48
 """Number of tokens at the end of a prompt that are searched for the tag that opens the
 reasoning."""
-
-TAGS = reasoning.BEGIN, reasoning.END
 
 MAX_BLAMED = 16
 """Largest number of tools whose schemas are checked one by one, when the grammar of all cannot be
 followed."""
-
-
-class ToolCallFormat(Protocol):
-    """The format in which a family of models writes tool calls."""
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """Texts that mark calls. In some checkpoints these texts are special tokens."""
-
-    @property
-    def id_prefix(self) -> str:
-        """Beginning of the id of a call."""
-
-    @property
-    def id_length(self) -> int:
-        """Number of hexadecimal digits in the id after the prefix."""
-
-    @property
-    def has_bare_calls(self) -> bool:
-        """Whether calls are JSON without a mark that introduces them."""
-
-    def reader(self, rules: CallRules) -> MessageReader:
-        """Returns a new reader for an answer."""
-
-    def grammar(
-        self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
-    ) -> str:
-        """Returns the rule `answer` of a grammar, with the rules that it needs except `TEXT` and
-        those of arguments."""
-
-
-FAMILIES: Mapping[str, ToolCallFormat] = {
-    "hermes": Hermes(),
-    "llama3": Llama3(),
-    "mistral": Mistral(),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,21 +47,26 @@ class AnswerFormat:
     """The format of the answers to one prompt: makes their readers, and has the grammar that
     answers follow."""
 
-    family: ToolCallFormat | None = None
-    tool_names: frozenset[str] = frozenset()
+    family: ToolFormat | None = None
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Schema of the arguments of each tool, as JSON, by the tool's name."""
     is_single: bool = False
     must_call: bool = False
     is_exclusive: bool = False
     """Whether an answer consists either of calls or of a text of the client's grammar."""
-    thinks: bool = False
+    reasoning: ReasoningFormat | None = None
     is_thinking: bool = False
     """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""
     marks: Mapping[int, str] = field(default_factory=dict)
     """Special tokens that readers must see, with their texts."""
+    end_tokens: tuple[int, ...] = ()
+    """Tokens that end the answer, besides those that the pipeline names."""
     grammar: str = ""
     """Grammar that answers follow in place of the client's grammar; empty if there is none."""
     grammar_field: str = ""
     """Field of the request that is the reason for the grammar."""
+    schemas: Mapping[str, ClientSchema] = field(default_factory=dict)
+    """Schemas of tools that the grammar does not enforce completely, by the name of the tool."""
 
     def reader(self, request_id: str, index: int) -> MessageReader:
         """Returns a new reader for the answer with index `index` to a request."""
@@ -107,20 +75,18 @@ class AnswerFormat:
             new_id = partial(_call_id, self.family, f"{request_id}-{index}")
             rules = CallRules(
                 new_id=new_id,
-                names=self.tool_names,
+                tools=self.tools,
                 is_single=self.is_single,
                 must_call=self.must_call,
                 is_exclusive=self.is_exclusive,
             )
             reader = self.family.reader(rules)
-        if not self.thinks:
+        if self.reasoning is None:
             return reader
-        return ThinkReader(reader, has_begun=self.is_thinking, must_call=self.must_call)
+        return self.reasoning.reader(reader, has_begun=self.is_thinking, must_call=self.must_call)
 
 
 PLAIN = AnswerFormat()
-
-_OBJECT = {"type": "object"}
 
 
 class MessageFormat:
@@ -131,20 +97,49 @@ class MessageFormat:
         tokenizer: Tokenizer,
         template: str,
         *,
-        tool_parser: ToolParser = "auto",
-        reasoning_parser: ReasoningParser = "auto",
+        renders_parallel_calls: bool = True,
+        tool_parser: str = "auto",
+        reasoning_parser: str = "auto",
+        additional_properties: AdditionalProperties = "declared",
     ) -> None:
-        """`template` is the source of the chat template."""
+        """`template` is the source of the chat template, and `renders_parallel_calls` whether it
+        shows several calls in one turn; if it does not, answers have one call at most.
+        `tool_parser` and `reasoning_parser` are names of formats, `auto` or `none`."""
+        self._renders_parallel_calls = renders_parallel_calls
         self._tokenizer = tokenizer
-        self.tools = _family_of(tokenizer, template) if tool_parser == "auto" else tool_parser
-        """Format of tool calls: the name of a family, or `none`."""
-        self._family = FAMILIES.get(self.tools)
-        self.thinks = reasoning_parser == "think"
+        self._additional_properties = additional_properties
+        checkpoint = Checkpoint(template, tokenizer.special_tokens)
+        self._family = _chosen(TOOL_FORMATS, tool_parser, checkpoint)
+        self._reasoning = _chosen(REASONING_FORMATS, reasoning_parser, checkpoint)
+        if template and self._family is None and tool_parser == "auto":
+            log.info(
+                "no known format of tool calls in the chat template: calls of tools are content, "
+                "and no call can be forced; the setting tool_parser names a format"
+            )
+        self._special = tokenizer.special_tokens(
+            (*_markers(self._family), *_markers(self._reasoning))
+        )
+
+    @property
+    def tools(self) -> str:
+        """Name of the format of tool calls; `none` if there is no such format, or none is known."""
+        return "none" if self._family is None else self._family.name
+
+    @property
+    def reasoning(self) -> str:
+        """Name of the format of reasoning; `none` if there is no such format, or none is known."""
+        return "none" if self._reasoning is None else self._reasoning.name
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end a turn, besides those that the checkpoint's generation config names."""
+        names = () if self._family is None else self._family.end_tokens
+        return tuple(self._tokenizer.special_tokens(names).values())
+
+    @property
+    def thinks(self) -> bool:
         """Whether answers may begin with reasoning."""
-        if reasoning_parser == "auto":
-            self.thinks = reasoning.END in template
-        markers = self._family.markers if self._family else ()
-        self._special = tokenizer.special_tokens((*markers, *TAGS))
+        return self._reasoning is not None
 
     def of(
         self,
@@ -164,41 +159,89 @@ class MessageFormat:
         """
         choice = conversation.tool_choice
         must_call = choice.mode in ("required", "named")
-        if must_call and self._family is None:
-            raise errors.InvalidRequest(
-                "tool_choice", "cannot force a call: the server has no tool parser for the model"
-            )
+        if must_call:
+            self._check_can_force()
         tools = () if choice.mode == "none" else conversation.tools
         family = self._family if tools else None
-        is_thinking = self.thinks and self._opens_reasoning(token_ids)
-        shown = (*(family.markers if family else ()), *(TAGS if self.thinks else ()))
+        is_thinking = self._opens_reasoning(conversation, token_ids)
+        shown = (*_markers(family), *_markers(self._reasoning))
         grammar = ""
-        has_rules = family is not None and (must_call or any(tool.is_strict for tool in tools))
-        if has_rules or (asked and (family is not None or self.thinks)):
-            if asked and family is not None and family.has_bare_calls:
+        schemas: dict[int, ClientSchema] = {}
+        held = family if family is not None and family.has_grammar else None
+        has_rules = held is not None and (must_call or any(tool.is_strict for tool in tools))
+        if has_rules or (asked and (held is not None or self.thinks)):
+            if asked and held is not None and held.has_bare_calls:
                 _check_json(asked, asked_field)
-            grammar = self._grammar(family, conversation, is_thinking=is_thinking, asked=asked)
+            schemas = self.schemas_of(conversation) if held is not None else {}
+            grammar = self._grammar(
+                held, conversation, schemas, is_thinking=is_thinking, asked=asked
+            )
         return AnswerFormat(
             family=family,
-            tool_names=frozenset(tool.name for tool in tools),
-            is_single=not choice.allows_parallel or choice.mode == "named",
+            tools={tool.name: tool.parameters for tool in tools},
+            is_single=self._is_single(choice),
             must_call=must_call,
             is_exclusive=bool(asked),
-            thinks=self.thinks,
+            reasoning=self._reasoning,
             is_thinking=is_thinking,
             marks={self._special[text]: text for text in shown if text in self._special},
             grammar=grammar,
+            end_tokens=self.end_tokens,
             grammar_field="tool_choice" if must_call else asked_field if asked else "tools",
+            schemas={
+                conversation.tools[number].name: schema
+                for number, schema in schemas.items()
+                if schema.unenforced
+            },
         )
 
-    def _opens_reasoning(self, token_ids: Sequence[int]) -> bool:
-        tail = self._tokenizer.to_marked_text(token_ids[-TAIL_TOKENS:])
-        return tail.rstrip().endswith(reasoning.BEGIN)
+    def schemas_of(self, conversation: Conversation) -> dict[int, ClientSchema]:
+        """Returns the schemas of the tools whose arguments must match their schemas, by the index
+        of the tool.
+
+        Raises:
+            InvalidRequest: a schema does not describe an object, or is too long.
+        """
+        is_free = conversation.tool_choice.mode == "auto"
+        return {
+            number: _schema_of(tool, number, self._additional_properties)
+            for number, tool in _callable_tools(conversation)
+            if tool.is_strict or not is_free
+        }
+
+    def _is_single(self, choice: ToolChoice) -> bool:
+        """Returns whether an answer has one call at most: the next turn, which sends the calls
+        back, must be one that the template takes."""
+        is_one_asked = not choice.allows_parallel or choice.mode == "named"
+        return is_one_asked or not self._renders_parallel_calls
+
+    def _check_can_force(self) -> None:
+        """Raises InvalidRequest unless the model can be made to call tools."""
+        if self._family is None:
+            raise errors.InvalidRequest(
+                "tool_choice",
+                "cannot force a call: no format of tool calls is known for the model; the server's "
+                "setting tool_parser names one",
+            )
+        if not self._family.has_grammar:
+            raise errors.InvalidRequest(
+                "tool_choice",
+                f"cannot force a call: the model's format {self._family.name!r} has no grammar",
+            )
+
+    def _opens_reasoning(self, conversation: Conversation, token_ids: Sequence[int]) -> bool:
+        """Returns whether a prompt with these tokens ends inside reasoning."""
+        if self._reasoning is None:
+            return False
+        begun = (conversation.messages[-1].content or "") if conversation.continues_last else ""
+        tail = self._tokenizer.to_marked_text(token_ids[-TAIL_TOKENS - len(begun) :])
+        return self._reasoning.is_opened_by(tail, begun=begun)
 
     def _grammar(
         self,
-        family: ToolCallFormat | None,
+        family: ToolFormat | None,
         conversation: Conversation,
+        schemas: Mapping[int, ClientSchema],
         *,
         is_thinking: bool,
         asked: str,
@@ -207,19 +250,32 @@ class MessageFormat:
         reasoning."""
         markers = Markers(self._special)
         rules = (
-            "" if family is None else self._call_rules(family, conversation, has_other=bool(asked))
+            ""
+            if family is None
+            else self._call_rules(family, conversation, schemas, has_other=bool(asked))
         )
-        start = _after_thought(markers, is_thinking=is_thinking) if self.thinks else "start: reply"
+        start = (
+            self._reasoning.grammar(markers, is_thinking=is_thinking)
+            if self._reasoning
+            else "start: reply"
+        )
         if not asked:
             return "\n".join([start, "reply: answer", rules, TEXT])
         parts = output_format.parts(asked)
         other = f"@{parts[0]['name']}"
+        if self._reasoning is not None:
+            other = self._reasoning.message(other, markers)
         reply = f"reply: answer | {other}" if family is not None else f"reply: {other}"
         lark = "\n".join([start, reply, rules, TEXT])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
 
     def _call_rules(
-        self, family: ToolCallFormat, conversation: Conversation, *, has_other: bool
+        self,
+        family: ToolFormat,
+        conversation: Conversation,
+        schemas: Mapping[int, ClientSchema],
+        *,
+        has_other: bool,
     ) -> str:
         """Returns the rule `answer` of a grammar. The rule allows only calls; or text with calls in
         it, if the model may choose whether to call and the client requests no other grammar
@@ -227,25 +283,29 @@ class MessageFormat:
         schemas."""
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
-        tools = _callable_tools(conversation)
-        rules = [ToolRule(tool.name, f"arguments_{number}") for number, tool in tools]
-        is_single = not choice.allows_parallel or choice.mode == "named"
+        is_single = self._is_single(choice)
         is_text = is_free and not has_other
+        rules = []
+        for number, tool in _callable_tools(conversation):
+            kept = schemas.get(number)
+            rules.append(
+                ToolRule(
+                    tool.name,
+                    f"arguments_{number}",
+                    kept.enforced if kept is not None else ANY_OBJECT,
+                    is_strict=tool.is_strict,
+                    schema_field=kept.field if kept is not None else "",
+                )
+            )
         parts = [family.grammar(rules, markers, is_single=is_single, is_free=is_text)]
-        for rule, (number, tool) in zip(rules, tools, strict=True):
-            is_kept = tool.is_strict or not is_free
-            schema = _schema_of(tool, number) if is_kept else dict(_OBJECT)
-            parts.append(f"{rule.arguments}: {output_format.json_rule(schema)}")
+        parts += [f"{rule.arguments}: {output_format.json_rule(rule.schema)}" for rule in rules]
         return "\n".join(parts)
 
 
-def schema_grammars(conversation: Conversation) -> Iterator[tuple[str, str]]:
-    """Yields the field and the grammar of a tool's schema, for the first `MAX_BLAMED` tools whose
-    arguments must match their schemas."""
-    is_free = conversation.tool_choice.mode == "auto"
-    kept = [one for one in _callable_tools(conversation) if one[1].is_strict or not is_free]
-    for number, tool in kept[:MAX_BLAMED]:
-        yield _field(number), output_format.json_schema(_schema_of(tool, number))
+def schema_grammars(schemas: Iterable[ClientSchema]) -> Iterator[tuple[str, str]]:
+    """Yields the field and the grammar of a tool's schema, for the first `MAX_BLAMED` schemas."""
+    for schema in itertools.islice(schemas, MAX_BLAMED):
+        yield schema.field, output_format.json_schema(schema)
 
 
 def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
@@ -258,28 +318,21 @@ def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
     ]
 
 
-def _family_of(tokenizer: Tokenizer, template: str) -> str:
-    if BEGIN in template or tokenizer.special_tokens([BEGIN]):
-        return "mistral"
-    if hermes.BEGIN in template:
-        return "hermes"
-    if "tools" in template and (TAG in template or tokenizer.special_tokens([TAG])):
-        return "llama3"
-    return "hermes"
+def _chosen(formats: Mapping[str, Format], name: str, checkpoint: Checkpoint) -> Format | None:
+    """Returns the format with a name. For the name `auto`, returns the first format that the model
+    of a checkpoint writes. Returns None if there is no such format."""
+    if name != "auto":
+        return formats.get(name)
+    return next((one for one in formats.values() if one.is_written_by(checkpoint)), None)
 
 
-def _call_id(family: ToolCallFormat, answer: str, index: int) -> str:
+def _markers(one: ToolFormat | ReasoningFormat | None) -> tuple[str, ...]:
+    return one.markers if one is not None else ()
+
+
+def _call_id(family: ToolFormat, answer: str, index: int) -> str:
     digest = hashlib.sha256(f"{answer}-{index}".encode()).hexdigest()
     return family.id_prefix + digest[: family.id_length]
-
-
-def _after_thought(markers: Markers, *, is_thinking: bool) -> str:
-    """Returns the rule of a reply after its reasoning. The reasoning may be left out, unless the
-    prompt has begun the reasoning."""
-    thought = r"thought /\n*/ reply"
-    if not is_thinking:
-        thought = f"{markers[reasoning.BEGIN]} {thought} | reply"
-    return f"start: {thought}\n{markers.up_to('thought', reasoning.END)}"
 
 
 def _check_json(grammar: str, field: str) -> None:
@@ -292,24 +345,21 @@ def _check_json(grammar: str, field: str) -> None:
         )
 
 
-def _schema_of(tool: Tool, number: int) -> dict[str, Any]:
+def _schema_of(
+    tool: Tool, number: int, additional_properties: AdditionalProperties
+) -> ClientSchema:
     """Returns the schema of a tool's arguments.
 
     Raises:
         InvalidRequest: the schema does not describe an object, or is too long.
     """
-    output_format.check_length(_field(number), len(tool.parameters))
-    try:
-        schema = pydantic_core.from_json(tool.parameters.encode() or b"{}")
-    except ValueError as error:
-        raise errors.InvalidRequest(_field(number), f"is not JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise errors.InvalidRequest(_field(number), "must be a JSON object")
-    schema = _OBJECT | schema
+    field = f"tools.{number}.function.parameters"
+    schema = ANY_OBJECT | output_format.read_schema(tool.parameters or "{}", field)
     if schema["type"] != "object":
-        raise errors.InvalidRequest(_field(number), "must be a schema of type 'object'")
-    return schema
-
-
-def _field(number: int) -> str:
-    return f"tools.{number}.function.parameters"
+        raise errors.InvalidRequest(field, "must be a schema of type 'object'")
+    return ClientSchema(
+        schema,
+        field,
+        is_strict=tool.is_strict,
+        additional_properties=additional_properties,
+    )

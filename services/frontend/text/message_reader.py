@@ -75,6 +75,10 @@ class MessageReader(Protocol):
     def n_tool_calls(self) -> int:
         """Number of tool calls that have begun."""
 
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the text that has been read ends inside the arguments of a call."""
+
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
 
@@ -86,6 +90,7 @@ class PlainReader:
     """Reads text that is all content."""
 
     n_tool_calls = 0
+    ends_in_call = False
 
     def feed(self, text: str) -> MessageDelta:
         """Returns the text as content."""

@@ -1,14 +1,16 @@
 """Turns prompts into tokens.
 
 A prompt that is too long is refused as early as possible: by the number of its characters, by the
-smallest number of tokens that a text of this length can have, and finally by the number of its
-tokens, before the tokens become Python numbers.
+smallest number of tokens that a text of this length can have, by the tokens of its pieces if it is
+long, and finally by the number of its tokens, before the tokens become Python numbers. Only
+counting (`count`) takes prompts that are longer than the model's context.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from services.common import errors
 from services.frontend.request.conversation import JSON_BYTES, Conversation
@@ -16,6 +18,7 @@ from services.frontend.request.generation_request import Prompt, n_characters, p
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.refusals import Refusal, Refusals
+from services.frontend.settings import FEWEST_CHARACTERS
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch, TooSlow
 from services.frontend.text.text_threads import (
@@ -24,7 +27,15 @@ from services.frontend.text.text_threads import (
     TextThreads,
     encode_bytes,
 )
-from services.frontend.text.tokenizer import Tokenizer, TooManyTokens
+from services.frontend.text.tokenizer import (
+    CUT_CHARACTERS,
+    CUT_TOKENS,
+    PIECE_CHARACTERS,
+    Tokenizer,
+    TooManyTokens,
+)
+
+Result = TypeVar("Result")
 
 INLINE_TURNS = 32
 """Largest number of turns of a conversation that is rendered in the event loop."""
@@ -45,11 +56,16 @@ TURN_BYTES = 512
 text, a few times `max_characters` at most, is needed for one conversation in each thread."""
 
 
+COUNTED_CHARACTERS = 2 * 2**20
+"""Largest number of characters of a prompt whose tokens are counted, if the limit for prompts that
+are answered is lower. Counting them takes about a second."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextLimits:
     """The limits of the texts of one call."""
 
-    max_characters: int = 256 * 2**10
+    max_characters: int = FEWEST_CHARACTERS
     """Largest number of characters of all texts of a call together, and of a rendered
     conversation."""
     render_limit_s: float = 1.0
@@ -87,9 +103,7 @@ class PromptEncoder:
             field = prompt_field(prompt)
             n_left -= n_characters(prompt)
             if n_left < 0:
-                raise self._too_long(
-                    field, f"has more than {self._limits.max_characters} characters"
-                )
+                raise self._too_long(field, self._limits.max_characters, limits)
             if limits is not None and not isinstance(prompt, Conversation):
                 self._check_model_length(field, prompt, limits)
 
@@ -114,7 +128,7 @@ class PromptEncoder:
         if isinstance(prompt, tuple):
             limits.check_prompt(field, prompt)
             return prompt
-        text = prompt if isinstance(prompt, str) else await self._render(prompt, share)
+        text = await self._text(prompt, limits, share, self._limits.max_characters)
         if add_special_tokens is None:
             add_special_tokens = isinstance(prompt, str)
         self._check_model_length(field, text, limits)
@@ -123,21 +137,35 @@ class PromptEncoder:
             self._encode, text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
         )
         try:
-            if len(text) <= INLINE_CHARACTERS:
-                token_ids = work()
-            else:
-                token_ids = await self._threads.run(
-                    work,
-                    share,
-                    n_characters=len(text),
-                    n_bytes=encode_bytes(text),
-                    is_short=len(text) <= SHORT_CHARACTERS,
-                )
+            token_ids = await self._work(work, text, share)
         except TooManyTokens as error:
+            self._refusals[Refusal.PROMPT_TOO_LONG] += 1
             limits.check_length(field, error.n_tokens)
             raise
         limits.check_prompt(field, token_ids)
         return token_ids
+
+    async def count(self, prompt: Prompt, limits: ModelLimits, share: Share) -> int:
+        """Returns the number of tokens of a prompt, which may be longer than the model's context.
+        For a text that is far too long, the number may be wrong by a few tokens in 50,000.
+
+        Raises:
+            InvalidRequest: the prompt has too many characters, or a conversation can't be rendered.
+            PoolFull: too many texts wait.
+        """
+        if isinstance(prompt, tuple):
+            return len(prompt)
+        max_characters = max(self._limits.max_characters, COUNTED_CHARACTERS)
+        if n_characters(prompt) > max_characters:
+            raise self._too_long(prompt_field(prompt), max_characters, limits)
+        text = await self._text(prompt, limits, share, max_characters)
+        work = partial(
+            self._count,
+            text,
+            add_special_tokens=isinstance(prompt, str),
+            exact_up_to=limits.pipeline.max_model_len,
+        )
+        return await self._work(work, text, share)
 
     async def to_text(self, token_ids: Sequence[int], share: Share) -> str:
         """Returns the text of tokens, including special tokens.
@@ -153,13 +181,63 @@ class PromptEncoder:
             work, share, n_characters=n_tokens, n_bytes=TEXT_BYTES * n_tokens, is_short=False
         )
 
+    async def _text(
+        self, prompt: str | Conversation, limits: ModelLimits, share: Share, max_characters: int
+    ) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return await self._render(prompt, limits, share, max_characters)
+
+    async def _work(self, work: Callable[[], Result], text: str, share: Share) -> Result:
+        """Does work on a text: in the event loop if the text is short, else in a thread."""
+        if len(text) <= INLINE_CHARACTERS:
+            return work()
+        return await self._threads.run(
+            work,
+            share,
+            n_characters=len(text),
+            n_bytes=encode_bytes(text[:PIECE_CHARACTERS]),
+            is_short=len(text) <= SHORT_CHARACTERS,
+        )
+
     def _encode(self, text: str, *, add_special_tokens: bool, max_tokens: int) -> Sequence[int]:
+        """Returns the tokens of a text. The tokens of a long text are counted first, in pieces,
+        since the memory of making tokens grows with their number.
+
+        Raises:
+            TooManyTokens: the text has more than `max_tokens` tokens.
+        """
+        if len(text) > PIECE_CHARACTERS:
+            self._count_pieces(text, max_tokens, ends_early=True)
         return array(
             "I",
             self._tokenizer.to_tokens(
                 text, add_special_tokens=add_special_tokens, max_tokens=max_tokens
             ),
         )
+
+    def _count(self, text: str, *, add_special_tokens: bool, exact_up_to: int) -> int:
+        """Returns the number of tokens of a text. The number is exact if the text is short, or has
+        at most `exact_up_to` tokens."""
+        try:
+            if len(text) > PIECE_CHARACTERS:
+                self._count_pieces(text, exact_up_to, ends_early=False)
+        except TooManyTokens as error:
+            return error.n_tokens
+        return self._tokenizer.count_tokens(text, add_special_tokens=add_special_tokens)
+
+    def _count_pieces(self, text: str, max_tokens: int, *, ends_early: bool) -> None:
+        """Counts the tokens of a long text piece by piece.
+
+        Raises:
+            TooManyTokens: the text certainly has more than `max_tokens` tokens. With `ends_early`,
+            the error has the number of tokens up to the piece that exceeds `max_tokens`.
+        """
+        n_pieces = -(-len(text) // (PIECE_CHARACTERS - CUT_CHARACTERS))
+        most = max_tokens + CUT_TOKENS * n_pieces
+        n_tokens = self._tokenizer.count_in_pieces(text, up_to=most if ends_early else None)
+        if n_tokens > most:
+            raise TooManyTokens(n_tokens)
 
     def _check_model_length(
         self, field: str, prompt: str | tuple[int, ...], limits: ModelLimits
@@ -170,7 +248,9 @@ class PromptEncoder:
             self._refusals[Refusal.PROMPT_TOO_LONG] += 1
             limits.check_length(field, n_tokens, is_least=is_text)
 
-    async def _render(self, conversation: Conversation, share: Share) -> str:
+    async def _render(
+        self, conversation: Conversation, limits: ModelLimits, share: Share, max_characters: int
+    ) -> str:
         template, n_turns = self._chat_template, conversation.n_parts
         if not conversation.messages:
             raise errors.InvalidRequest("messages", "must not be empty")
@@ -178,7 +258,7 @@ class PromptEncoder:
             raise errors.InvalidRequest(
                 "messages", "the model has no chat template; send a prompt instead"
             )
-        render = partial(template.render, conversation, max_characters=self._limits.max_characters)
+        render = partial(template.render, conversation, max_characters=max_characters)
         length = n_characters(conversation)
         is_small = length <= INLINE_CHARACTERS and n_turns <= INLINE_TURNS
         limit_s = self._limits.render_limit_s
@@ -195,11 +275,20 @@ class PromptEncoder:
                 n_bytes=TURN_BYTES * n_turns + JSON_BYTES * conversation.n_json_characters,
                 is_short=is_small and not self._is_template_slow,
             )
-        except TooMuch as error:
-            raise self._too_long(
+        except TooSlow as error:
+            self._refusals[Refusal.PROMPT_TOO_LONG] += 1
+            raise errors.InvalidRequest(
                 "messages", f"are too much for the model's chat template: {error}"
             ) from error
+        except TooMuch as error:
+            raise self._too_long("messages", max_characters, limits) from error
 
-    def _too_long(self, field: str, message: str) -> errors.InvalidRequest:
+    def _too_long(
+        self, field: str, max_characters: int, limits: ModelLimits | None
+    ) -> errors.InvalidRequest:
+        """Returns the error for a prompt that has too many characters."""
         self._refusals[Refusal.PROMPT_TOO_LONG] += 1
-        return errors.InvalidRequest(field, message)
+        message = f"has more than {max_characters} characters"
+        if limits is None:
+            return errors.InvalidRequest(field, message)
+        return limits.too_many_characters(field, message)

@@ -7,7 +7,7 @@ may depend on the token before it. So text is always made from a window of token
 
 import copy
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -43,6 +43,30 @@ whether a space comes before it. One prompt token would suffice without incomple
 MAX_WINDOW_TOKENS = 32
 """Largest number of tokens that are decoded again for each new token. Only output that is not valid
 text reaches this number."""
+
+
+PIECE_CHARACTERS = 256 * 2**10
+"""Largest number of characters of a piece of a text whose tokens are counted piece by piece."""
+
+CUT_CHARACTERS = 1024
+"""Number of characters at the end of a piece that are searched for a place to cut the text."""
+
+CUT_TOKENS = 16
+"""Largest difference, in tokens, that a cut between two pieces of a text is expected to make. Most
+cuts are in front of a space, and make no difference."""
+
+
+def pieces_of(text: str, max_characters: int = PIECE_CHARACTERS) -> Iterator[str]:
+    """Yields pieces of at most `max_characters` characters, which together are the text. Pieces
+    begin with a space or a line end if there is one near."""
+    start = 0
+    while len(text) - start > max_characters:
+        end = start + max_characters
+        near = max(text.rfind(space, max(start, end - CUT_CHARACTERS), end + 1) for space in " \n")
+        end = near if near > start else end
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 class TooManyTokens(ValueError):
@@ -140,6 +164,25 @@ class Tokenizer:
             del encoding  # which the traceback of the error would keep in memory
             raise TooManyTokens(n_tokens)
         return tuple(encoding.ids)
+
+    def count_tokens(self, text: str, *, add_special_tokens: bool = True) -> int:
+        """Returns the number of tokens that `to_tokens` would return."""
+        (encoding,) = self._tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return len(encoding)
+
+    def count_in_pieces(self, text: str, *, up_to: int | None = None) -> int:
+        """Returns the number of tokens of a text that is cut into pieces, without special tokens.
+        The memory does not grow with the text. The number may differ from the tokens of the whole
+        text by at most `CUT_TOKENS` tokens for each piece. With `up_to`, the count ends with the
+        first piece after which there are more tokens than this number."""
+        n_tokens = 0
+        for piece in pieces_of(text):
+            n_tokens += self.count_tokens(piece, add_special_tokens=False)
+            if up_to is not None and n_tokens > up_to:
+                break
+        return n_tokens
 
     @cached_property
     def n_tokens_before(self) -> int:

@@ -4,9 +4,9 @@ viewers.
 A viewer is a client that watches the pipeline at work. Its stream begins with one of these objects
 of the feed, and so does each part after an interruption:
 
-    {"type": "here"}     a scheduler is watched; what follows replaces what was told before
-    {"type": "gap"}      something was left out; what follows replaces what was told before
-    {"type": "away"}     no scheduler is watched; `text` says why
+    {"type": "here"}     a scheduler is watched; the next objects replace all earlier objects
+    {"type": "gap"}      changes are missing; the next objects replace all earlier objects
+    {"type": "away"}     no scheduler is watched; `text` has the reason
 
 Then the changes that `ViewState` keeps follow, and then new changes. Each viewer has a queue. If a
 viewer lets the queue grow too long, the queued changes are dropped, and the stream goes on after a
@@ -179,7 +179,7 @@ class ViewFeed:
         viewer = Viewer(self, wants_decisions=wants_decisions)
         self._viewers.add(viewer)
         if wants_decisions and not self._has_decisions:
-            self._is_stale = True  # it is told of the watch that is about to begin
+            self._is_stale = True  # the viewer hears of the watch that is about to begin
         elif self._state is not None:
             viewer.is_here = True
             viewer.greet((note("here"), *self._state.told()))
@@ -253,7 +253,7 @@ class ViewFeed:
         n_bytes, n_all_bytes = sum(map(len, news)), sum(map(len, all_news))
         for viewer in self._viewers:
             if not viewer.is_here:
-                continue  # it waits for the watch that is about to begin
+                continue  # the viewer waits for the watch that is about to begin
             if viewer.wants_decisions:
                 viewer.put(all_news, n_all_bytes)
             else:

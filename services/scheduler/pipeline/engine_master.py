@@ -2,7 +2,7 @@
 
 Plans go to stage 0 only, on one stream; the controllers forward them. Results come straight from
 the last stage, on a stream opened by the master. Every stage reports timings and, however busy it
-is, signs of life. A stage that fails, disconnects or falls silent ends the epoch. An iteration that
+is, heartbeats. A stage that fails, disconnects or falls silent ends the epoch. An iteration that
 does not return in the time that iterations of its size may take ends the epoch, too.
 """
 

@@ -1,6 +1,6 @@
-"""Tells iterations: their requests, their durations, and how full the memory was.
+"""Makes the events of iterations: their requests, their durations, and the use of memory.
 
-An iteration is told when its result and the timings of all stages have come.
+The event is sent when the result of the iteration and the timings of all stages have arrived.
 """
 
 import time

@@ -1,6 +1,7 @@
-"""Tells the pool: the order of the waiting requests, the running requests, and the accounts.
+"""Makes the events of the pool: the order of the waiting requests, the running requests, and the
+accounts.
 
-The pool is told shortly after a change, and at most four times a second.
+An event is sent shortly after a change of the pool, and at most four times per second.
 """
 
 import asyncio

@@ -1,10 +1,11 @@
 """The controller of a stage: an asyncio process that owns the stage's gRPC service.
 
-It forwards plans to its ranks and to the next stage, fans out what ranks report, and watches that
-they live. It never imports torch, never decodes a plan and never waits for a computation.
+The controller forwards plans to its ranks and to the next stage, sends the reports of ranks to all
+watchers, and watches the ranks' heartbeats. It never imports torch, never decodes a plan and never
+waits for a computation.
 
-    service, endpoints   its gRPC methods, and its ports
-    controller           its parts, and which of them a rank's message is for
+    service, endpoints   the gRPC methods, and the ports
+    controller           the parts, and the dispatch of a rank's messages to the parts
     assignment, epoch, plan_relay, report_feed, rank_watch, loading, profile_orders   the parts
     rank_process         a rank as a child process
 """

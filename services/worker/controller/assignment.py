@@ -1,8 +1,8 @@
-"""Which stage a worker is: the stage of its settings, or the one that a leader assigns.
+"""The stage that a worker is: the stage of its settings, or a stage that a leader assigns.
 
-A worker is one stage for the life of its process. If a leader needs it as another one, the process
-ends, and is started again without a stage by what started it. So it does where it knows an epoch
-that no leader can go beyond.
+A worker is one stage for the life of its process. If a leader assigns another stage, the process
+ends, and its launcher or Kubernetes starts it again without a stage. The process also ends if it
+has seen an epoch that is too large for any leader (`services.common.epochs`).
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from services.common.errors import InvalidRequest
 from services.worker.settings import PipelinePlace
 
 MAX_STAGES = 1024
-"""Stages of a pipeline at most: no model has more layers."""
+"""Largest number of stages of a pipeline: no model has more layers."""
 
 
 class Assignment:
@@ -20,19 +20,19 @@ class Assignment:
     def __init__(self, fixed: PipelinePlace | None = None) -> None:
         """`fixed` is the stage of the settings, which no leader changes."""
         self.place = fixed
-        """The stage that this worker is; None until there is one."""
+        """The stage that this worker is; None until a stage is assigned."""
         self.is_fixed = fixed is not None
-        """Whether the settings say which stage it is."""
+        """Whether the stage comes from the settings."""
         self.is_recalled = asyncio.Event()
-        """Set when the process has to end, so that it starts again and knows nothing."""
+        """Set when the process must end, to be started again without stage and epoch."""
         self.recalled_for = ""
-        """Why it was recalled, for people."""
+        """The reason for which the process must end, as text for the log."""
         self._has_place = asyncio.Event()
         if fixed is not None:
             self._has_place.set()
 
     def check(self, place: PipelinePlace) -> None:
-        """Raises InvalidRequest if this can never be that stage."""
+        """Raises InvalidRequest if this worker can never be the stage `place`."""
         if place.stage_index >= place.n_stages:
             raise InvalidRequest("stage_index", f"there is no {place}")
         if place.n_stages > MAX_STAGES:
@@ -41,7 +41,7 @@ class Assignment:
             raise InvalidRequest("stage_index", f"this worker is {self.place} by its settings")
 
     def take(self, place: PipelinePlace) -> None:
-        """Makes this worker that stage, or has its process end if it is another one."""
+        """Makes this worker the stage `place`; recalls the worker if it is another stage."""
         if self.place is None:
             self.place = place
             self._has_place.set()
@@ -49,12 +49,12 @@ class Assignment:
             self.recall(f"another stage is needed than {self.place}")
 
     def recall(self, why: str) -> None:
-        """Has the process end, for a reason."""
+        """Makes the process end, for the reason `why`."""
         self.recalled_for = why
         self.is_recalled.set()
 
     async def wait(self) -> PipelinePlace:
-        """Waits until there is a stage, and returns it."""
+        """Waits until this worker has a stage, and returns the stage."""
         await self._has_place.wait()
         assert self.place is not None
         return self.place

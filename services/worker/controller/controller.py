@@ -1,14 +1,14 @@
-"""The controller of one stage (Orca, section 4.1): its parts, and which of them a message is for.
+"""The controller of one stage (Orca, section 4.1): its parts, and the dispatch of messages.
 
-    assignment      which stage this worker is
-    epoch           the current epoch, and its ranks' way into it
-    plans           plans in, to the ranks and to the next stage
-    reports         what ranks report, to the scheduler that watches the stage
+    assignment      the stage that this worker is
+    epoch           the current epoch, and the joining of the ranks
+    plans           forwards plans to the ranks and to the next stage
+    reports         sends the reports of ranks to the scheduler that watches the stage
     rank_watch      heartbeats, and the loss of a rank
     loading         progress of the weights, and the description of the loaded stage
     profile_orders  profiles that people order
 
-It never decodes a plan and never waits for a rank to compute.
+The controller never decodes a plan and never waits for a rank to compute.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,12 @@ from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import PipelinePlace
 
 MAX_NAME_LENGTH = 300
-"""Characters in an address, or in the name of a pipeline: a DNS name has at most 253."""
+"""Largest number of characters in an address or in the name of a pipeline. A DNS name has at most
+253."""
 
 
 class Controller:
-    """One stage, in at most one epoch at a time."""
+    """Controls one stage, which is in at most one epoch at a time."""
 
     def __init__(
         self,
@@ -47,8 +48,8 @@ class Controller:
         on_progress: OnProgress | None = None,
         plan_relay: type[PlanRelay] = PlanRelay,
     ) -> None:
-        """Without a `place` the worker has no stage until one is assigned. `on_progress` is called
-        while the ranks load. Benchmarks give another `plan_relay`."""
+        """If `place` is None, the worker has no stage until a leader assigns one. `on_progress` is
+        called while the ranks load. Benchmarks pass another `plan_relay`."""
         self.assignment = Assignment(place)
         self.epoch = Epoch()
         self.reports = ReportFeed(self.epoch)
@@ -75,7 +76,7 @@ class Controller:
         """Returns the description of the worker.
 
         Raises:
-            Unavailable: a rank is lost, and the process about to end.
+            Unavailable: a rank is lost, and the process is about to end.
         """
         self._refuse_if_lost()
         place = self.assignment.place
@@ -96,12 +97,12 @@ class Controller:
         return description
 
     def assign(self, request: worker_pb2.AssignStageRequest) -> None:
-        """Makes the worker a stage.
+        """Makes the worker the stage of the request.
 
         Raises:
-            StaleEpoch: the epoch is not newer than what the worker has seen.
-            InvalidRequest: the worker has another stage by its settings, or there is none such.
-            Unavailable: the worker ends, to forget an epoch that no leader can have reached.
+            StaleEpoch: the epoch is not newer than the newest epoch that the worker has seen.
+            InvalidRequest: the worker's settings name another stage, or the stage cannot exist.
+            Unavailable: the worker ends because it has seen an epoch too large for any leader.
         """
         place = PipelinePlace(request.stage_index, request.n_stages)
         self.assignment.check(place)
@@ -110,14 +111,14 @@ class Controller:
         self.assignment.take(place)
 
     async def join(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Leaves the epoch that the stage is in and joins a newer one.
+        """Makes the stage leave its epoch and join the newer epoch of the request.
 
         Raises:
-            StaleEpoch: the epoch is not newer.
-            InvalidRequest: it is no epoch of this stage.
-            Unavailable: the ranks did not find those of the other stages, one of ours is lost, or
-                has not loaded; or the worker ends, to forget an epoch that no leader can have
-                reached.
+            StaleEpoch: the epoch is not newer than the newest epoch that the worker has seen.
+            InvalidRequest: the request does not fit this stage.
+            Unavailable: a rank of this stage is lost or has not loaded, the ranks did not find
+                the ranks of the other stages, or the worker ends because it has seen an epoch too
+                large for any leader.
         """
         self._refuse_if_lost()
         own = self.loading.describe()
@@ -127,8 +128,8 @@ class Controller:
         self._forget_unreached(request.epoch)
         self.epoch.advance(request)
         await self.close()
-        self.epoch.check(request.epoch)  # a newer one may have come while this one waited,
-        self._refuse_if_lost()  # or a rank may have been lost, which could not join
+        self.epoch.check(request.epoch)  # a newer epoch may have been claimed during the wait,
+        self._refuse_if_lost()  # and a rank may have been lost
         if self._tracer is not None:
             self._tracer.joined(request.epoch)
         await self.epoch.join_ranks(request)
@@ -140,7 +141,7 @@ class Controller:
         await self.plans.close()
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Gives a frame of a rank to the part that it is for."""
+        """Passes a frame from a rank to the part of the controller that handles it."""
         match kind:
             case MessageKind.REPORT:
                 self.reports.publish(payload)
@@ -156,7 +157,7 @@ class Controller:
                 self.loading.note_loaded(tp_rank, payload)
                 self.rank_watch.note_loaded(tp_rank)
             case MessageKind.FAILURE | MessageKind.REFUSAL:
-                # Where settings are to blame, it means nothing which rank says so first.
+                # A refusal is due to the settings, so the rank that reports it first is irrelevant.
                 whose = "" if kind is MessageKind.REFUSAL else f"rank {tp_rank}: "
                 self.rank_watch.lose(whose + payload.decode())
             case MessageKind.PROFILED | MessageKind.NOT_PROFILED:
@@ -165,12 +166,12 @@ class Controller:
                 self._tracer.record(payload)
 
     def on_exit(self, tp_rank: int, reason: str) -> None:
-        """Declares the stage failed, since a rank is gone."""
+        """Declares the stage failed because the process of a rank has ended."""
         self.rank_watch.lose(f"rank {tp_rank} {reason}")
 
     def _forget_unreached(self, number: int) -> None:
-        """Ends the worker if it knows an epoch that no leader can have reached, and an older epoch
-        comes now: that one is a leader's."""
+        """Recalls the worker and raises Unavailable if the newest epoch is too large for any
+        leader, and `number`, the epoch of a leader, is not newer."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)
@@ -186,11 +187,12 @@ class Controller:
 
 
 def check_place(request: worker_pb2.JoinPipelineRequest, own: worker_pb2.DescribeResponse) -> None:
-    """Checks the place of a stage in an epoch against its description of itself: ranks build groups
-    and storage of the sizes that it names.
+    """Checks a request to join an epoch against the stage's description of itself.
+
+    Ranks create groups and storage of the sizes in the request.
 
     Raises:
-        InvalidRequest: it is another stage's, or there is too much of something.
+        InvalidRequest: the request is for another stage, or a size in it is too large.
     """
     for field in ("stage_index", "tp_size"):
         if getattr(request, field) != getattr(own, field):

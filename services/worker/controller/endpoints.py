@@ -14,7 +14,7 @@ from services.worker.settings import WorkerSettings
 
 
 class WorkerEndpoints:
-    """Everything that listens for others, from `open` to `close`."""
+    """The servers of a stage: WorkerService, health and metrics."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -28,10 +28,10 @@ class WorkerEndpoints:
 
     @classmethod
     async def open(cls, settings: WorkerSettings, controller: Controller) -> Self:
-        """Begins to listen; the worker has started and is not ready yet.
+        """Starts all servers; probes see a worker that has started and is not ready.
 
         Raises:
-            OSError: an address is taken.
+            OSError: an address is in use.
         """
         ends = cls()
         registry = metrics.new_registry()
@@ -57,22 +57,22 @@ class WorkerEndpoints:
         return ends
 
     async def say_ready(self, is_ready: bool) -> None:
-        """Tells probes whether this is a stage that has loaded, or a spare."""
+        """Sets whether probes see a ready worker: a stage that has loaded, or a spare."""
         await self._health.set_ready(is_ready)
 
     async def say_stopping(self, *, has_failed: bool) -> None:
-        """Tells probes that the stage takes no calls any more, and whether it has failed."""
+        """Makes probes see a worker that is stopping, and that has failed if `has_failed`."""
         await self._health.set_ready(False)
         await self._health.set_serving(False)
         if has_failed:
             await self._health.set_alive(False)
 
     async def stop_service(self) -> None:
-        """Ends WorkerService and its calls; probes and metrics are still answered."""
+        """Stops WorkerService and ends its calls; probes and metrics are still answered."""
         await self._server.stop(grace=0)
 
     async def close(self) -> None:
-        """Ends the answers to probes, and the metrics."""
+        """Stops the servers of health and of metrics."""
         if self._probed is not None:
             await self._probed.stop(grace=0)
         self._listener.close()

@@ -1,7 +1,7 @@
-"""The epoch of a stage: its number, and how the ranks of the stage come into it.
+"""The epoch of a stage: its number, and the joining of the stage's ranks.
 
-The scheduler numbers epochs, and numbers grow. A plan, a watch or a late answer of a rank that
-belongs to another epoch than the current one is refused.
+The scheduler numbers epochs in ascending order. Plans, watches and late answers of ranks are
+refused if they belong to another epoch than the current one.
 """
 
 import asyncio
@@ -15,12 +15,12 @@ from services.worker.channel import MessageKind
 from services.worker.controller.rank_process import RankLink
 
 JOIN_TIMEOUT_S = 50.0
-"""Time for all ranks to join; less than the engine master's, which hears the reason before it
-gives up."""
+"""Timeout for all ranks to join, in seconds. It is shorter than the engine master's timeout, so
+that the engine master receives the reason."""
 
 
 class Epoch:
-    """The epoch that a stage is in, or was in last; its number is 0 before the first."""
+    """The epoch that a stage is in, or was in last; the number is 0 before the first epoch."""
 
     def __init__(self) -> None:
         self.pipeline_id = ""
@@ -35,22 +35,23 @@ class Epoch:
         self._ranks = ranks
 
     def check(self, number: int) -> None:
-        """Raises StaleEpoch unless `number` is the current epoch; 0 is none, before the first."""
+        """Raises StaleEpoch unless `number` is the current epoch; 0 never is."""
         if number == 0 or number != self.number:
             raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
 
     @property
     def is_out_of_reach(self) -> bool:
-        """Whether no leader can have reached the newest epoch that is known, or go beyond it."""
+        """Whether the epoch's number is too large for any leader (see `MAX_REACHED_EPOCH`)."""
         return self.number > MAX_REACHED_EPOCH
 
     def claim(self, number: int) -> None:
-        """Makes an epoch the newest that is known, in which a leader assigns a stage and which no
-        pipeline has: a leader of an earlier term is refused from now on.
+        """Makes `number` the current epoch, so that leaders of earlier terms are refused.
+
+        A leader assigns a stage in an epoch that no pipeline joins.
 
         Raises:
-            InvalidRequest: no term has such an epoch.
-            StaleEpoch: it is not newer.
+            InvalidRequest: the number is above MAX_EPOCH.
+            StaleEpoch: the number is not above that of the current epoch.
         """
         if number > MAX_EPOCH:
             raise InvalidRequest("epoch", f"{number} is above {MAX_EPOCH}, the last of all terms")
@@ -59,22 +60,22 @@ class Epoch:
         self.number = number
 
     def advance(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Makes the request's epoch the current one; raises as `claim`."""
+        """Makes the request's epoch the current one; raises the errors of `claim`."""
         self.claim(request.epoch)
         self.pipeline_id = request.pipeline_id
 
     async def join_ranks(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Has all ranks leave the epoch they are in and join the current one.
+        """Makes all ranks leave the epoch that they are in and join the current epoch.
 
         Raises:
             StaleEpoch: a newer epoch has begun in the meantime.
-            Unavailable: a rank did not find those of the other stages, or is lost.
+            Unavailable: a rank is lost, or did not find the ranks of the other stages.
         """
         self._joined.clear()
         self._error = ""
         self._is_settled.clear()
         for rank in self._ranks:
-            # A rank may still wait for the ranks of the old epoch, in vain.
+            # Ends a rank's wait for the other ranks of the old epoch.
             rank.send(MessageKind.LEAVE, str(request.epoch).encode())
             rank.send(MessageKind.JOIN, request.SerializeToString())
         try:
@@ -86,19 +87,19 @@ class Epoch:
             raise Unavailable(self._error)
 
     def note_joined(self, tp_rank: int, payload: bytes) -> None:
-        """Takes a rank's word that it has joined an epoch (`MessageKind.JOINED`)."""
+        """Handles a rank's message that it has joined an epoch (`MessageKind.JOINED`)."""
         if int(payload) == self.number:
             self._joined.add(tp_rank)
         if len(self._joined) == len(self._ranks):
             self._is_settled.set()
 
     def note_not_joined(self, tp_rank: int, payload: bytes) -> None:
-        """Takes a rank's reason for not joining an epoch (`MessageKind.NOT_JOINED`)."""
+        """Handles a rank's message that it could not join an epoch (`MessageKind.NOT_JOINED`)."""
         number, _, reason = payload.decode().partition(" ")
         if int(number) == self.number:
             self.give_up(f"rank {tp_rank}: {reason}")
 
     def give_up(self, reason: str) -> None:
-        """Ends the wait for ranks that join, if there is one: they cannot all join any more."""
+        """Ends a running `join_ranks` with Unavailable, because the ranks cannot all join."""
         self._error = reason
         self._is_settled.set()

@@ -1,7 +1,7 @@
 """The metrics of a stage.
 
-They are read from its controller when Prometheus asks, so they cost an iteration nothing. What
-iterations cost the stage is among the scheduler's metrics.
+Metrics are read from the controller when Prometheus asks for them, so they add no time to an
+iteration. The times of iterations are among the scheduler's metrics.
 """
 
 from collections.abc import Iterator

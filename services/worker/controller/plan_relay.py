@@ -1,7 +1,7 @@
 """Receives plans by RunIterations, and forwards them to the ranks and to the next stage.
 
-Plans are forwarded as the bytes that came. The next stage is sent each at once, so it knows what
-will come before the activations do (Orca, section 4.1).
+Plans are forwarded as bytes, without decoding. Each plan is sent to the next stage at once, so that
+the plan arrives there before the activations (Orca, section 4.1).
 """
 
 import asyncio
@@ -29,7 +29,7 @@ class PlanRelay:
     def __init__(
         self, epoch: Epoch, *, connect: rpc.Connect, on_next_lost: Callable[[str], None]
     ) -> None:
-        """`on_next_lost` is called with the reason when the next stage takes no more plans."""
+        """`on_next_lost` is called with the reason when the stream to the next stage breaks."""
         self.n_plans = 0
         """Number of plans forwarded."""
         self._epoch = epoch
@@ -42,7 +42,7 @@ class PlanRelay:
         self._next: grpc.aio.StreamUnaryCall[bytes, bytes] | None = None
 
     def attach(self, ranks: Sequence[RankLink], *, tracer: StageTracer | None = None) -> None:
-        """Takes the ranks of the stage, and the tracer that is told of every plan."""
+        """Sets the ranks of the stage, and the tracer that is notified of every plan."""
         self._ranks = ranks
         self._tracer = tracer
 
@@ -76,7 +76,7 @@ class PlanRelay:
             self._streams.discard(task)
 
     async def forward(self, plan: bytes) -> None:
-        """Sends a plan's bytes to the ranks, then to the next stage."""
+        """Sends the bytes of a plan to the ranks, then to the next stage."""
         self.n_plans += 1
         if self._tracer is not None:
             self._tracer.forwarded(time.time_ns())
@@ -85,17 +85,17 @@ class PlanRelay:
         if self._next_channel is None:
             return
         if self._next is None:
-            # Not before the first plan: only then is it certain that the next stage has joined too.
+            # Opened with the first plan: only then is it certain that the next stage has joined.
             self._next = self._call_next(self._next_channel)
         try:
             await self._next.write(plan)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
-            # A dead neighbour is no failure of this stage, but it is the end of the epoch.
+            # The loss of a neighbour is not a failure of this stage, but it ends the epoch.
             await self._hang_up()
             self._on_next_lost(f"the next stage takes no more plans: {error}")
 
     async def close(self) -> None:
-        """Ends the streams of the epoch, in and out."""
+        """Ends the epoch's streams from the previous stage and to the next stage."""
         for task in self._streams:
             task.cancel()
         await self._hang_up()

@@ -1,4 +1,4 @@
-"""Orders for profiles of a stage's ranks: one at a time, into one directory."""
+"""Orders for profiles of a stage's ranks: one at a time, written to one directory."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,12 +12,13 @@ from services.worker.channel import MessageKind
 from services.worker.controller.rank_process import RankLink
 
 MAX_ITERATIONS = 100
-"""Iterations in one profile at most: each is some megabytes, and the rank stands still while they
-are written."""
+"""Largest number of iterations in a profile. Each takes some megabytes, and the rank does not
+compute while the profile is written."""
 
 
 class ProfileOrders:
-    """Orders for profiles in a directory; without one, all are refused."""
+    """Orders for profiles, which ranks write to a directory. Without a directory, all orders are
+    refused."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
@@ -31,12 +32,13 @@ class ProfileOrders:
         self._stage_index = stage_index
 
     async def take(self, request: worker_pb2.ProfileRequest) -> Path:
-        """Has a rank record its next iterations, and returns the file when it is written.
+        """Orders a profile of a rank's next iterations, waits until the profile is written, and
+        returns its file.
 
         Raises:
-            PermissionDenied: there is no directory.
-            InvalidRequest: there is no such rank, or there are too many iterations.
-            Unavailable: another profile is being taken, or it could not be written.
+            PermissionDenied: no directory is set.
+            InvalidRequest: the rank does not exist, or the number of iterations is out of range.
+            Unavailable: another profile is being taken, or the profile could not be written.
         """
         if self._directory is None:
             raise PermissionDenied("no profiles are taken here: profile_dir is not set")
@@ -60,7 +62,7 @@ class ProfileOrders:
         return path
 
     def on_message(self, kind: MessageKind, payload: bytes) -> None:
-        """Takes a rank's word that a profile is written, or why it is not."""
+        """Handles a rank's message that a profile is written, or why it could not be written."""
         if self._ordered is None or self._ordered.done():
             return
         if kind is MessageKind.PROFILED:

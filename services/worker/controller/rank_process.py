@@ -1,6 +1,7 @@
-"""A rank as its controller sees it: a child process and the two channels to it.
+"""A rank from the controller's side: a child process and two channels to the process.
 
-The child is a fresh interpreter, never a fork, so that no gRPC thread is ever copied into it.
+The child process is a new interpreter, not a fork, because a fork would copy gRPC's state without
+its threads.
 """
 
 import asyncio
@@ -19,40 +20,41 @@ from services.worker.settings import NO_SETTINGS, PipelinePlace, RankSettings, W
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
-"""Time for a rank to end by itself before it is killed, and to end when it has been."""
+"""Timeout for a rank to end by itself before it is killed, and to end after that, in seconds."""
 
 MEMORY_ENVIRONMENT = {
-    # Large pages for large tensors, where the system gives them on request: weights and K/V
-    # are then read up to a fifth faster.
+    # Large pages for large tensors, if the system gives them on request. Weights and K/V are then
+    # read up to a fifth faster.
     "THP_MEM_ALLOC_ENABLE": "1",
-    # glibc keeps up to this many bytes that were freed, for tensors up to that many. Otherwise the
-    # logits of a batch, which sampling copies, are new pages in each iteration: their first touch
-    # takes ten times as long as the copy.
+    # glibc keeps up to 128 MiB of freed memory, from allocations of up to 32 MiB. Otherwise the
+    # copy of a batch's logits for sampling would need new pages in each iteration, and touching new
+    # pages takes ten times as long as the copy.
     "MALLOC_TRIM_THRESHOLD_": str(128 * 2**20),
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
 }
-"""Variables for a rank that say how it gets its memory; variables that are set already win."""
+"""Environment variables of a rank for the allocation of memory. A variable that is already set is
+not changed."""
 
 
 class RankLink(Protocol):
-    """A rank as far as frames can be sent to it."""
+    """A connection by which frames are sent to a rank."""
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
         """Queues a frame for the rank; never waits."""
 
 
 class RankListener(Protocol):
-    """The receiver of what a rank sends."""
+    """An object that is called for the messages of ranks."""
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Takes a frame that the rank sent."""
+        """Called for each frame that the rank sends."""
 
     def on_exit(self, tp_rank: int, reason: str) -> None:
-        """Hears that the rank is gone, or about to go."""
+        """Called when the rank has ended or is about to end."""
 
 
 class RankProcess:
-    """A running rank and the two channels to it."""
+    """The process of a rank and the two channels to the process."""
 
     def __init__(
         self,
@@ -77,10 +79,11 @@ class RankProcess:
         n_threads: int,
         cpus: Sequence[int] = (),
     ) -> "RankProcess":
-        """Starts `python -m module` for a rank and connects to it. Without settings it waits for
-        them (`MessageKind.SETTINGS`).
+        """Starts `python -m module` for a rank and connects to the process.
 
-        If there are `cpus`, each of its compute threads has one of them to itself.
+        If `settings` is None, the rank waits for a message with its settings
+        (`MessageKind.SETTINGS`). If `cpus` are given, each compute thread of the rank has one CPU
+        to itself.
         """
         pairs = [socket.socketpair() for _ in range(2)]
         process = await asyncio.create_subprocess_exec(
@@ -115,12 +118,12 @@ class RankProcess:
         channel.send(kind, payload)
 
     def kill(self) -> None:
-        """Ends the rank at once, also one that is stopped; does not wait."""
+        """Kills the rank, also if its process is stopped; does not wait for the end."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def stop(self) -> None:
-        """Lets the rank end by itself, and kills it after STOP_TIMEOUT_S."""
+        """Waits for the rank to end by itself, and kills it after STOP_TIMEOUT_S."""
         self._channel.close()
         self._lifeline.close()
         with contextlib.suppress(TimeoutError):
@@ -128,17 +131,17 @@ class RankProcess:
         self.kill()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
-        except (
-            TimeoutError
-        ):  # the process is inside the kernel, and ends when it returns from there
+        except TimeoutError:  # the process is in a system call, and ends when the call returns
             log.error("rank %d does not end although it was killed", self.tp_rank)
 
 
 async def start_ranks(
     settings: WorkerSettings, listener: RankListener, *, module: str
 ) -> list[RankProcess]:
-    """Starts `python -m module` for every rank of a stage, in the order of their tp_rank. Without a
-    place in the settings they wait until `settle_ranks` tells them theirs."""
+    """Starts `python -m module` for each rank of a stage; returns the ranks in order of tp_rank.
+
+    If the settings do not name a stage, the ranks wait for `settle_ranks`.
+    """
     place = settings.place
     n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
     return [
@@ -155,7 +158,7 @@ async def start_ranks(
 
 
 def settle_ranks(settings: WorkerSettings, place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
-    """Tells ranks which stage they are, if they do not know it by their worker's settings."""
+    """Sends ranks their settings with the stage `place`, if the worker's settings name no stage."""
     if settings.place is None:
         for tp_rank, rank in enumerate(ranks):
             own = settings.for_rank(tp_rank, place)
@@ -167,7 +170,8 @@ async def connect(
     on_message: Callable[[MessageKind, bytes], None],
     on_closed: Callable[[], None],
 ) -> ControllerEnd:
-    """Returns the controller's end of a socket pair, which calls back."""
+    """Returns the controller's end of a socket pair, which calls `on_message` for each frame and
+    `on_closed` at the end."""
     _, end = await asyncio.get_running_loop().create_connection(
         lambda: ControllerEnd(on_message, on_closed), sock=ours
     )

@@ -1,23 +1,23 @@
-"""Whether the ranks of a stage live.
+"""Watches the heartbeats of a stage's ranks, and gives the heartbeats of the stage.
 
-Each rank gives a heartbeat more often than the stage does, from when its process has begun. The
-stage gives its own as long as all its ranks give theirs, and has failed when one of them ends or is
-silent for too long.
+Each rank sends heartbeats from the start of its process, more often than the stage. The stage sends
+a heartbeat as long as all ranks send theirs. The stage has failed when a rank ends or is silent for
+too long.
 """
 
 import asyncio
 from collections.abc import Callable
 
 HEARTBEAT_S = 1.0
-"""Interval of the stage's heartbeats; ranks give theirs more often."""
+"""Interval of the stage's heartbeats in seconds; the interval of ranks is shorter."""
 
 LOADING_SILENCE_LIMIT_S = 60.0
-"""Seconds without a sign of life after which a rank is lost that has not loaded: while it imports
-torch it gives none, and while it reads a large tensor it may give none either."""
+"""Seconds without a heartbeat after which a rank that has not loaded counts as lost. A rank sends
+no heartbeat while it imports torch, and possibly none while it reads a large tensor."""
 
 
 class RankWatch:
-    """The heartbeats of a stage's ranks, and the loss of one."""
+    """Counts the heartbeats of a stage's ranks, and detects the loss of a rank."""
 
     def __init__(
         self, tp_size: int, *, on_alive: Callable[[], None], on_lost: Callable[[str], None]
@@ -25,49 +25,49 @@ class RankWatch:
         """`on_alive` is called for each heartbeat of the stage, and `on_lost` once, with the
         reason, when a rank is lost."""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Done, with the reason, when a rank is lost and the stage cannot go on."""
+        """A future that gets the reason as its result when a rank is lost and the stage fails."""
         self.tp_size = tp_size
         self.n_heartbeats = 0
-        """Heartbeats that the stage has given."""
+        """Number of heartbeats that the stage has sent."""
         self._on_alive = on_alive
         self._on_lost = on_lost
-        # By tp_rank: checks since the last heartbeat, or since the start before the first one.
+        # By tp_rank: number of checks since the rank's last heartbeat, or since the start.
         self._n_missed = dict.fromkeys(range(tp_size), 0)
         self._heard: set[int] = set()
         self._loaded: set[int] = set()
 
     @property
     def n_alive(self) -> int:
-        """Ranks that give their heartbeats; one may be due between two checks."""
+        """Number of ranks that have sent a heartbeat since the last check but one."""
         return sum(self._n_missed[tp_rank] <= 1 for tp_rank in list(self._heard))
 
     def note_heartbeat(self, tp_rank: int) -> None:
-        """Takes a rank's heartbeat."""
+        """Handles a heartbeat of a rank."""
         self._heard.add(tp_rank)
         self._n_missed[tp_rank] = 0
 
     def note_loaded(self, tp_rank: int) -> None:
-        """Notes that a rank has its weights, and must not be silent for long from now on."""
+        """Notes that a rank has loaded its weights; a shorter limit of silence applies to it."""
         self._loaded.add(tp_rank)
 
     def lose(self, reason: str) -> None:
-        """Declares the stage failed, unless it is already."""
+        """Declares the stage failed, unless it has failed already."""
         if not self.failure.done():
             self.failure.set_result(reason)
             self._on_lost(reason)
 
     async def watch(self, silence_limit_s: float) -> None:
-        """Checks the ranks every HEARTBEAT_S until one is lost."""
+        """Checks the ranks every HEARTBEAT_S seconds until a rank is lost."""
         while not self.failure.done():
             await asyncio.sleep(HEARTBEAT_S)
             self.check(silence_limit_s)
 
     def check(self, silence_limit_s: float) -> None:
-        """Gives a heartbeat of the stage if every rank has given one since the last check; declares
-        a rank lost that has been silent for the limit, which is longer before it has loaded.
+        """Sends a heartbeat of the stage if every rank has sent one since the last check, and
+        declares a rank lost if it has been silent for too long.
 
-        It counts checks, not seconds: while the controller itself does not run, heartbeats may lie
-        unread.
+        The limit is `silence_limit_s`, or LOADING_SILENCE_LIMIT_S until the rank has loaded. Checks
+        are counted, not seconds, because heartbeats lie unread while the controller does not run.
         """
         for tp_rank, n_missed in self._n_missed.items():
             is_loaded = tp_rank in self._loaded

@@ -1,7 +1,7 @@
 """Delivers the reports of a stage to all watchers of the stage.
 
-Most reports are bytes of a rank, which pass through unread. The stage itself adds two kinds: its
-heartbeat, and its failure.
+Most reports come from a rank and are forwarded as bytes, without decoding. The stage adds reports
+of two kinds: heartbeats and its failure.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ class ReportFeed:
         self._watchers: list[asyncio.Queue[bytes | None]] = []  # None ends a watcher's stream
 
     def publish(self, report: bytes) -> None:
-        """Queues a report for every watcher; a watcher that has too many unread is let go."""
+        """Queues a report for every watcher; ends the stream of a watcher whose queue is full."""
         for queue in list(self._watchers):
             if queue.qsize() < MAX_UNREAD_REPORTS:
                 queue.put_nowait(report)
-            else:  # to the engine master it is the end of the stage's reports
+            else:  # the engine master sees the end of the stream
                 queue.put_nowait(None)
                 self._watchers.remove(queue)
 
@@ -43,10 +43,11 @@ class ReportFeed:
 
     @contextlib.contextmanager
     def watch(self, epoch: int) -> Iterator[AsyncIterator[bytes]]:
-        """Yields an iterator over the reports that come inside the `with` block.
+        """Yields an iterator over the reports that are published inside the `with` block.
 
         Raises:
-            StaleEpoch: the epoch is not the current one; the iterator raises it when it is over.
+            StaleEpoch: `epoch` is not the current epoch. The iterator raises it when the epoch is
+                over.
         """
         self._epoch.check(epoch)
         queue: asyncio.Queue[bytes | None] = asyncio.Queue()

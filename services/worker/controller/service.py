@@ -1,4 +1,4 @@
-"""WorkerService: the gRPC face of the controller."""
+"""WorkerService: the gRPC methods of the controller."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -11,7 +11,7 @@ from services.worker.controller.controller import Controller
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"]
 RAW_METHODS = ("RunIterations", "WatchStage")
-"""Methods whose messages the controller moves as bytes."""
+"""Methods whose messages the controller handles as bytes, without decoding."""
 
 CALLERS = {
     "Describe": {tls.SCHEDULER},
@@ -21,11 +21,11 @@ CALLERS = {
     "WatchStage": {tls.SCHEDULER},
     "Profile": {tls.WORKER},
 }
-"""Roles that may call each method: plans come from the scheduler or from the stage before, profiles
-are ordered by people from inside a worker's pod."""
+"""Roles that may call each method. Plans come from the scheduler or from the previous stage.
+Profiles are ordered by people in a worker's pod."""
 
 MAX_STREAMS = 16
-"""Calls of RunIterations and of WatchStage at most, each; an epoch has one of both."""
+"""Largest number of concurrent calls of RunIterations, and of WatchStage. An epoch has one each."""
 
 
 class WorkerService:
@@ -45,19 +45,19 @@ class WorkerService:
     async def AssignStage(
         self, request: worker_pb2.AssignStageRequest, context: Any
     ) -> worker_pb2.AssignStageResponse:
-        """Makes the worker a stage."""
+        """Makes the worker the stage of the request."""
         self._controller.assign(request)
         return worker_pb2.AssignStageResponse()
 
     async def JoinPipeline(
         self, request: worker_pb2.JoinPipelineRequest, context: Any
     ) -> worker_pb2.JoinPipelineResponse:
-        """Makes the stage a member of an epoch."""
+        """Makes the stage join the epoch of the request."""
         await self._controller.join(request)
         return worker_pb2.JoinPipelineResponse()
 
     async def RunIterations(self, context: Any) -> bytes:
-        """Takes plans until their sender has no more."""
+        """Forwards the plans of a stream until the sender closes the stream."""
         self._plan_places.take()
         await self._controller.plans.run(context)
         return worker_pb2.RunIterationsResponse().SerializeToString()
@@ -68,13 +68,13 @@ class WorkerService:
         """Yields the reports of the stage."""
         self._watcher_places.take()
         with self._controller.reports.watch(rpc.epoch_of(context)) as reports:
-            await context.send_initial_metadata(())  # the caller knows that it misses nothing now
+            await context.send_initial_metadata(())  # tells the caller that no report is missed now
             async for report in reports:
                 yield report
 
     async def Profile(
         self, request: worker_pb2.ProfileRequest, context: Any
     ) -> worker_pb2.ProfileResponse:
-        """Has a rank write a profile of its next iterations."""
+        """Orders a profile of a rank's next iterations, and waits until the profile is written."""
         path = await self._controller.profile_orders.take(request)
         return worker_pb2.ProfileResponse(path=str(path))

@@ -1,8 +1,8 @@
 """Spans of a stage's part in recorded iterations, made from the timings of its rank.
 
-Ranks know no OpenTelemetry: they report, and the controller makes the span, as a child of the
-scheduler's span that the plan came with. It begins when the plan was forwarded, so that the time
-for which it lay behind earlier iterations is in it.
+Ranks do not use OpenTelemetry. A rank reports its timings, and the controller makes the span, whose
+parent is the scheduler's span that the plan names. The span begins when the plan was forwarded, so
+that it includes the time for which the plan waited behind earlier iterations.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ MAX_UNDER_WAY = 64
 
 
 class StageTracer:
-    """The spans of one stage."""
+    """Makes the spans of one stage."""
 
     def __init__(self, tracer: Tracer, stage_index: int) -> None:
         self._tracer = tracer
@@ -27,18 +27,19 @@ class StageTracer:
         self._forwarded: deque[int] = deque(maxlen=MAX_UNDER_WAY)
 
     def joined(self, epoch: int) -> None:
-        """Begins an epoch, whose iterations count from 1."""
+        """Begins an epoch; the numbers of its iterations begin at 1."""
         self._epoch = epoch
         self._n_plans = 0
         self._forwarded.clear()
 
     def forwarded(self, now_ns: int) -> None:
-        """Remembers when the next plan of the epoch was forwarded, in nanoseconds since 1970."""
+        """Records the time at which the next plan of the epoch was forwarded, in nanoseconds since
+        1970."""
         self._n_plans += 1
         self._forwarded.append(now_ns)
 
     def record(self, payload: bytes) -> None:
-        """Makes the span of an IterationTrace."""
+        """Makes the span of an iteration; `payload` is an IterationTrace."""
         trace = worker_pb2.IterationTrace.FromString(payload)
         timing = trace.timing
         began_ns = min(trace.start_unix_ns, self._forwarded_at(trace) or trace.start_unix_ns)

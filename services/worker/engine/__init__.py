@@ -1,5 +1,5 @@
-"""One iteration on one rank: a plan's columns in, hidden states or sampled tokens out.
+"""The computation of one iteration on one rank: from a plan to hidden states or sampled tokens.
 
-It owns the request table, the K/V storage, the batch layout, the sampler and the recorded decodes
-of an epoch. It knows no sockets, no epochs and no other stage.
+The engine holds the request table, the K/V storage, the batch layout, the sampler and the recorded
+decodes of an epoch. It has no sockets, and does not know the numbers of epochs or other stages.
 """

@@ -1,9 +1,9 @@
 """Position in the grammar, and allowed next tokens, of each request that follows a grammar.
 
-A row's matcher has taken the generated tokens up to some position. It takes the tokens that a plan
-brings, for a request that goes on after a loss, and the tokens that this rank has sampled. On a CPU
-these are known at once. On a GPU they arrive while the device computes the next iteration, and
-`masks` waits for them, which is the one place where the host does.
+A row's matcher has taken the generated tokens up to some position. It takes the tokens that this
+rank has sampled and, for a request that is resumed after a loss, the generated tokens that the plan
+contains. On a CPU sampled tokens are known at once. On a GPU they arrive while the device computes
+the next iteration. `masks` waits for their arrival; this is the only wait of the host.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Matcher(Protocol):
 
     @property
     def is_cut(self) -> bool:
-        """Whether the output ends because a step takes too much work."""
+        """Whether the output ends because a step of the grammar takes too much work."""
 
     def mask(self) -> bytes:
-        """Returns the tokens that may come next, as bits of 32-bit words."""
+        """Returns the tokens that may come next: bit b of 32-bit word w is for token 32 w + b."""
 
 
 class Grammars(Protocol):
@@ -44,12 +44,12 @@ class Grammars(Protocol):
         """Begins the masks of a new iteration and resets the count of work."""
 
     def matcher(self, grammar: str) -> Matcher:
-        """Returns a matcher at the beginning of an output, which ends at once if nothing can follow
-        the grammar."""
+        """Returns a matcher at the beginning of an output. The output ends at once if no output can
+        follow the grammar."""
 
 
 class TokenArrival(Protocol):
-    """Sampled tokens on their way from a device."""
+    """Sampled tokens that are being copied from a device."""
 
     def wait(self) -> Sequence[int]:
         """Waits for the tokens and returns them."""
@@ -67,17 +67,17 @@ class _Constrained:
 class ConstrainedRows:
     """The rows of a batch whose next token follows a grammar."""
 
-    places: Ints  # [n], in the batch's sampled tokens, in order
-    rows: Ints  # [n]
-    positions: Ints  # [n], of the sampled tokens in their sequences
-    held: tuple[_Constrained, ...]  # [n], the requests that have the rows now
+    places: Ints  # [n], indices among the batch's sampled tokens, in ascending order
+    rows: Ints  # [n], rows of the request table
+    positions: Ints  # [n], positions of the sampled tokens in their sequences
+    held: tuple[_Constrained, ...]  # [n], the requests of the rows
 
 
 class Constraints:
     """The grammars of the requests of an epoch, by row."""
 
     def __init__(self, grammars: Grammars | None) -> None:
-        """`grammars` is None on ranks that sample nothing, or whose model can follow none."""
+        """`grammars` is None on ranks that do not sample, or whose model can follow no grammar."""
         self._grammars = grammars
         self._held: dict[int, _Constrained] = {}
         self._arriving: list[tuple[ConstrainedRows, TokenArrival]] = []
@@ -94,7 +94,7 @@ class Constraints:
         """Adds a request that follows `grammar`.
 
         Raises:
-            PlanError: the model can follow no grammar, which the scheduler should have refused.
+            PlanError: the model can follow no grammar. The scheduler refuses such requests.
         """
         if self._grammars is None:
             raise PlanError(f"row {row} has a grammar, and this model can follow none")
@@ -105,7 +105,8 @@ class Constraints:
         self._held.pop(row, None)
 
     def take_sent(self, row: int, start: int, token_ids: Sequence[int]) -> None:
-        """Takes the tokens of a span at the positions from `start` that the matcher lacks."""
+        """Passes the tokens of a span, which begins at the position `start`, to the row's matcher,
+        without the tokens that the matcher has taken before."""
         held = self._held.get(row)
         if held is None:
             return
@@ -139,8 +140,8 @@ class Constraints:
         )
 
     def cut(self, constrained: ConstrainedRows) -> list[int]:
-        """Returns the places of tokens that end an output because a step in its grammar takes too
-        much work."""
+        """Returns the indices, among the sampled tokens, of tokens that end an output because a
+        step of its grammar takes too much work."""
         places = zip(constrained.places.tolist(), constrained.held, strict=True)
         return [place for place, one in places if one.matcher.is_cut]
 
@@ -161,14 +162,14 @@ class Constraints:
             constrained.held,
             strict=True,
         ):
-            token_id = tokens[place]  # -1 is no token but the epoch's end
+            token_id = tokens[place]  # -1 stands for non-finite logits, which end the epoch
             if held.position == position and token_id >= 0:
                 held.matcher.take(token_id)
                 held.position += 1
 
 
 class _DeviceArrival:
-    """Tokens in flight from a GPU; the copy is queued behind the kernels that sample."""
+    """A copy of tokens from a GPU, which is queued after the kernels that sample."""
 
     def __init__(self, tokens: Tensor) -> None:
         self._tokens = tokens.to("cpu", non_blocking=True)

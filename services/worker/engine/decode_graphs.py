@@ -1,24 +1,24 @@
-"""Decode iterations as recorded graphs: one launch in place of hundreds.
+"""Decode iterations as CUDA graphs: one launch instead of hundreds.
 
-An iteration of decodes computes little, and launching its kernels one by one takes the host longer
-than the GPU needs to run them. A graph is a recording of these launches, with the addresses and
-sizes that they had. So a batch is padded to one of a few shapes, and its inputs are copied to where
-the recording reads them:
+An iteration of decodes computes little, and the host takes longer to launch its kernels one by one
+than the GPU takes to run them. A graph is a recording of these launches with fixed addresses and
+sizes. So a batch is padded to one of a few shapes, and its inputs are copied to the addresses from
+which the recording reads:
 
     batch size      1, 2, 4, 8, then in steps of 8 to 64, of 16 to 256, of 32 above
-    block tables    as wide as sequences of 1,024 tokens, 2,048, 4,096, ... and the longest
+    block tables    wide enough for sequences of 1,024, 2,048, 4,096, ... or the most tokens
 
-The width of the tables decides how attention divides its work, so one width would make short
-sequences as slow to plan and to send as long ones. Some of the two dozen sizes and few widths are
-recorded when an epoch begins (`warm_up`), the others when they first occur: all ranks of a stage
-run the same plans, so they record together. A recording costs one more iteration, and a second or
-less.
+The width of the tables decides how attention divides its work. With a single width, short sequences
+would take as long to plan and to upload as long ones. Some shapes are recorded when an epoch begins
+(`warm_up`), the others when they first occur. All ranks of a stage run equal plans, so they record
+at the same time. A recording takes one more iteration, and up to a second.
 
-Padding reads and writes a block that no request has. A graph computes the stage's share: embedding
-or received hidden states, layers, and on the last stage the logits. Sampling comes after it.
+Padding reads and writes a block that no request has. A graph computes the stage's share of an
+iteration: the embedding on the first stage, the layers, and the logits on the last stage. Tokens
+are sampled after the graph.
 
-If another rank is lost within a recording, CUDA's error ends the process: a recording that has
-begun cannot be taken back, and PyTorch's allocator would go on as if it lasted.
+If another rank is lost during a recording, CUDA's error ends the process: a recording that has
+begun cannot be undone, and PyTorch's allocator would treat it as still running.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from services.worker.engine.plan import Spans
 
 log = logging.getLogger(__name__)
 
-# Room for what is uploaded beside the inputs of layers: two places, two rows and the sampling
+# Bytes per span for uploads other than the inputs of layers: two indices, two rows and the sampling
 # columns of each span, and the alignment of these arrays.
 _BYTES_PER_SPAN = 128
 _ALIGNMENT_BYTES = 256
@@ -50,10 +50,11 @@ _RECORDINGS_BYTES = 1 << 29
 
 
 def reserved_bytes(max_spans: int, result_bytes: int) -> int:
-    """Returns the bytes of a GPU that the graphs of an epoch may take, for results of
-    `result_bytes` for each span.
+    """Returns the number of bytes of GPU memory that the graphs of an epoch may take, if results
+    have `result_bytes` for each span.
 
-    Results are counted four times: logits are also held before and after a cap, and scaled.
+    Results are counted four times, because logits are also kept before a cap, after a cap, and
+    scaled.
     """
     return _RECORDINGS_BYTES + 4 * max_spans * result_bytes
 
@@ -80,9 +81,9 @@ class CudaGraph:
         stream = self._memory.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            function()  # compiles and allocates what a recording must find
+            function()  # compiles kernels and allocates memory, which a recording must not do
         torch.cuda.current_stream().wait_stream(stream)
-        # Other threads, such as those that watch over NCCL, go on as they like.
+        # Other threads, such as NCCL's watchdog, may use CUDA during the recording.
         with torch.cuda.graph(
             self._graph,
             pool=self._memory.pool,
@@ -99,18 +100,18 @@ class CudaGraph:
 class GraphMemory:
     """A stream to record on, and memory for intermediate results, shared by an epoch's graphs.
 
-    Graphs may share memory because they never run at the same time, and because none reads what
-    another has left there: results are copied out.
+    Graphs can share memory because they never run at the same time, and because no graph reads the
+    results of another graph: results are copied elsewhere.
     """
 
     def __init__(self) -> None:
-        cuda: Any = torch.cuda  # whose streams have no types
+        cuda: Any = torch.cuda  # its streams have no type annotations
         self.stream = cuda.Stream()
         self.pool = cuda.graph_pool_handle()
 
 
 def cuda_graphs() -> Callable[[], Graph]:
-    """Returns the maker of the graphs of one epoch on the current GPU."""
+    """Returns a function that makes the graphs of one epoch on the current GPU."""
     memory = GraphMemory()
     return lambda: CudaGraph(memory)
 
@@ -132,9 +133,9 @@ class DecodeGraphs:
         hidden: Tensor | None,
     ) -> None:
         """`compute` is the stage's share of an iteration: from a batch and received hidden states
-        to hidden states or logits, [n_spans, any]. `hidden` is room for received hidden states,
-        [max_spans, hidden_size], on stages that receive; it must be finite, because padding
-        computes with it. Batches of more than `max_spans` spans are not for graphs."""
+        to hidden states or logits, [n_spans, any]. On stages that receive, `hidden` [max_spans,
+        hidden_size] is the tensor for received hidden states. Its values must be finite, because
+        padding is computed from them. Batches of more than `max_spans` spans do not use graphs."""
         self._builder = builder
         self._uploads = uploads
         self._compute = compute
@@ -144,9 +145,9 @@ class DecodeGraphs:
         self._block_size = block_size
         self.device = device
         self._hidden = hidden
-        self._results: Tensor | None = None  # [max_spans, any], of the last run
+        self._results: Tensor | None = None  # [max_spans, any], results of the last run
         self._recorded: dict[DecodeShape, _Recorded] = {}
-        self._built: InputBatch | None = None  # the batch whose inputs graphs read now
+        self._built: InputBatch | None = None  # the batch that was uploaded last
 
     @property
     def n_recorded(self) -> int:
@@ -154,7 +155,8 @@ class DecodeGraphs:
         return len(self._recorded)
 
     def shape_of(self, spans: Spans) -> DecodeShape | None:
-        """Returns the shape to pad a batch of `spans` to; None if it is not for a graph."""
+        """Returns the shape to which a batch of `spans` is padded; None if the batch cannot run as
+        a graph."""
         n_spans = len(spans.rows)
         if n_spans > self._max_spans or spans.n_tokens.max() > 1:
             return None
@@ -165,11 +167,10 @@ class DecodeGraphs:
         )
 
     def shapes(self) -> Iterator[DecodeShape]:
-        """Yields all shapes that may be recorded, the commonest first: short sequences before long
-        ones.
+        """Yields all shapes that may be recorded, from short sequences to long ones.
 
-        For each width the largest batch comes first, since all others have room in the memory that
-        its recording takes; the others follow from the smallest.
+        For each width the largest batch comes first, since the memory of its recording suffices for
+        all smaller batches. The other batches follow in ascending order.
         """
         sizes = {min(padded_size(n), self._max_spans) for n in range(1, self._max_spans + 1)}
         *smaller, largest = sorted(sizes)
@@ -185,7 +186,8 @@ class DecodeGraphs:
             self._recorded[shape] = self._record(shape)
 
     def build(self, spans: Spans, shape: DecodeShape) -> InputBatch:
-        """Returns the batch of `spans`, uploaded to where the graph of `shape` reads it."""
+        """Returns the batch of `spans`, uploaded to the addresses from which the graph of `shape`
+        reads."""
         if shape not in self._recorded:
             log.info("an iteration waits until decodes are recorded: %s", shape)
             self.record(shape)
@@ -204,7 +206,7 @@ class DecodeGraphs:
         return self._results[: batch.n_spans]
 
     def drop(self) -> None:
-        """Destroys all recordings; NCCL does not let go of a group that is in one."""
+        """Destroys all recordings. NCCL does not release a group that a recording uses."""
         self._recorded.clear()
 
     def _record(self, shape: DecodeShape) -> _Recorded:
@@ -223,21 +225,21 @@ class DecodeGraphs:
         return _Recorded(graph, inputs, batch)
 
     def _compute_from(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        # Layers use up what they are given, and padding would compute with what they leave.
+        # Layers may overwrite their input, and padding must not be computed from such values.
         return self._compute(batch, None if hidden is None else hidden.clone())
 
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A graph, and what must live as long as it does."""
+    """A graph, and the tensors that must live as long as the graph."""
 
     graph: Graph
-    inputs: Tensor  # [bytes] uint8, where everything that is uploaded goes
-    batch: InputBatch  # it was recorded with this batch, whose tensors must live as long as it
+    inputs: Tensor  # [bytes] uint8, the memory to which batches are uploaded
+    batch: InputBatch  # the batch with which the graph was recorded
 
 
 def padded_size(n_spans: int) -> int:
-    """Returns the smallest recorded batch size that has room for `n_spans`."""
+    """Returns the smallest batch size of a graph that is at least `n_spans`."""
     if n_spans <= 8:
         return int(1 << (n_spans - 1).bit_length())
     step = 8 if n_spans <= 64 else 16 if n_spans <= 256 else 32
@@ -245,8 +247,7 @@ def padded_size(n_spans: int) -> int:
 
 
 def padded_length(n_keys: int, max_model_len: int) -> int:
-    """Returns the shortest length in tokens that has room for `n_keys`, of the lengths for which
-    tables of recorded batches are made."""
+    """Returns the shortest sequence length of a graph, in tokens, that is at least `n_keys`."""
     length = _FIRST_WIDTH
     while length < n_keys:
         length *= _WIDTH_FACTOR

@@ -1,9 +1,9 @@
 """The flat tensors of one iteration, laid out from the spans of its plan.
 
-A token is a token, whichever request it belongs to (selective batching, OSDI'22 section 3.2). What
-attention and sampling must know beside it is prepared here, once for all layers. All arrays of an
-iteration travel to the device in one copy (`kernels.upload`). This module knows no model and no
-wire format.
+Most operations treat all tokens alike, whatever their requests (selective batching, OSDI'22 section
+3.2). The further inputs of attention and sampling are prepared here, once for all layers. All
+arrays of an iteration are copied to the device in one transfer (`kernels.upload`). This module does
+not depend on the model or on the wire format.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ class InputBatch:
 
     token_ids: Tensor  # [n_tokens] int64
     positions: Tensor  # [n_tokens] int64
-    kv: Sequence[GroupPlan]  # of each K/V group
-    states: StateSpans | None  # where layers keep a state of each request
-    sampled_tokens: Tensor  # [n_sampled] int64, places in the batch whose next token is sampled
-    sampled_rows: Numbers  # [n_sampled], rows of the sampled tokens
-    sampling: SamplingColumns  # how each is sampled
+    kv: Sequence[GroupPlan]  # for each K/V group
+    states: StateSpans | None  # None if no layer keeps a state of each request
+    sampled_tokens: Tensor  # [n_sampled] int64, indices of tokens after which one is sampled
+    sampled_rows: Numbers  # [n_sampled], rows of the sampled tokens in the request table
+    sampling: SamplingColumns  # [n_sampled] each
     counted: CountedTokens | None  # tokens of this batch that penalties count
     constrained: ConstrainedRows | None  # sampled rows that follow a grammar
-    logprobs: WantedLogprobs | None  # log-probabilities that requests want
+    logprobs: WantedLogprobs | None  # log-probabilities that requests ask for
     n_spans: int  # without spans of padding
     n_sampled: int
-    shape: DecodeShape | None = None  # the shape that decodes are padded to for a graph
+    shape: DecodeShape | None = None  # the shape to which decodes are padded for a graph
 
     @property
     def slots(self) -> Tensor:
-        """Slots where the first K/V group stores the K and V of each token, [n_tokens] int64."""
+        """Slots of the tokens' keys and values in the first K/V group, [n_tokens] int64."""
         return self.kv[0].slots
 
     @property
@@ -62,26 +62,26 @@ class DecodeShape:
     """Size of a padded batch of decodes; the shapes of all tensors depend only on these fields."""
 
     n_spans: int
-    n_columns: int  # blocks of the longest sequence that there may be
+    n_columns: int  # largest number of blocks of a sequence
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLayout:
-    """Where the tokens of a batch are: in the batch, in their sequences and in the K/V storage."""
+    """The places of a batch's tokens in the batch, in their sequences and in the K/V storage."""
 
     starts: Ints  # [n_spans], position of each span's first token
-    widths: Ints  # [n_spans], tokens of each span, with padding if there is any
+    widths: Ints  # [n_spans], number of tokens of each span, padding included
     block_tables: Ints  # [n_groups, n_spans, n_columns]
-    first_tokens: Ints  # [n_spans], place in the batch of each span's first token
-    span_of_token: Ints  # [n_tokens]
-    positions: Ints  # [n_tokens], in the token's sequence
-    slots: Ints  # [n_groups, n_tokens], where K and V are stored
+    first_tokens: Ints  # [n_spans], index in the batch of each span's first token
+    span_of_token: Ints  # [n_tokens], index of the token's span
+    positions: Ints  # [n_tokens], position of the token in its sequence
+    slots: Ints  # [n_groups, n_tokens], slot of the token's key and value
 
 
 class BatchBuilder:
-    """Lays out the batches of a stage, on its device, from its table of requests.
+    """Builds the batches of a stage on its device, from the stage's table of requests.
 
-    Benchmarks override `build` and `n_tokens` to lay batches out as other engines do.
+    Benchmarks override `build` and `n_tokens` to build batches as other engines do.
     """
 
     def __init__(
@@ -96,16 +96,14 @@ class BatchBuilder:
         states: RecurrentState | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        """Plans batches of the requests of `table`.
+        """Builds batches of the requests of `table`.
 
-        `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of a layer of each
-        kind, without heads where no layer stores any. `n_heads` are this rank's, and `windows`
-        those of the stage's layers in each K/V group of the table; layers keep `states`, if there
-        are any. `vocab_size` is the width of the logits that are sampled, None on stages that
-        sample nothing.
+        `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer of each
+        kind of heads; `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
+        query heads. `windows` are the windows of the stage's layers in each K/V group, `states` the
+        states that layers keep of requests. `vocab_size` is None on stages that do not sample.
 
-        Batches with padding store the keys and values of padding in the last block of the cache,
-        which no request may have.
+        The keys and values of padding are stored in the last block, which no request may have.
         """
         self._table = table
         self._ops = ops
@@ -119,21 +117,20 @@ class BatchBuilder:
         self._scratch = n_blocks - 1
 
     def build(self, spans: Spans) -> InputBatch:
-        """Returns the batch of `spans`, which the table has applied; every span has its own
-        length."""
+        """Returns the batch of `spans`, which the table has applied; spans may have different
+        lengths."""
         block_tables = self._table.block_tables(spans.rows)
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
 
     def n_tokens(self, lengths: Sequence[int]) -> int:
-        """Returns the number of tokens of a batch that `build` makes of spans of `lengths`."""
+        """Returns the number of tokens of the batch that `build` makes of spans of `lengths`."""
         return sum(lengths)
 
     def build_decodes(self, spans: Spans, shape: DecodeShape) -> InputBatch:
         """Returns the batch of `spans` of one token each, padded to `shape` with spans at position
         0 of a sequence in the last block.
 
-        The tensors that layers read have the same addresses whenever the shape and what the uploads
-        are aimed at are the same.
+        For each shape and target of uploads, the tensors that layers read have fixed addresses.
         """
         n = len(spans.rows)
         starts = np.zeros(shape.n_spans, np.int64)
@@ -156,13 +153,13 @@ class BatchBuilder:
     def _batch(
         self, spans: Spans, layout: TokenLayout, *, shape: DecodeShape | None = None
     ) -> InputBatch:
-        """Returns the batch of `spans`, uploaded; with a `shape`, the layout has further spans of
-        padding behind them."""
+        """Returns the batch of `spans`, uploaded; with a `shape`, the layout has spans of padding
+        after `spans`."""
         add = self._uploads.add
         numbers = self._table.last_tokens.numbers
         first_tokens = layout.first_tokens[: len(spans.rows)]
         sampled = spans.sampled()
-        # What layers read comes first, so that its places depend on nothing but the shape.
+        # The inputs of layers come first, so that their addresses depend only on the shape.
         token_ids = add(_sent_tokens(spans, first_tokens, n_tokens=len(layout.positions)))
         batch = InputBatch(
             token_ids=token_ids,
@@ -230,15 +227,15 @@ class BatchBuilder:
         )
 
     def _sampling(self, rows: Ints, positions: Ints) -> SamplingColumns:
-        """Returns how to sample the tokens of `rows` that will have `positions`."""
+        """Returns the sampling columns for the tokens of `rows` that will be at `positions`."""
         if self._vocab_size is None or self._table.is_greedy(rows):
             return ALL_GREEDY
         return self._table.sampling(rows, positions).columns(self._uploads, self._vocab_size)
 
 
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns where in the batch spans begin [n_spans], each token's span [n_tokens], and its
-    position in the sequence [n_tokens]."""
+    """Returns the index in the batch of each span's first token [n_spans], and for each token the
+    index of its span [n_tokens] and its position in the sequence [n_tokens]."""
     n_spans, n_tokens = len(widths), sum(widths.tolist())
     if n_tokens == n_spans:
         places = np.arange(n_spans)
@@ -250,8 +247,8 @@ def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def _sent_tokens(spans: Spans, first_tokens: Ints, *, n_tokens: int) -> Ints:
-    """Returns the tokens of a batch [n_tokens] that came with the plan, and 0 for padding and for
-    tokens that are on the rank; spans begin at `first_tokens`."""
+    """Returns the tokens of a batch [n_tokens] from the plan, with 0 for padding and for tokens
+    that the plan leaves out. Spans begin at `first_tokens`."""
     if len(spans.token_ids) == n_tokens:
         return spans.token_ids
     n_sent = np.where(spans.token_on_rank, 0, spans.n_tokens)

@@ -1,8 +1,8 @@
 """Paged storage for the keys and values of one stage's layers, for the heads of one rank.
 
-It only stores. The scheduler's K/V manager decides which block belongs to which request and to
-which group of layers, for all stages: a block id means the same page of slots everywhere. Layers of
-different groups share storage, since a block belongs to one group at a time.
+The scheduler's K/V manager decides, for all stages, to which request and to which group of layers a
+block belongs. A block id stands for the same slots on all stages. Layers of different groups share
+storage, since a block belongs to one group at a time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from services.worker.models.config import KVSizes, ModelConfig
 from services.worker.models.kv_groups import KVGroups
 
 _NOWHERE = -1
-"""The place of layers that store nothing."""
+"""The place of a layer that stores no keys and values."""
 
 
 def kv_block_bytes(
     config: ModelConfig, layers: range, *, block_size: int, dtype: torch.dtype, tp_size: int
 ) -> int:
-    """Returns the bytes of one block on one rank: keys and values of its slots, in all `layers` of
-    one group."""
+    """Returns the number of bytes of one block on one rank: the keys and values of the block's
+    slots in those of `layers` that belong to one group."""
     n_elements = sum(
         each.n_heads * (each.key_dim + each.value_dim)
         for each in _places(config, layers, KVGroups.of(config), tp_size).values()
@@ -47,9 +47,11 @@ class KVCache:
         tp_size: int = 1,
         groups: KVGroups | None = None,
     ) -> None:
-        """Without `groups`, the groups of the configuration. Allocates all blocks at once, and
-        zeroes them: attention reads slots beyond a sequence's end with weight zero, and zero times
-        whatever was left in memory may be NaN."""
+        """Allocates all blocks. `groups` are by default the groups of the configuration.
+
+        The blocks are zeroed, because attention reads slots after the end of a sequence with weight
+        zero, and zero times an arbitrary number in memory may be NaN.
+        """
         self.n_blocks = n_blocks
         self.block_size = block_size
         groups = groups or KVGroups.of(config)
@@ -63,11 +65,11 @@ class KVCache:
         self.layers: tuple[tuple[Tensor, Tensor], ...] = tuple(
             storage[place] for place in _place_of_each(config, layers, groups)
         )
-        """Keys and values that each layer attends to: its own, or an earlier layer's."""
+        """The keys and values that each layer attends to: its own, or those of an earlier layer."""
 
     def key_caches(self) -> Sequence[Tensor]:
-        """Returns the keys of the first layer of each kind of heads; if no layer stores any keys,
-        the empty keys of any layer."""
+        """Returns the keys of the first layer of each kind of heads. If no layer stores keys, the
+        result has the empty keys of one layer."""
         of_kind: dict[torch.Size, Tensor] = {}
         for keys, _ in self.layers:
             if keys.numel():
@@ -78,7 +80,10 @@ class KVCache:
 def _places(
     config: ModelConfig, layers: range, groups: KVGroups, tp_size: int
 ) -> dict[int, KVSizes]:
-    """Returns what a block has at each place: what layers of every group there store on a rank."""
+    """Returns the sizes of keys and values that a rank stores at each place of a block.
+
+    A place has the layers of different groups that share storage.
+    """
     places = zip(_place_of_each(config, layers, groups), layers, strict=True)
     return {
         place: config.layer_kv[i].of_rank(tp_size)
@@ -88,8 +93,8 @@ def _places(
 
 
 def _place_of_each(config: ModelConfig, layers: range, groups: KVGroups) -> list[int]:
-    """Returns the place of each of `layers` in the blocks of its group; that of the layer whose
-    keys and values it attends to, if it stores none."""
+    """Returns the place of each of `layers` in the blocks of its group. A layer that stores no keys
+    and values has the place of the layer whose keys and values it attends to."""
     of_layers = groups.of_layers
     n_before: Counter[int] = Counter()
     places: dict[int, int] = {}

@@ -1,11 +1,12 @@
-"""The memory of a GPU that keys and values may have: all that nothing else needs.
+"""The memory of a GPU that is left for keys and values.
 
-    fraction of the whole - used - iteration - transfers - graphs
+    fraction of the total - used - iteration - transfers - graphs
 
-The operator sets the fraction; the rest of the GPU is for NCCL and for fragments. `used` is known
-when the weights are loaded, and includes what other processes and the driver have. `iteration` is
-measured by running one. `transfers` are hidden states of further iterations in flight, and are
-computed. `graphs` are set aside. Only `GpuMemory` asks the GPU; the rest are numbers.
+The operator sets the fraction; the rest of the GPU is for NCCL and for fragmentation. `used` is
+measured when the weights are loaded, and includes other processes and the driver. `iteration` is
+measured by running an iteration. `transfers` is computed: the hidden states of further iterations
+in flight. `graphs` is a fixed reserve. Only `GpuMemory` uses the GPU; the other code computes with
+numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _GIB = 1 << 30
 
 
 class NoMemoryLeft(CannotStart):
-    """Nothing is left for keys and values; the message has the figures and names the settings."""
+    """No memory is left for keys and values. The message has the numbers and names the settings."""
 
 
 class DeviceMemory(Protocol):
@@ -32,11 +33,11 @@ class DeviceMemory(Protocol):
         """Returns the size of the memory."""
 
     def used(self) -> int:
-        """Returns the bytes that all processes have in use, without bytes that could be given back
-        at once."""
+        """Returns the number of bytes that all processes use, without bytes that this process could
+        free at once."""
 
     def peak_of(self, run: Callable[[], None]) -> int:
-        """Runs `run` and returns its peak use, beyond what was in use before."""
+        """Runs `run` and returns its peak use in bytes, above the use before the run."""
 
 
 class GpuMemory:
@@ -63,7 +64,7 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class MemoryShares:
-    """The shares of a device's memory, in bytes; see the module."""
+    """The shares of a device's memory in bytes, as the module's docstring defines them."""
 
     total: int
     used: int
@@ -72,10 +73,10 @@ class MemoryShares:
     graphs: int
 
     def kv_memory(self, fraction: float) -> int:
-        """Returns what the shares leave of that fraction of the whole.
+        """Returns the number of bytes for keys and values, if a `fraction` of the total is used.
 
         Raises:
-            NoMemoryLeft: they leave nothing.
+            NoMemoryLeft: the shares leave no memory.
         """
         needed = self.used + self.iteration + self.transfers + self.graphs
         left = int(self.total * fraction) - needed
@@ -92,12 +93,12 @@ class MemoryShares:
 def transfer_bytes(
     hidden_bytes: int, *, stage_index: int, n_stages: int, max_pending_sends: int
 ) -> int:
-    """Returns the bytes of hidden states that are on their way, without the hidden states of the
-    iteration that is run; one iteration has `hidden_bytes`.
+    """Returns the largest number of bytes of hidden states in flight, without those of the
+    iteration that is computed. One iteration has `hidden_bytes`.
 
-    Counts on the scheduler's default depth: one iteration in flight for each stage, and at least
-    two. A rank makes room for all iterations that have been announced, and keeps what it has sent
-    until it has arrived.
+    The scheduler's default depth is assumed: one iteration in flight for each stage, and at least
+    two. A rank allocates hidden states for all announced iterations, and keeps hidden states that
+    it has sent until they have arrived.
     """
     n_others = max(n_stages, 2) - 1
     n_received = n_others if stage_index > 0 else 0
@@ -108,8 +109,11 @@ def transfer_bytes(
 def measure(
     memory: DeviceMemory, iteration: Callable[[], None], *, transfers: int, graphs: int
 ) -> MemoryShares:
-    """Returns the shares when everything but K/V is loaded. `iteration` is run twice, since its
-    first run also compiles kernels and allocates what stays."""
+    """Returns the shares of a device on which everything but K/V is loaded.
+
+    `iteration` is run twice, because the first run also compiles kernels and allocates memory that
+    stays in use.
+    """
     iteration()
     peak = memory.peak_of(iteration)
     return MemoryShares(memory.total(), memory.used(), peak, transfers, graphs)

@@ -1,8 +1,8 @@
 """The last sampled token of each row, on a rank that embeds and samples.
 
-Plans leave such tokens out, because the rank has them first. On a GPU they stay on the device, and
-nothing waits for them. On a CPU they are NumPy arrays: after weights have gone through the caches,
-NumPy needs a quarter of PyTorch's time for so few numbers.
+Plans leave such tokens out, because the rank has sampled them itself. On a GPU the tokens stay on
+the device, and the host does not wait for them. On a CPU they are in NumPy arrays: when weights
+have displaced the code from the caches, NumPy takes a quarter of PyTorch's time for few numbers.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ Numbers = Ints | Tensor
 
 
 class LastTokens(Protocol):
-    """A token for each row; a row must not be read before something was sampled for it."""
+    """The last token of each row. A row must not be read before a token was sampled for it."""
 
     def grow(self, n_rows: int) -> None:
-        """Makes room for `n_rows` rows."""
+        """Makes the store hold at least `n_rows` rows."""
 
     def numbers(self, values: Ints, uploads: Uploads) -> Numbers:
-        """Converts rows, or places in a batch, to the type that the other methods take.
+        """Converts rows, or indices in a batch, to the type that the other methods take.
 
-        The result may be used when `uploads` has been flushed.
+        The result may be used after `uploads` has been flushed.
         """
 
     def keep(self, rows: Numbers, tokens: Numbers) -> None:
-        """Keeps the tokens sampled for `rows`, both [n_sampled]; -1 where none could be."""
+        """Keeps the tokens sampled for `rows`, both [n_sampled]. A token is -1 if its logits were
+        not finite."""
 
     def put(self, token_ids: Tensor, places: Numbers, rows: Numbers) -> None:
-        """Writes the tokens of `rows` to `places` of a batch `token_ids` [n_tokens].
+        """Writes the last tokens of `rows` [n] to the indices `places` [n] of a batch's `token_ids`
+        [n_tokens].
 
-        Writes 0 for -1, which may be embedded before the host refuses it.
+        Writes 0 instead of -1, because a token may be embedded before the host refuses the -1.
         """
 
 
 def last_tokens(device: torch.device) -> LastTokens:
-    """Returns an empty store of last tokens, on the host for a CPU, else on `device`."""
+    """Returns an empty store of last tokens for `device`."""
     return TokensOnHost() if device.type == "cpu" else TokensOnDevice(device)
 
 
 class TokensOnHost:
-    """Last tokens in an array of the host; for a CPU."""
+    """Last tokens in a NumPy array, for a CPU."""
 
     def __init__(self) -> None:
         self._tokens: Ints = np.zeros(0, np.int64)  # [n_rows]
@@ -67,7 +69,7 @@ class TokensOnHost:
 
 
 class TokensOnDevice:
-    """Last tokens in a tensor of the device; no method waits for the device."""
+    """Last tokens in a tensor on the device; no method waits for the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._tokens = torch.zeros(0, dtype=torch.int64, device=device)  # [n_rows]

@@ -1,12 +1,13 @@
-"""Log-probabilities, for the requests that want them.
+"""Log-probabilities, for requests that ask for them.
 
-They are the logarithms of the softmax of the model's own logits, in float32, before anything that
-changes how tokens are chosen: a token has the same log-probability whatever the request's options,
-in any batch. For a sampled token the logits are there. For the tokens of a prompt they are computed
-from the hidden states, a few rows at a time, since all of them might not fit in memory.
+A log-probability is the logarithm of the softmax of the model's logits in float32, without
+penalties, biases, masks and filters. So it depends neither on the request's sampling options nor on
+the rest of the batch. For sampled tokens the logits are given. For the tokens of a prompt the
+logits are computed from the hidden states, a few rows at a time, since all of them might not fit in
+memory.
 
-Knows no model: the caller that has the hidden states gives a function that makes logits of rows of
-them.
+This module does not depend on the model: the caller passes a function that computes the logits of
+rows of hidden states.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ ROWS_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class LogprobSpan:
-    """The tokens of one span whose log-probabilities are wanted."""
+    """The tokens of one span for which log-probabilities are computed."""
 
-    span: int  # its place in the plan
+    span: int  # index of the span in the plan
     n_tokens: int
-    n_top: int  # alternatives wanted for each
-    prompt_position: int | None  # of the first token; None for a sampled token
+    n_top: int  # number of alternatives for each token
+    prompt_position: int | None  # position of the first token; None for a sampled token
 
 
 @dataclass(frozen=True, slots=True)
 class WantedLogprobs:
-    """The log-probabilities that are wanted of a batch: of `n_sampled` sampled tokens, then of
-    tokens of prompts, span by span."""
+    """The tokens of a batch for which log-probabilities are computed: `n_sampled` sampled tokens,
+    then tokens of prompts, span by span."""
 
     spans: tuple[LogprobSpan, ...]
     n_sampled: int
-    sampled_places: Tensor  # [n_sampled] int64, among the sampled tokens of the batch
-    prompt_places: Tensor  # [n_prompt] int64, places in the batch of the tokens before
-    prompt_tokens: Tensor  # [n_prompt] int64, the tokens themselves
+    sampled_places: Tensor  # [n_sampled] int64, indices among the sampled tokens of the batch
+    prompt_places: Tensor  # [n_prompt] int64, index in the batch of the token before each token
+    prompt_tokens: Tensor  # [n_prompt] int64, the tokens
 
     @property
     def n_top(self) -> int:
-        """The largest number of alternatives that any span wants for a token."""
+        """The largest number of alternatives for a token among all spans."""
         return max(span.n_top for span in self.spans)
 
     @property
     def of_prompts(self) -> bool:
-        """Whether log-probabilities of any prompt token are wanted."""
+        """Whether log-probabilities are computed for any token of a prompt."""
         return len(self.prompt_places) > 0
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobColumns:
-    """Log-probabilities and ranks of tokens, and the most likely alternatives, in columns."""
+    """Log-probabilities and ranks of tokens, and the `n_top` most likely alternatives of each."""
 
     logprobs: Tensor  # [n] float32
     ranks: Tensor  # [n] int64, from 1
@@ -70,10 +71,10 @@ class LogprobColumns:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, *, n_top: int) -> LogprobColumns:
-        """Returns the columns of `tokens` [n], given logits [n, vocab_size]."""
+        """Returns the columns for `tokens` [n], given their `logits` [n, vocab_size]."""
         logits = logits.float()
         total = logits.logsumexp(-1)
-        # A token of -1 stands for logits that are not finite, which the host is about to refuse.
+        # A token of -1 stands for logits that are not finite; the host refuses it afterwards.
         chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
         top, top_ids = logits.topk(min(n_top, logits.shape[1]))
         ranks = (logits > chosen[:, None]).sum(-1) + 1
@@ -81,7 +82,7 @@ class LogprobColumns:
 
     @classmethod
     def joined(cls, parts: list[LogprobColumns]) -> LogprobColumns:
-        """Returns the columns of parts, one after the other."""
+        """Returns the columns of all `parts`, concatenated in their order."""
         return cls(
             torch.cat([part.logprobs for part in parts]),
             torch.cat([part.ranks for part in parts]),
@@ -90,7 +91,7 @@ class LogprobColumns:
         )
 
     def to_host(self) -> LogprobColumns:
-        """Returns the columns in the host's memory, readable after the device's copies."""
+        """Returns the columns in host memory, readable when the device has copied them."""
         return LogprobColumns(
             self.logprobs.to("cpu", non_blocking=True),
             self.ranks.to("cpu", non_blocking=True),
@@ -112,17 +113,17 @@ class ReportedSpan:
 
 @dataclass(frozen=True, slots=True)
 class BatchLogprobs:
-    """The log-probabilities that were wanted of a batch."""
+    """The log-probabilities that requests of a batch ask for."""
 
     spans: tuple[LogprobSpan, ...]
     columns: LogprobColumns
 
     def to_host(self) -> BatchLogprobs:
-        """Returns the log-probabilities in the host's memory, see `LogprobColumns.to_host`."""
+        """Returns the log-probabilities in host memory, as `LogprobColumns.to_host` does."""
         return BatchLogprobs(self.spans, self.columns.to_host())
 
     def by_span(self) -> Iterator[ReportedSpan]:
-        """Yields the log-probabilities of each span, once they are on the host."""
+        """Yields the log-probabilities of each span. The columns must be on the host."""
         columns = self.columns
         logprobs, ranks = columns.logprobs.numpy(), columns.ranks.numpy()
         top_ids, top_logprobs = columns.top_ids.numpy(), columns.top_logprobs.numpy()
@@ -139,15 +140,16 @@ class BatchLogprobs:
 
 
 class LogprobRequests:
-    """The requests of a rank's table that want log-probabilities, by their rows."""
+    """The requests of a rank's table that ask for log-probabilities, by row."""
 
     def __init__(self, *, vocab_size: int) -> None:
         self._vocab_size = vocab_size
-        self._n_sampled: dict[int, int] = {}  # alternatives for each sampled token
-        self._n_prompt: dict[int, tuple[int, int]] = {}  # likewise, and the length of the prompt
+        self._n_sampled: dict[int, int] = {}  # by row: alternatives for each sampled token
+        # By row: alternatives for each token of the prompt, and the length of the prompt.
+        self._n_prompt: dict[int, tuple[int, int]] = {}
 
     def admit(self, admission: Admission) -> None:
-        """Records which log-probabilities a new request wants."""
+        """Records the log-probabilities that a new request asks for."""
         if admission.n_logprobs is not None:
             self._n_sampled[admission.row] = admission.n_logprobs
         if admission.n_prompt_logprobs is not None:
@@ -155,7 +157,7 @@ class LogprobRequests:
             self._n_prompt[admission.row] = wanted
 
     def release(self, row: int) -> None:
-        """Forgets the request of a row."""
+        """Removes the request of a row."""
         self._n_sampled.pop(row, None)
         self._n_prompt.pop(row, None)
 
@@ -176,18 +178,19 @@ class LogprobRequests:
             raise PlanError(f"next_token_ids are not in [0, {self._vocab_size})")
 
     def are_of_sampled(self, row: int) -> bool:
-        """Returns whether log-probabilities of a row's sampled tokens are wanted."""
+        """Returns whether the request of a row asks for log-probabilities of sampled tokens."""
         return row in self._n_sampled
 
     def are_of_prompts(self, spans: Spans) -> bool:
-        """Returns whether log-probabilities of prompt tokens are wanted in `spans`."""
+        """Returns whether log-probabilities of prompt tokens are to be computed in `spans`."""
         return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedLogprobs | None:
-        """Returns the log-probabilities wanted of a batch whose spans begin at `first_tokens`.
+        """Returns the tokens of a batch for which log-probabilities are computed; None for no
+        tokens.
 
-        The tensors are readable when `uploads` has been flushed. Returns None if no
-        log-probabilities are wanted.
+        `first_tokens` [n_spans] are the indices in the batch at which spans begin. The tensors are
+        readable after `uploads` has been flushed.
         """
         if not self._n_sampled and not self._n_prompt:
             return None
@@ -219,10 +222,10 @@ class LogprobRequests:
         )
 
     def _prompts(self, spans: Spans) -> Iterator[tuple[LogprobSpan, int, int | None]]:
-        """Yields each span of a prompt whose log-probabilities are wanted.
+        """Yields each span of a prompt for which log-probabilities are computed.
 
-        With each span come the index in `token_ids` of the first token of the span, and the
-        token after the span if that token belongs to the prompt, else None.
+        Yields with each span the index in `token_ids` of the span's first token, and the token
+        after the span if it belongs to the prompt, else None.
         """
         if not self._n_prompt:
             return
@@ -255,10 +258,11 @@ def logprobs_of(
     *,
     logits_at: Callable[[Tensor], Tensor],
 ) -> BatchLogprobs:
-    """Returns the wanted log-probabilities of a batch, given sampled logits and tokens.
+    """Returns the log-probabilities of the tokens in `wanted`.
 
-    The logits are [n_sampled, vocab_size], the tokens [n_sampled]. `logits_at` returns the logits
-    [n, vocab_size] after the tokens at places [n] of the batch.
+    `sampled_logits` are [n_sampled, vocab_size], `sampled_tokens` are [n_sampled].
+    `logits_at(places)` returns the logits [n, vocab_size] that follow the tokens at the indices
+    `places` [n] of the batch.
     """
     n_top, parts = wanted.n_top, []
     if wanted.n_sampled:

@@ -1,18 +1,18 @@
-"""One stage's share of an iteration: flat batch in, hidden states or tokens out.
+"""One stage's share of an iteration: from a flat batch to hidden states or tokens.
 
     prepare → forward, or on the last stage: prepare → logits → sample → logprobs
 
-A model runner holds what an epoch computes with: the stage's weights, which outlive the epoch, and
-K/V storage and request table, which do not. It neither moves tensors between stages nor answers the
-engine master.
+A model runner holds the stage's weights, which are kept from one epoch to the next, and the K/V
+storage and the request table, which belong to one epoch. It neither transfers tensors between
+stages nor reports to the engine master.
 
-Callers run it in `torch.inference_mode`, which they enter once: the mode saves PyTorch a little
-work, and entering it for every iteration costs more than that.
+Callers use a model runner within `torch.inference_mode`, which they enter once. The mode saves
+PyTorch a little work, but entering it for every iteration would cost more.
 
-On a GPU nothing here waits for the device: an iteration is launched, and the next one may be
-prepared and launched behind it. Iterations are prepared in their order, each after the one before
-has been launched whole. So everything that they share (the table on the host; tokens, K/V and the
-inputs of graphs on the device) changes in that order.
+On a GPU the host does not wait for the device: an iteration is launched, and the next one may be
+prepared and launched while the first one is computed. An iteration is prepared only after the
+previous one has been launched completely. So everything that iterations share (the table on the
+host; tokens, K/V and the inputs of graphs on the device) changes in the order of iterations.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from services.worker.models.tensor_parallel import SINGLE, HeadShare, TensorPara
 
 
 class ModelRunner:
-    """Runs the iterations of one epoch on one rank of a stage; each epoch has a new one.
+    """Runs the iterations of one epoch on one rank of a stage; each epoch has a new model runner.
 
-    Ranks that share a stage run the same plans, and each of them has the results.
+    All ranks of a stage run equal plans, and each rank has the results.
     """
 
     def __init__(
@@ -61,11 +61,13 @@ class ModelRunner:
         max_batch_tokens: int | None = None,
         n_state_rows: int = MAX_STATE_ROWS,
     ) -> None:
-        """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs; the
-        model's operations must have fixed shapes for them (see `Ops.plan_attention`). No batch has
-        more than `max_batch_tokens` tokens, by default one for each K/V slot. Where layers keep a
-        state of each request, there are `n_state_rows` requests at a time at most; with 0 of them
-        all requests share one state, and their results are of no use."""
+        """With `new_graph`, batches of up to `max_graph_batch_size` decodes run as graphs, for
+        which the model's operations must have fixed shapes (see `Ops.plan_attention`). A batch has
+        at most `max_batch_tokens` tokens, by default one for each K/V slot.
+
+        If layers keep a state of each request, at most `n_state_rows` requests run at a time. With
+        0 rows all requests share one state, and their results are meaningless.
+        """
         ranks = tensor_parallel
         if (ranks.rank, ranks.size) != (model.tp_rank, model.tp_size):
             raise ValueError(
@@ -77,7 +79,7 @@ class ModelRunner:
         self._kv_cache = KVCache(
             model.config,
             model.layers,
-            n_blocks=n_kv_blocks + 1,  # the last one is for padding
+            n_blocks=n_kv_blocks + 1,  # the last block is for padding
             block_size=block_size,
             dtype=model.dtype,
             device=model.device,
@@ -93,7 +95,7 @@ class ModelRunner:
             tp_size=model.tp_size,
         )
         has_states = not states.is_empty
-        # What each layer stores: its keys and values, or its states.
+        # The storage of each layer: its keys and values, or its states.
         self._stored = tuple(
             kv if state is None else state
             for kv, state in zip(self._kv_cache.layers, states.layers, strict=True)
@@ -124,7 +126,7 @@ class ModelRunner:
             vocab_size=model.config.vocab_size if model.is_last else None,
         )
         self.graphs: DecodeGraphs | None = None
-        """Graphs of batches of decodes, where decodes run as graphs."""
+        """The graphs of batches of decodes; None if decodes do not run as graphs."""
         if new_graph is not None and max_graph_batch_size > 0:
             self.graphs = DecodeGraphs(
                 self._builder,
@@ -139,22 +141,22 @@ class ModelRunner:
             )
 
     def prepare(self, plan: IterationPlan) -> InputBatch:
-        """Takes in a plan, in the order of iterations, and returns its batch; raises PlanError.
+        """Applies a plan to the request table and returns the plan's batch; raises PlanError.
 
-        It needs no activations, so it can be called while they are on their way. The batch is to be
-        run before the next one is prepared.
+        Plans must be prepared in the order of iterations, and a batch must be run before the next
+        one is prepared. No activations are needed, so they may still be in transfer.
         """
         spans = self._table.apply(plan)
         if self.graphs is None or self._table.logprobs.are_of_prompts(spans):
-            return self._builder.build(spans)  # graphs keep no hidden states
+            return self._builder.build(spans)  # graphs do not keep hidden states
         shape = self.graphs.shape_of(spans)
         return self._builder.build(spans) if shape is None else self.graphs.build(spans, shape)
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> Tensor:
-        """Returns room for the previous stage's hidden states of spans of `n_tokens`,
-        [tokens of the batch, hidden_size].
+        """Returns an empty tensor [n_batch_tokens, hidden_size] for the previous stage's hidden
+        states, for spans of `n_tokens` tokens.
 
-        Raises PlanError if they are too many, before the rest of the plan is looked at.
+        Raises PlanError for too many tokens. The rest of the plan is checked by `prepare`.
         """
         if sum(n_tokens) > self._max_batch_tokens:
             raise PlanError(
@@ -163,20 +165,20 @@ class ModelRunner:
         return self._room(self._builder.n_tokens(n_tokens))
 
     def forward(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """Runs this stage's layers and returns hidden states [n_tokens, hidden_size]; on the last
-        stage, those of a graph's padding are among them.
+        """Runs this stage's layers and returns hidden states [n_tokens, hidden_size]. On the last
+        stage these include the padding of a graph.
 
-        `hidden` is what the previous stage returned, and None on the first stage. A batch is run
-        once, by this or by `logits`, since running it writes K/V.
+        `hidden` are the hidden states from the previous stage, None on the first stage. A batch
+        must be run only once, by this method or by `logits`, because running it writes K/V.
         """
         if batch.shape is None or self.graphs is None or self.model.is_last:
             return self._layers(batch, hidden)
-        # The result may still be on its way when the next graph runs.
+        # The result may still be in transfer when the next graph runs.
         return self._run_graph(self.graphs, batch, hidden).clone()
 
     def logits(self, batch: InputBatch, hidden: Tensor | None) -> Logits:
         """Runs the last stage and returns the logits from which tokens are sampled, [n_sampled,
-        vocab_size]; they are to be used before the next batch is run."""
+        vocab_size]. The next run may overwrite the logits."""
         if batch.logprobs is not None and batch.logprobs.of_prompts:
             hidden = self._layers(batch, hidden)
             return Logits(self._logits_at(hidden, batch.sampled_tokens), hidden=hidden)
@@ -191,11 +193,11 @@ class ModelRunner:
         return Logits(logits)
 
     def sample(self, batch: InputBatch, logits: Logits) -> Numbers:
-        """Returns the sampled tokens in the plan's order, [n_sampled] int64; -1 where the batch's
-        `logits` are not finite.
+        """Returns the sampled tokens in the order of the plan, [n_sampled] int64. A token is -1 if
+        its `logits` are not finite.
 
-        It must be called for every batch, since penalties count the tokens of all, and its result
-        is to be read before the next batch is run.
+        Must be called for every batch, since penalties count the tokens of every batch. The next
+        run may overwrite the result.
         """
         if batch.counted is not None:
             self._table.count(batch.token_ids, batch.counted)
@@ -208,16 +210,18 @@ class ModelRunner:
         return tokens
 
     def cut(self, batch: InputBatch) -> list[int]:
-        """Returns the places of sampled tokens that end an output before its grammar ends; called
-        after `sample`."""
+        """Returns the indices of sampled tokens that end an output before its grammar ends. Must be
+        called after `sample`."""
         if batch.constrained is None:
             return []
         return self._table.constraints.cut(batch.constrained)
 
     def logprobs(self, batch: InputBatch, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
-        """Returns the log-probabilities that requests of the batch want, given its `logits` and
-        what was sampled from them; None if no request wants any. Called before the next batch is
-        run."""
+        """Returns the log-probabilities that requests of the batch ask for; None if no request asks
+        for any.
+
+        `tokens` were sampled from `logits`. Must be called before the next batch is run.
+        """
         if batch.logprobs is None:
             return None
 
@@ -229,10 +233,10 @@ class ModelRunner:
         return logprobs_of(batch.logprobs, logits.values, tokens, logits_at=logits_at)
 
     def close(self) -> None:
-        """Lets go of the epoch's process groups, before these are closed."""
+        """Releases the epoch's process groups. Must be called before these are closed."""
         if self.graphs is not None:
             self.graphs.drop()
-            self.graphs = None  # graphs know this runner: K/V would outlive the epoch
+            self.graphs = None  # graphs refer to this runner, whose K/V must be freed
 
     def _layers(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         inputs = self._inputs(batch, hidden)
@@ -253,8 +257,8 @@ class ModelRunner:
         return tokens.numpy() if tokens.is_cpu else tokens
 
     def _sampling(self, batch: InputBatch) -> SamplingColumns:
-        """Returns how to sample a batch; where grammars decide, as late as can be: the device
-        computes while their masks are made."""
+        """Returns the sampling columns of a batch, with the masks of grammars. It is called late,
+        so that masks are made while the device computes."""
         if batch.constrained is None:
             return batch.sampling
         masks = self._table.constraints.masks(batch.constrained, self._uploads)
@@ -276,7 +280,7 @@ class ModelRunner:
         )
 
     def _inputs(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
-        """Returns the input of the model: tokens, or what the previous stage returned."""
+        """Returns the input of the model: tokens, or hidden states from the previous stage."""
         self._check(hidden, n_tokens=len(batch.positions))
         return batch.token_ids if hidden is None else hidden
 
@@ -298,7 +302,8 @@ class ModelRunner:
 
 
 def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens:
-    """Returns the masks of rows that have lists of tokens, and of others that have grammars."""
+    """Returns the masks of both: rows with a list of allowed tokens, and rows with a grammar. A row
+    is in one of the two at most."""
     if static is None:
         return grammars
     rows, order = torch.cat((static.rows, grammars.rows)).sort()

@@ -1,8 +1,8 @@
-"""The engine master's orders to a rank, as plain records and as columns.
+"""The plan of one iteration, as a plain record and as columns.
 
-An `IterationPlan` is a message of the wire without its address. `Spans` are its columns as arrays
-that fit together, so that everything after is done for all spans at once. Knows no table of
-requests, and so not whether a plan makes sense.
+An `IterationPlan` has the contents of a `RunIterationsRequest`. `Spans` are its columns as arrays
+of matching lengths, so that later code computes all spans at once. This module checks only the
+lengths; `request_table` checks whether a plan fits the requests.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ Ints = NDArray[np.int64]
 
 
 class PlanError(ValueError):
-    """A plan breaks the protocol; the message says where. Later plans cannot be trusted."""
+    """A plan violates the protocol; the message says how. Later plans must not be run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that is new to the ranks, and the row that it holds until it is released."""
+    """A request that is new to the ranks, and the row that it has until it is released."""
 
     row: int
     n_prompt_tokens: int
     sampling: SamplingParams
-    n_logprobs: int | None = None  # alternatives for each sampled token; None: nothing is wanted
-    # Alternatives for each token of the prompt but the first; None: nothing is wanted.
+    n_logprobs: int | None = None  # alternatives for each sampled token; None: no log-probabilities
+    # Alternatives for each token of the prompt but the first; None: no log-probabilities.
     n_prompt_logprobs: int | None = None
-    stored_token_ids: Sequence[int] = ()  # tokens before its first span, stored by others
+    stored_token_ids: Sequence[int] = ()  # tokens before the first span, in blocks stored before
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """The work of one iteration: `RunIterationsRequest` without its address.
+    """The work of one iteration: a `RunIterationsRequest` without pipeline, epoch and trace.
 
-    Columns `rows` to `token_on_rank` have one entry per span; `token_ids` and `new_block_ids` hold
-    those of all spans, one after the other, and of a span's blocks those of one K/V group after
-    the other. A span with `token_on_rank` is one token, the one that was sampled last for the row,
-    and has no entry in `token_ids`. `next_token_ids` has the token after each span that ends within
-    a prompt whose log-probabilities are wanted. `n_drafts` is empty, or says for each span how many
-    tokens at its end are drafts.
+    The columns `rows` to `token_on_rank` have one entry per span. `token_ids` has the tokens of all
+    spans in order. `new_block_ids` has the new blocks of all spans in order, and for each span the
+    blocks of each K/V group in turn. A span with `token_on_rank` is the token that was sampled last
+    for its row, which has no entry in `token_ids`. `next_token_ids` has the token after each span
+    that ends within a prompt whose log-probabilities are to be computed. `n_drafts` is empty, or
+    has for each span the number of tokens at its end that are drafts.
     """
 
     iteration: int
@@ -64,28 +64,28 @@ class IterationPlan:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """A plan's columns as arrays of the right lengths."""
+    """A plan's columns as arrays of matching lengths."""
 
-    rows: Ints  # [n_spans], as the next four
+    rows: Ints  # [n_spans], like the next four
     start_positions: Ints
     n_tokens: Ints
     sample: NDArray[np.bool_]
     token_on_rank: NDArray[np.bool_]
-    token_ids: Ints  # [n_tokens] less the tokens that are on the rank
+    token_ids: Ints  # without tokens that are on the rank
     new_block_ids: Ints  # [n_new_blocks * n_groups]
-    next_token_ids: Ints  # [n_cut], of prompts that are cut and whose log-probabilities are wanted
-    n_drafts: Ints | None = None  # [n_spans], or None where no span has any
+    next_token_ids: Ints  # see `IterationPlan`
+    n_drafts: Ints | None = None  # [n_spans]; None if no span has drafts
 
     @classmethod
     def none(cls) -> Spans:
-        """Returns the empty columns of a batch that is all padding."""
+        """Returns empty columns, for a batch that consists of padding."""
         none, never = np.zeros(0, np.int64), np.zeros(0, np.bool_)
         return cls(none, none, none, never, never, none, none, none)
 
     @classmethod
     def of(cls, plan: IterationPlan, *, n_groups: int = 1) -> Spans:
-        """Returns the columns of `plan`, with blocks of each of `n_groups` K/V groups; raises
-        PlanError if they do not fit together."""
+        """Returns the columns of `plan`, with blocks for each of `n_groups` K/V groups; raises
+        PlanError if the lengths of the columns do not match."""
         n_spans = len(plan.rows)
         if not n_spans:
             raise PlanError("an iteration without spans")
@@ -114,8 +114,8 @@ class Spans:
         )
 
     def sampled(self) -> Sampled:
-        """Returns the tokens that are sampled: one for each span that wants one, and one for each
-        draft."""
+        """Returns the tokens to sample: one for each span with `sample`, and one for each draft of
+        such a span."""
         rows, last = self.rows[self.sample], np.flatnonzero(self.sample)
         positions = (self.start_positions + self.n_tokens)[self.sample]
         if self.n_drafts is None:
@@ -129,12 +129,12 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The tokens that a batch samples, in order; arrays are [n_sampled]."""
+    """The tokens that are sampled in a batch, in order; arrays are [n_sampled]."""
 
     rows: Ints
-    spans: Ints  # places in the plan
-    back: Ints  # tokens of the span after the one that it is sampled after
-    positions: Ints  # in their sequences
+    spans: Ints  # indices of spans in the plan
+    back: Ints  # number of tokens of the span after the token whose next token is sampled
+    positions: Ints  # positions of the sampled tokens in their sequences
 
 
 def column(values: Sequence[int]) -> Ints:
@@ -143,7 +143,7 @@ def column(values: Sequence[int]) -> Ints:
 
 
 def ranges(firsts: Ints, lengths: Ints) -> Ints:
-    """Returns `lengths[i]` numbers from `firsts[i]`, for each i in turn."""
+    """Returns the numbers `firsts[i]` to `firsts[i] + lengths[i] - 1` for each i in turn."""
     n_before = np.cumsum(lengths) - lengths
     numbers: Ints = np.arange(lengths.sum()) + np.repeat(firsts - n_before, lengths)
     return numbers

@@ -1,10 +1,10 @@
-"""The states that layers keep of each request beside its keys and values, by rows of its table.
+"""The states that some layers keep of each request in addition to keys and values, by row.
 
-A layer of linear attention has one state for a request, however long that is, and the last inputs
-of its convolution (`Ops.delta_net`). States are in no block, so requests do not share them and
-none can be taken back: a request begins at position 0, where a state is zeros, and every token that
-runs changes it. What a request leaves in its row is of no use to the next one, which begins at
-position 0 as well.
+A layer of linear attention has one state of fixed size for each request, and the last inputs of its
+convolution (`Ops.delta_net`). States are not in blocks. So requests cannot share states, and no
+token can be undone: a request begins at position 0 with a state of zeros, and every token that runs
+changes the state. The next request of a row also begins at position 0, so a row need not be cleared
+when its request ends.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from services.worker.engine.plan import Ints
 from services.worker.models.config import ModelConfig
 
 MAX_STATE_ROWS = 256
-"""Requests that have states at a time, at most; of large models fewer have room."""
+"""Largest number of requests with states at a time. For large models, memory allows fewer."""
 
 
 def state_bytes(config: ModelConfig, layers: range, *, dtype: torch.dtype, tp_size: int) -> int:
-    """Returns the bytes that `layers` keep of a request on one rank; 0 where they keep nothing."""
+    """Returns the number of bytes of the states that `layers` keep of one request on one rank; 0 if
+    no layer keeps a state."""
     n_bytes = 0
     for sizes in (config.layer_states[i] for i in layers):
         if sizes is not None:
@@ -38,7 +39,7 @@ def state_bytes(config: ModelConfig, layers: range, *, dtype: torch.dtype, tp_si
 
 
 class RecurrentState:
-    """The states of `n_rows` requests, for the layers of a stage that keep any."""
+    """The states of `n_rows` requests, for the layers of a stage that keep states."""
 
     def __init__(
         self,
@@ -50,8 +51,7 @@ class RecurrentState:
         device: torch.device,
         tp_size: int = 1,
     ) -> None:
-        """Allocates the states of all rows, and one more for padding, whose results are not
-        read."""
+        """Allocates the states of all rows, and one more state for padding."""
         self._n_rows = n_rows
         self.layers: Sequence[LayerKV | None] = tuple(
             None
@@ -76,9 +76,10 @@ class RecurrentState:
         return all(layer is None for layer in self.layers)
 
     def places(self, rows: Ints, n_spans: int) -> Ints:
-        """Returns where the states of `rows` are, [n_spans]; further spans are padding.
+        """Returns the indices of the states of `rows`, [n_spans].
 
-        Padding, and rows that have no states, as in a trial without any, have the last place.
+        Spans after `rows` are padding, and have the last index. Rows beyond the number of states
+        also have the last index, as in a trial without states.
         """
         places = np.full(n_spans, self._n_rows)
         places[: len(rows)] = np.minimum(rows, self._n_rows)
@@ -87,26 +88,26 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How many blocks and states the memory of a rank has room for."""
+    """The numbers of K/V blocks and of state rows that fit into the memory of a rank."""
 
     n_kv_blocks: int
-    n_state_rows: int  # 0 where layers keep no states
+    n_state_rows: int  # 0 if no layer keeps states
 
 
 def divide(memory_bytes: int, *, block_size: int, block_bytes: int, row_bytes: int) -> Division:
     """Divides a rank's memory for keys and values between blocks and the states of requests.
 
-    States take up to half of it, since a request needs both. A stage all of whose layers keep
-    states stores nothing in blocks, and has as many as there may be.
+    States take up to half of the memory, since a request needs both. If all layers of a stage keep
+    states, its blocks take no memory, and their number is the largest one possible.
 
     Raises:
-        CannotStart: it has no room for a block and for the states of one request.
+        CannotStart: the memory is too small for one block and the states of one request.
     """
     n_rows = 0
     if row_bytes:
         share = memory_bytes // 2 if block_bytes else memory_bytes
         n_rows = max(1, min(MAX_STATE_ROWS, share // row_bytes - 1))
-    rows_bytes = (n_rows + 1) * row_bytes if n_rows else 0  # with that of padding
+    rows_bytes = (n_rows + 1) * row_bytes if n_rows else 0  # includes the row of padding
     left = memory_bytes - rows_bytes
     if left < block_bytes or left < 0:
         states = f", and {rows_bytes} for the states of {n_rows} request" if n_rows else ""

@@ -1,9 +1,9 @@
-"""A rank's memory of the requests in flight, one row each.
+"""A rank's table of the running requests, with one row for each request.
 
-A row has the request's blocks in each K/V group, how much of it is stored, how it is sampled, its
-last sampled token, and on the device how often each token has occurred. Plans change rows, in the
-order of iterations; a plan that breaks the protocol is refused here. Knows no model and no layout
-of a batch.
+A row has the request's blocks in each K/V group, its number of stored tokens, its sampling options
+and its last sampled token. The counts of its tokens, for penalties, are on the device. Plans change
+rows in the order of iterations, and a plan that violates the protocol is refused here. The table
+does not depend on the model or on the layout of batches.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from services.worker.engine.token_rules import TokenRules
 _CPU = torch.device("cpu")
 
 MAX_ROWS = 1 << 16
-"""Limit on row numbers. Rows are assigned densely, so a larger number is an error in a plan."""
+"""Limit of row numbers. The scheduler uses the lowest free rows, so a higher number in a plan is an
+error."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """The stored part of the request that holds a row."""
+    """The stored part of the request that has a row."""
 
     n_tokens: int = 0
     n_blocks: int = 0
-    has_last_token: bool = False  # its last span was sampled, and had no drafts
-    n_drafts: int = 0  # of these tokens, drafts at the end of the last span
+    has_last_token: bool = False  # the last span was sampled and had no drafts
+    n_drafts: int = 0  # number of stored tokens that are drafts at the end of the last span
 
     def may_begin_at(self, start: int) -> bool:
         """Returns whether the next span may begin at `start`.
@@ -54,11 +55,11 @@ class _Held:
 
 
 class RequestTable:
-    """The requests that a rank knows, one row each; plans and sampled tokens change them.
+    """The running requests of a rank, one row each; plans and sampled tokens change the rows.
 
-    A rank that both embeds and samples `keeps_tokens`, so that a plan can leave them out. A rank
-    that samples `counts_tokens` of the requests that have penalties. Where layers keep a state of
-    each request, `has_states`, all of its tokens must run here, and none of them is taken back.
+    A rank that both embeds and samples `keeps_tokens`, so that plans can leave sampled tokens out.
+    A rank that samples `counts_tokens` of requests with penalties. If layers keep a state of each
+    request (`has_states`), all tokens of a request must run on this rank, and drafts are refused.
     """
 
     def __init__(
@@ -79,30 +80,31 @@ class RequestTable:
         self.max_model_len = max_model_len
         self._n_kv_blocks = n_kv_blocks
         self._block_size = block_size
-        self._max_blocks = -(-max_model_len // block_size)  # of a row
+        self._max_blocks = -(-max_model_len // block_size)  # of one row
         self._vocab_size = vocab_size
         self._has_states = has_states
         self._max_rows = max_rows
         self._held: dict[int, _Held] = {}  # by row
-        self._not_greedy: set[int] = set()  # of these, those that need more than an argmax
-        self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # all columns [n_rows]
-        # [n_groups, n_rows, most blocks of any]
+        self._not_greedy: set[int] = set()  # rows whose tokens are not just the argmax
+        self._n_prompt_tokens = np.zeros(0, dtype=np.int64)  # [n_rows], as all columns
+        # [n_groups, n_rows, n_columns], where n_columns is the largest number of blocks of a row
         self._block_ids = np.zeros((n_groups, 0, 16), dtype=np.int64)
         self._sampling = np.zeros(0, dtype=SAMPLING_COLUMNS)
-        self._stop_token_ids: dict[int, Ints] = {}  # of rows that have `min_tokens`
-        self._rules: dict[int, TokenRules] = {}  # of rows that have any
+        self._stop_token_ids: dict[int, Ints] = {}  # of rows with `min_tokens`
+        self._rules: dict[int, TokenRules] = {}  # of rows with rules
         self.constraints = Constraints(grammars)
         self.logprobs = LogprobRequests(vocab_size=vocab_size)
-        self._count_rows = np.zeros(0, dtype=np.int64)  # where tokens are counted, or NOT_COUNTED
+        self._count_rows = np.zeros(0, dtype=np.int64)  # row of the counts, or NOT_COUNTED
         self._counts_tokens = counts_tokens
         self._token_counts = TokenCounts(vocab_size, device)
         self._keeps_tokens = keeps_tokens
         self.last_tokens = last_tokens(device)
 
     def apply(self, plan: IterationPlan) -> Spans:
-        """Releases, admits, appends blocks and advances rows; returns the spans as columns.
+        """Releases and admits requests, appends blocks and advances rows, as the plan says; returns
+        the plan's spans as columns.
 
-        Raises PlanError, after which the table is not to be used again.
+        Raises PlanError, after which the table must not be used.
         """
         for row in plan.released_rows:
             self._release(row)
@@ -125,14 +127,13 @@ class RequestTable:
             self.last_tokens.keep(rows, tokens)
 
     def count(self, token_ids: Tensor, counted: CountedTokens) -> None:
-        """Counts tokens of a batch `token_ids` [n_tokens], for penalties from now on."""
+        """Adds the tokens in `counted` of a batch `token_ids` [n_tokens] to the counts for
+        penalties."""
         self._token_counts.add(token_ids, counted)
 
     def count_rows(self, rows: Ints) -> Ints | None:
-        """Returns the row of the counts for each of `rows`; None if none of `rows` is counted.
-
-        NOT_COUNTED stands for each of `rows` whose tokens are not counted.
-        """
+        """Returns the row of the counts for each of `rows`, or NOT_COUNTED; None if none of `rows`
+        is counted."""
         if not self._token_counts.n_reserved:
             return None
         count_rows = self._count_rows[rows]
@@ -152,7 +153,7 @@ class RequestTable:
     def padded_block_tables(self, rows: Ints, n_columns: int, *, scratch: int) -> Ints:
         """Returns the first `n_columns` blocks of `rows`, [n_groups, n_spans, n_columns].
 
-        Where a row has fewer, the rest is `scratch`.
+        Rows with fewer blocks are padded with the block `scratch`.
         """
         blocks = self._block_ids[:, rows, :n_columns]
         n_groups, n_spans, n_there = blocks.shape
@@ -166,11 +167,11 @@ class RequestTable:
         return [held[row].n_blocks for row in rows.tolist()]
 
     def is_greedy(self, rows: Ints) -> bool:
-        """Returns whether the token of each of `rows` is the argmax."""
+        """Returns whether the next token of every one of `rows` is the argmax of its logits."""
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:
-        """Returns how to sample the tokens of `rows` that will have `positions`."""
+        """Returns the sampling options for the tokens of `rows` that will be at `positions`."""
         columns = self._sampling[rows]
         n_generated = positions - self._n_prompt_tokens[rows]
         min_tokens = columns["min_tokens"]
@@ -258,8 +259,7 @@ class RequestTable:
         _refuse_outside("new_block_ids", plan.new_block_ids, self._n_kv_blocks)
 
     def _move_on(self, plan: IterationPlan, new_block_ids: Ints) -> None:
-        # One by one: after weights have gone through the caches, a loop over a few spans costs less
-        # than a few calls for all.
+        # A Python loop: for few spans and cold caches it is faster than a few NumPy calls.
         n_taken = 0
         for row, start, n_tokens, n_new, is_sampled, is_left_out in zip(
             plan.rows,
@@ -342,9 +342,11 @@ class RequestTable:
 
 
 def _refuse_sampling(row: int, sampling: SamplingParams, *, vocab_size: int) -> None:
-    """Raises PlanError for options that no scheduler lets through; a token below 0 would be a place
-    before the logits of the row. Each stop token may be the model's own here, for which there is no
-    limit."""
+    """Raises PlanError for options that the scheduler would have refused.
+
+    A token below 0 would be an index before the logits of the row. The number of stop tokens is not
+    checked, because they may include the model's end tokens, whose number has no limit.
+    """
     own = frozenset(sampling.stop_token_ids)
     try:
         sampling.check(own_stop_token_ids=own)

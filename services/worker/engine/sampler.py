@@ -1,11 +1,10 @@
-"""How a batch of rows is sampled, as far as the host decides it.
+"""The sampling options of a batch, prepared on the host for the operation that chooses tokens.
 
-`SamplingBatch` has the options of the rows; `columns` lays them out for the operation that chooses
-the tokens (`Ops.sample`), which nothing on the host waits for. A row's random number is a hash
-of (seed, position) and nothing else: a request gets the same tokens alone or in any batch, on any
-number of stages, before and after a recovery.
+`SamplingBatch` has the options of the rows, and its method `columns` returns them as the columns of
+`Ops.sample`. A row's random number is a hash of only (seed, position). So a request gets equal
+tokens in any batch, on any number of stages, and after a recovery.
 
-Knows no requests: a row is a row of logits.
+In this module a row is a row of logits, not of the request table.
 """
 
 from __future__ import annotations
@@ -27,7 +26,10 @@ from services.worker.engine.token_rules import TokenRules, bias_columns, mask_co
 _COLUMNS = {name: option.column for name, option in OPTIONS.items() if option.column}
 
 SAMPLING_COLUMNS = np.dtype(list(_COLUMNS.items()))
-"""The options of a row that have one value each, by name."""
+"""The type of a record with those options of a row that have a single value."""
+
+LEAST_TOP_P = np.finfo(np.float32).tiny
+"""Value in place of a smaller `top_p`, such as 0, with which only the most likely token stays."""
 
 _values = attrgetter(*_COLUMNS)
 
@@ -42,24 +44,25 @@ class NonFiniteLogits(ArithmeticError):
     """A model's output is not a number; nothing can be sampled from it."""
 
     def __init__(self, rows: Sequence[int], n_rows: int) -> None:
-        """`rows` of the batch's `n_rows` rows of logits are not finite."""
+        """`rows` are the indices, among the batch's `n_rows` rows of logits, of rows that are not
+        finite."""
         super().__init__(f"logits of rows {list(rows)} of {n_rows} are not finite")
         self.rows = rows
         self.has_others = len(rows) < n_rows
-        """Whether other rows are finite: the weights are what they were, then."""
+        """Whether other rows are finite, which shows that the weights are not damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class PenalizedRows:
     """The rows of a batch that have penalties; arrays are [n_penalized]."""
 
-    rows: NDArray[np.int64]  # in order
+    rows: NDArray[np.int64]  # in ascending order
     options: NDArray[np.void]  # SAMPLING_COLUMNS
     count_rows: NDArray[np.int64]
     counts: Tensor  # see `TokenCounts.tensor`
 
     def columns(self, uploads: Uploads) -> Penalties:
-        """Returns the columns for the operation, readable when `uploads` has been flushed."""
+        """Returns the columns for `Ops.sample`, readable after `uploads` has been flushed."""
         options = self.options
         return Penalties(
             rows=uploads.add(self.rows),
@@ -73,16 +76,16 @@ class PenalizedRows:
 
 @dataclass(frozen=True, slots=True)
 class SamplingBatch:
-    """How the token of each row of a batch is chosen; arrays are [n_rows]."""
+    """The sampling options of each row of a batch; arrays are [n_rows]."""
 
     options: NDArray[np.void]  # SAMPLING_COLUMNS
-    positions: NDArray[np.int64]  # of the sampled tokens in their sequences
-    banned: tuple[tuple[int, NDArray[np.int64]], ...]  # (row, token ids) not to be sampled
-    penalized: PenalizedRows | None = None  # if there are any
-    rules: tuple[tuple[int, TokenRules], ...] = ()  # (row, rules) of rows that have any, in order
+    positions: NDArray[np.int64]  # positions of the sampled tokens in their sequences
+    banned: tuple[tuple[int, NDArray[np.int64]], ...]  # (row, ids of banned tokens)
+    penalized: PenalizedRows | None = None  # None if no row has penalties
+    rules: tuple[tuple[int, TokenRules], ...] = ()  # (row, rules of the row), in ascending order
 
     def columns(self, uploads: Uploads, vocab_size: int) -> SamplingColumns:
-        """Returns the columns for the operation, readable when `uploads` has been flushed.
+        """Returns the columns for `Ops.sample`, readable after `uploads` has been flushed.
 
         Raises ValueError if every token of a row is banned.
         """
@@ -95,11 +98,11 @@ class SamplingBatch:
         rows, ids = self._banned_pairs(vocab_size)
         top_k, top_p, min_p = options["top_k"], options["top_p"], options["min_p"]
         is_limited = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
-        # Columns of a table of records have gaps; copies have none.
+        # The columns of an array of records are not contiguous; their copies are.
         return SamplingColumns(
             temperature=uploads.add(options["temperature"].copy()),
             top_k=uploads.add(top_k.copy()),
-            top_p=uploads.add(top_p.copy()),
+            top_p=uploads.add(np.maximum(top_p, LEAST_TOP_P)),
             min_p=uploads.add(min_p.copy()),
             uniform=uploads.add(uniforms(options["seed"], self.positions)),
             banned_rows=uploads.add(rows),
@@ -111,8 +114,8 @@ class SamplingBatch:
         )
 
     def _adjustments(self, uploads: Uploads) -> dict[str, Any]:
-        """Returns the columns of the options that change logits, by name; columns without an effect
-        are left out."""
+        """Returns the columns of options that change logits, by name, without options that no row
+        has."""
         columns = {
             "penalties": None if self.penalized is None else self.penalized.columns(uploads),
             "biases": bias_columns(self.rules, uploads),
@@ -124,7 +127,7 @@ class SamplingBatch:
         """Returns (rows, ids) of equal length, ordered by row."""
         rows, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for row, token_ids in sorted(self.banned, key=lambda pair: pair[0]):
-            # The model has no logit for an id beyond its vocabulary, so there is nothing to ban.
+            # Ids beyond the vocabulary have no logit, so they need not be banned.
             within = np.unique(token_ids[token_ids < vocab_size])
             if len(within) == vocab_size:
                 raise ValueError(f"every token of row {row} is banned")
@@ -143,12 +146,12 @@ def refuse_non_finite(token_ids: Sequence[int]) -> None:
 def without_rejected(
     token_ids: Sequence[int], drafts: Sequence[Sequence[int]]
 ) -> tuple[list[int], list[int]]:
-    """Returns a batch's sampled tokens with 0 in place of each -1 after a draft that was wrong, and
-    for each span the least of the other tokens: -1 if one has no finite logits. What follows a
-    wrong draft does not count. `drafts` are the drafts of each sampled span, which has one sampled
-    token more.
+    """Replaces each -1 among the sampled tokens after a rejected draft by 0, since tokens after a
+    rejected draft are not used.
 
-    `drafts` are those of each sampled span, which has one sampled token more.
+    `drafts` are the drafted tokens of each sampled span, which has one more sampled token than
+    drafts. Returns the tokens, and for each span the smallest of its tokens up to the first
+    rejected draft: -1 if the logits of one of these are not finite.
     """
     kept, least, end = list(token_ids), [], 0
     for draft in drafts:
@@ -161,12 +164,12 @@ def without_rejected(
 
 
 def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Returns a number in [0, 1) of 52 bits for each (seed, position).
+    """Returns a number in [0, 1) of 52 bits for each pair of a seed and a position.
 
-    SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014) is a
-    hash of a counter: output n of seed s is mix(s + n * gamma). The seed is mixed once more before,
-    since otherwise seeds that differ by a multiple of gamma would share their sequences. A negative
-    seed stands for the one that is 2^64 larger.
+    SplitMix64 (Steele, Lea & Flood, "Fast splittable pseudorandom number generators", 2014) hashes
+    a counter: output n for the seed s is mix(s + n * gamma). Here the seed is mixed first, because
+    otherwise two seeds that differ by a multiple of gamma would have overlapping sequences. A
+    negative seed is used modulo 2^64.
     """
     counter = _mix(seeds.view(np.uint64)) + (positions.astype(np.uint64) + np.uint64(1)) * _GAMMA
     mantissa = (_mix(counter) >> np.uint64(12)).astype(np.float64)

@@ -1,12 +1,12 @@
-"""How often each token occurs in the requests that have penalties, on the device that samples.
+"""Counts of the occurrences of each token in requests with penalties, on the device that samples.
 
 A token is counted when it is an input of an iteration. The rank has every input: plans carry the
 tokens to all stages, and a token that a plan leaves out is on the rank. Tokens whose keys and
-values others have stored are inputs of none, and are counted when their request is admitted. When a
-token is sampled, all tokens before it have been counted, whatever chunks they came in.
+values are in shared blocks are never inputs, and are counted when their request is admitted. So all
+tokens before a sampled token have been counted when it is sampled, also with chunked prefill.
 
-A row of the counts is 4 bytes for each token of the vocabulary, 513 KB for Llama 3; only requests
-with penalties have one. Nothing here waits for the device.
+A row of the counts takes 4 bytes for each token of the vocabulary, 513 KB for Llama 3. Only
+requests with penalties have a row. The host does not wait for the device.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels.forms.sampling_columns import IN_PROMPT
 NOT_COUNTED = -1
 """Value used instead of a row number for a request whose tokens are not counted."""
 
-# Rows by which the counts grow, 16 MB for Llama 3; there are as many as were needed at once.
+# Number of rows by which the counts grow, 16 MB for Llama 3. The counts never shrink.
 _STEP = 32
 
 
@@ -31,10 +31,10 @@ _STEP = 32
 class CountedTokens:
     """The tokens of a batch that are counted; int64 tensors on the device of the counts."""
 
-    prompt_tokens: Tensor  # [n_prompt], places in the batch
-    prompt_rows: Tensor  # [n_prompt], of the counts
-    generated_tokens: Tensor  # [n_generated], places in the batch
-    generated_rows: Tensor  # [n_generated], of the counts
+    prompt_tokens: Tensor  # [n_prompt], indices in the batch
+    prompt_rows: Tensor  # [n_prompt], rows of the counts
+    generated_tokens: Tensor  # [n_generated], indices in the batch
+    generated_rows: Tensor  # [n_generated], rows of the counts
 
 
 class TokenCounts:
@@ -42,7 +42,8 @@ class TokenCounts:
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.tensor = torch.zeros((0, vocab_size), dtype=torch.int32, device=device)
-        """[n_rows, vocab_size] int32: times that a token was generated, plus IN_PROMPT."""
+        """The counts, [n_rows, vocab_size] int32: the number of times that a token was generated,
+        plus IN_PROMPT if the prompt contains the token."""
         self._free: list[int] = []  # a heap
         self._one = torch.ones(1, dtype=torch.int32, device=device)
 
@@ -66,9 +67,10 @@ class TokenCounts:
         heapq.heappush(self._free, row)
 
     def add(self, token_ids: Tensor, counted: CountedTokens) -> None:
-        """Counts tokens of a batch `token_ids` [n_tokens] int64.
+        """Adds the tokens in `counted` of a batch `token_ids` [n_tokens] int64 to the counts.
 
-        Tokens of a prompt are marked with IN_PROMPT, and come before all generated ones.
+        Tokens of prompts get the bit IN_PROMPT. All tokens of a prompt must be added before the
+        first generated token of the request.
         """
         counts, vocab_size = self.tensor.view(-1), self.tensor.shape[1]
         if len(counted.prompt_tokens):
@@ -80,7 +82,8 @@ class TokenCounts:
             counts.scatter_add_(0, places, self._one.expand(len(places)))
 
     def add_stored(self, row: int, token_ids: Sequence[int], *, n_prompt: int) -> None:
-        """Counts the first tokens of a request whose prompt has `n_prompt`, in its row."""
+        """Adds the stored tokens of a request, of which the first `n_prompt` are its prompt, to the
+        counts of its row."""
         if not len(token_ids):
             return
         tokens = torch.tensor(token_ids, dtype=torch.int64)

@@ -1,7 +1,8 @@
-"""A request's rules for single tokens: biases of their logits, and which of them may be sampled.
+"""A request's rules for single tokens: biases of logits, and a mask of the tokens that may be
+sampled.
 
-Rules are made once, when the request is admitted. The rules of a batch are laid out here for the
-operation that chooses the tokens.
+Rules are made once, when the request is admitted. This module also builds the columns of
+`Ops.sample` from the rules of a batch.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class TokenRules:
     biased_ids: NDArray[np.int64]  # [n_biases]
     biases: NDArray[np.float32]  # [n_biases]
     mask: NDArray[np.int32] | None
-    """[n_words]: bit b of word w says whether token 32 w + b may be sampled; None if all may."""
+    """[n_words]: bit b of word w is 1 if token 32 w + b may be sampled. None allows all tokens."""
 
     @classmethod
     def of(cls, sampling: SamplingParams, *, vocab_size: int) -> Self | None:
-        """Returns the token rules that the options of a request set, or None without any."""
+        """Returns the token rules of a request's options; None if the options set no rule."""
         if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_token_ids):
             return None
         biases = dict(sampling.logit_bias)
@@ -41,7 +42,8 @@ class TokenRules:
 
 
 def bias_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> Biases | None:
-    """Returns the biases of the rows of a batch, (row, rules) in order; None if there are none."""
+    """Returns the biases of a batch, None if there are none. `rules` are pairs of a row and its
+    rules, in ascending order of rows."""
     biased = [(row, one) for row, one in rules if len(one.biases)]
     if not biased:
         return None
@@ -54,7 +56,8 @@ def bias_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> B
 
 
 def mask_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> AllowedTokens | None:
-    """Returns the masks of the rows of a batch, (row, rules) in order; None if there are none."""
+    """Returns the masks of a batch, None if there are none. `rules` are pairs of a row and its
+    rules, in ascending order of rows."""
     masks = [(row, one.mask) for row, one in rules if one.mask is not None]
     if not masks:
         return None

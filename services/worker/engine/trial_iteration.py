@@ -1,8 +1,8 @@
-"""An iteration of made-up requests, run before there is an epoch.
+"""An iteration of artificial requests, which is run before the first epoch.
 
-It shows how much memory an iteration takes, or compiles the kernels that an iteration needs. Its
-results are of no use: all of its requests share one block of keys and values and one state of each
-layer, and the other ranks are not there.
+A trial iteration measures the memory of an iteration, or compiles its kernels. The results are
+meaningless: all requests share one block of keys and values and one state of each layer, and the
+other ranks are absent.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.models import StageModel
 
-# Requests whose tokens are sampled, with filters and penalties, in a trial iteration.
+# Number of requests of a trial iteration whose tokens are sampled with filters and penalties.
 _N_SAMPLED = 256
 
 SAMPLED_PENALIZED = SamplingParams(
@@ -30,14 +30,15 @@ SAMPLED_PENALIZED = SamplingParams(
     bad_token_ids=(0,),
     seed=0,
 )
-"""Options that take all the memory that sampling can: limits, a penalty, a bias and a mask."""
+"""Sampling options that take the most memory: limits, a penalty, a bias and a mask."""
 
 
 class TrialIteration:
-    """One rank's part of an iteration of prompts of `lengths` tokens; a token is sampled for each.
+    """One rank's part of an iteration of prompts of `lengths` tokens, for each of which a token is
+    sampled.
 
-    To the rank, prompts of one token are decodes: if all are, and there is a `new_graph`, they are
-    recorded.
+    Prompts of one token run as decodes. If all prompts have one token and `new_graph` is given, the
+    iteration is recorded as a graph.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TrialIteration:
         self._new_graph = new_graph
 
     def run(self) -> None:
-        """Runs the iteration and keeps nothing."""
+        """Runs the iteration and drops its results and memory."""
         model, lengths = self._model, self._lengths
         runner = ModelRunner(
             model,
@@ -81,23 +82,24 @@ class TrialIteration:
 
 
 class LoneRank:
-    """One rank of several, without the others: results have the right shapes and are wrong."""
+    """The collectives of one rank of several if the other ranks are absent. Results have the right
+    shapes and wrong values."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Adds nothing."""
+        """Leaves `tensor` unchanged."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns this rank's own tensor in the place of each rank's."""
+        """Returns copies of this rank's tensor in place of the tensors of all ranks."""
         return torch.cat([tensor] * self.size, dim=-1)
 
 
 def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
-    """Returns lengths of spans of `n_tokens` in all: many of one token, and as few as possible of
-    the others."""
+    """Returns lengths of spans with a sum of `n_tokens`: many spans of one token, and few spans of
+    up to `max_model_len` tokens for the rest."""
     n_single = min(_N_SAMPLED, n_tokens // 2)
     n_long = n_tokens - n_single
     lengths = [max_model_len] * (n_long // max_model_len)
@@ -109,8 +111,8 @@ def trial_lengths(n_tokens: int, max_model_len: int) -> list[int]:
 def trial_plan(
     lengths: Sequence[int], block_size: int, sampling: SamplingParams, *, n_groups: int = 1
 ) -> IterationPlan:
-    """Returns the plan of a prompt of each of these lengths, all stored in block 0 by all K/V
-    groups."""
+    """Returns a plan with one prompt for each of `lengths`. All prompts are stored in block 0 of
+    every K/V group."""
     n_blocks = [-(-length // block_size) for length in lengths]
     return IterationPlan(
         iteration=0,

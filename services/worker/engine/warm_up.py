@@ -1,9 +1,9 @@
-"""Work that would hold up the first requests, done before they come.
+"""Work that is done before the first requests, which would otherwise wait for it.
 
-A kernel is compiled when it is first called, which takes seconds; a shape of decodes is recorded in
-some tens of milliseconds (see `decode_graphs`). Compiled kernels belong to the process, and are
-compiled when the weights are loaded. Recordings belong to an epoch, and are made when it begins,
-within a time limit, so that a pipeline that forms anew is not held up either.
+A kernel is compiled at its first call, which takes seconds. Compiled kernels belong to the process,
+so kernels are compiled when the weights have been loaded. The recording of a shape of decodes takes
+some tens of milliseconds (see `decode_graphs`). Recordings belong to an epoch, so they are made
+when an epoch begins. A time limit keeps the begin of an epoch short.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ log = logging.getLogger(__name__)
 
 _N_DECODES = 8
 
-# Tokens of iterations with prompts: powers of two, for products have other tiles for more tokens.
+# Range of the numbers of tokens of iterations with prompts. All powers of two in it are run, since
+# the tiles of products depend on the number of tokens.
 _FEWEST_TOKENS, _MOST_TOKENS = 16, 2048
 
-# The first two leave logits as they are, of the model's type; the others turn them into float32.
+# The first two leave logits in the model's type; the others convert logits to float32.
 _GREEDY = SamplingParams(temperature=0)
 _LIMITED = SamplingParams(temperature=1, top_k=50, top_p=0.9, seed=0)
 _GREEDY_ADJUSTED = replace(SAMPLED_PENALIZED, temperature=0)
@@ -38,11 +39,11 @@ _GREEDY_ADJUSTED = replace(SAMPLED_PENALIZED, temperature=0)
 def compile_kernels(
     model: StageModel, *, n_tokens: int, block_size: int, new_graph: Callable[[], Graph] | None
 ) -> None:
-    """Runs every kind of iteration of up to `n_tokens` tokens, so that its kernels are compiled.
+    """Runs every kind of iteration of up to `n_tokens` tokens, so that all kernels are compiled.
 
-    These are decodes, alone and beside prompts, with tokens chosen by argmax and sampled, each with
-    and without what adjusts logits: penalties, biases and masks. With `new_graph` a batch of
-    decodes is recorded as well.
+    The kinds are batches of decodes, with and without prompts; tokens from argmax and by sampling;
+    and with and without adjusted logits (penalties, biases and masks). With `new_graph` a batch of
+    decodes is also recorded.
     """
     started_s = time.monotonic()
     decodes = [1] * min(_N_DECODES, n_tokens)
@@ -64,9 +65,9 @@ def record_decodes(
     limit_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Records the commonest shapes of decodes, one after the other until `limit_s` has passed.
+    """Records shapes of decodes, the most frequent first, until `limit_s` seconds have passed.
 
-    `ranks` share the stage and record together: all stop when one of them would.
+    All `ranks` of the stage record together, and stop when the time of one of them has passed.
 
     Raises:
         TransferError: a rank is gone.
@@ -80,7 +81,7 @@ def record_decodes(
 
 
 def _any_of(ranks: TensorParallel, is_true: bool, device: torch.device) -> bool:
-    """Returns whether it is true on at least one of the ranks; all ranks get the same answer."""
+    """Returns whether `is_true` is true on any of `ranks`. All ranks get an equal result."""
     n_true = torch.full((1,), float(is_true), device=device)
     ranks.all_reduce(n_true)
     return bool(n_true.item() > 0)

@@ -79,8 +79,8 @@ class DeltaNetShare:
         return cls(shape, even_share(n_heads, source.tp_rank, source.tp_size, what=what))
 
     def scaled(self, size: int, first: int = 0) -> range:
-        """Returns the range of this rank's elements in a tensor with `size` elements for each key
-        head, the first of which is at `first`."""
+        """Returns the range of this rank's elements in a tensor that holds `size` elements per key
+        head and begins at `first`."""
         return range(first + self.key_heads.start * size, first + self.key_heads.stop * size)
 
     @property

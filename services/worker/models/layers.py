@@ -216,7 +216,7 @@ class VocabParallelHead:
 class RMSNorm:
     """Root-mean-square normalisation with a learned scale."""
 
-    weight: Tensor  # [size], float32 or of the type of what it normalises
+    weight: Tensor  # [size], float32 or of the type of hidden states
     eps: float
 
     def describe(self, to: Program, x: Buffer) -> Buffer:

@@ -9,7 +9,7 @@ The forms are the values of Hugging Face's `rope_type`:
 - "llama3" (the Llama 3.1 release) divides only the frequencies with fewer than `low_freq_factor`
   full turns in the original context, keeps the frequencies with more than `high_freq_factor` turns,
   and interpolates in between.
-- "yarn" (Peng et al., 2023) does likewise between `beta_slow` and `beta_fast` turns, but
+- "yarn" (Peng et al., 2023) is like "llama3" with `beta_slow` and `beta_fast` turns, but
   interpolates linearly over the index of the frequency, and scales the rotated elements.
 - "longrope" (Ding et al., 2024) divides each frequency by a separate factor. There are two sets of
   factors: one for sequences within the original context and one for longer sequences.

@@ -1,13 +1,13 @@
 """A rank: the process that holds one device's shard of a stage.
 
-It joins and leaves epochs, takes plans from its controller in order, exchanges activations with
-other ranks, and reports. What is computed in an iteration is the engine's. It never speaks gRPC and
-never decides what runs.
+A rank joins and leaves epochs, takes plans from its controller in order, exchanges activations with
+other ranks, and reports results. `services.worker.engine` computes an iteration. A rank never uses
+gRPC and never decides which iterations run.
 
-    rank          the loop: take in messages, run, report
-    membership    the epoch that the rank is in: the way in, the member, the way out
-    data_plane/   tensors from rank to rank
-    stage_shard   weights, which outlive epochs, and what settings and device make of them
-    lifeline      the thread that sends heartbeats, hears what cannot wait, and finds a hang
-    activity      what the main thread does, and how long it may
+    rank          the loop: receive messages, run, report
+    membership    the epoch that the rank is in: join, member, leave
+    data_plane/   transfers of tensors between ranks
+    stage_shard   the weights, which are kept from one epoch to the next, and their device
+    lifeline      the thread that sends heartbeats, ends epochs, and detects a hang
+    activity      the current step of the main thread, and its time limit
 """

@@ -1,7 +1,7 @@
 """`python -m services.worker.rank FD FD SETTINGS`: a rank, started by its stage's controller.
 
-SETTINGS is `{}` where it is not known yet which stage this will be. The settings come by the
-channel then, when torch has long been imported.
+SETTINGS is `{}` if the worker has no stage yet. The settings then come as a message by the channel,
+usually long after torch has been imported.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from services.worker.settings import NO_SETTINGS, RankSettings
 log = logging.getLogger(__name__)
 
 SETTINGS_WAIT_S = 3600.0
-"""Seconds between two looks for the settings of a spare; whatever comes ends the wait at once."""
+"""Seconds after which the wait of a spare for its settings begins anew; a message ends the wait."""
 
 
 def start(
@@ -43,7 +43,7 @@ def start(
     *,
     batch_builder: type[BatchBuilder] = BatchBuilder,
 ) -> Rank:
-    """Loads the model and returns the rank that runs it; benchmarks give other builders."""
+    """Loads the rank's weights and returns the rank; benchmarks pass another `batch_builder`."""
     rendezvous, address = None, ""
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
@@ -61,24 +61,24 @@ def start(
 
 
 def given_settings(channel: RankEnd) -> str | bytes:
-    """Returns the settings, as JSON, and waits for them if they are not on the command line."""
+    """Returns the settings as JSON: from the command line, or from a message of the controller."""
     if sys.argv[3] != NO_SETTINGS:
         return sys.argv[3]
     try:
         while (frame := channel.receive(SETTINGS_WAIT_S)) is None:
             pass
     except ChannelClosed:
-        sys.exit(0)  # this worker was never needed
+        sys.exit(0)  # the worker ends without ever having had a stage
     kind, payload = frame
     assert kind is MessageKind.SETTINGS, kind
     return payload
 
 
 def main(make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start) -> NoReturn:
-    """Runs the rank that `make_rank` returns until the controller is gone."""
+    """Runs the rank that `make_rank` returns, until the controller closes the channel."""
     channel, second = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the controller, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
     settings = RankSettings.model_validate_json(given_settings(channel))
     configure_logging(
         f"rank {settings.stage_index}.{settings.tp_rank}",
@@ -90,25 +90,25 @@ def main(make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start) -
     lifeline = Lifeline(second, activity)
     lifeline.start()
     try:
-        with torch.inference_mode():  # once: for each iteration it would cost 0.1 ms
+        with torch.inference_mode():  # entering it for each iteration would cost 0.1 ms
             rank = make_rank(settings, channel, activity)
             lifeline.attach(rank.membership.leave_before)
             process.freeze_objects()
             rank.serve()
     except ChannelClosed:
-        # At once: to end the interpreter under threads that are inside torch is fatal.
+        # Exits at once: ending the interpreter crashes while other threads are inside torch.
         os._exit(0)
     except CannotStart as error:
         say_last(channel, MessageKind.REFUSAL, str(error))
     except BaseException as error:
-        # Logged before the controller hears of it, which kills this process at once.
+        # Logged before the controller is told, because the controller then kills this process.
         log.exception("this rank ends")
         say_last(channel, MessageKind.FAILURE, f"{type(error).__name__}: {error}")
     sys.exit(1)
 
 
 def say_last(channel: RankEnd, kind: MessageKind, reason: str) -> None:
-    """Tells the controller why this rank ends, if it is still there."""
+    """Sends the controller the reason for which this rank ends, if the channel is still open."""
     with contextlib.suppress(ChannelClosed):
         channel.send(kind, reason.encode())
 

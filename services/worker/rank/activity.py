@@ -1,9 +1,9 @@
-"""The steps of a rank's main thread, and the time that each may take.
+"""The steps of a rank's main thread, and the time that each step may take.
 
-The main thread says what it begins; another thread (`rank.lifeline`) counts how long that takes. So
-a main thread that stands is found by its own process, which alone knows whether it computes, whose
-time is limited, or waits for other ranks, which is the fault of none of its own until their epoch
-is over.
+The main thread records each step that it begins, and another thread (`rank.lifeline`) measures the
+time. A main thread that hangs is thus detected within its own process. Only this process knows
+whether the thread computes, for which there is a limit, or waits for other ranks. Such a wait is no
+fault of this rank until the epoch is over.
 """
 
 import sys
@@ -12,31 +12,31 @@ from dataclasses import dataclass
 from services.common.iteration_limit import IterationLimit, IterationSize
 
 JOIN_LIMIT_S = 60.0
-"""Time to join an epoch; more than `membership.JOIN_TIMEOUT_S` and what it takes to set memory for
-keys and values aside."""
+"""Seconds in which a rank must join an epoch: `membership.JOIN_TIMEOUT_S`, and time to allocate
+memory for keys and values."""
 
 PROFILE_LIMIT_S = 300.0
-"""Time to begin a profile, or to write one."""
+"""Seconds in which a profile must be started, or written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One activity of the main thread, with a name and a limit."""
+    """A step of the main thread, with a name and a time limit."""
 
     name: str
     limit_s: float | None = None
-    """Seconds it may take; None: as long as it takes, but for the next two."""
+    """Seconds that the step may take. If None, `work` or `epoch` decides, or there is no limit."""
     work: IterationSize | None = None
-    """The iteration that it computes, if it does, whose limit depends on how large it is."""
+    """The size of the iteration that the step computes; the limit depends on the size."""
     epoch: int | None = None
-    """The epoch for whose other ranks it waits, if it does; it must end when that is over."""
+    """The epoch for whose other ranks the step waits. When the epoch is over, the step must end."""
 
 
 class Activity:
-    """The step that the main thread is in, which begins one after the other."""
+    """The current step of the main thread."""
 
     def __init__(self, limit: IterationLimit | None = None) -> None:
-        """Without a limit nothing is limited."""
+        """If `limit` is None, no step has a limit."""
         self._limit = limit or IterationLimit(floor_s=float("inf"), ceiling_s=float("inf"))
         self.step = Step("loads")
         """The current step; other threads may read it."""
@@ -47,11 +47,11 @@ class Activity:
         return self._limit.floor_s
 
     def turn(self) -> None:
-        """Begins a turn of the loop, which waits for nothing for long."""
+        """Begins a turn of the loop, in which every wait is short."""
         self.step = Step("turns", self.floor_s)
 
     def join(self, epoch: int) -> None:
-        """Begins to join an epoch, whose waits have limits of their own."""
+        """Begins to join an epoch; the waits of a join have timeouts too."""
         self.step = Step(f"joins epoch {epoch}", max(JOIN_LIMIT_S, self.floor_s))
 
     def profile(self) -> None:
@@ -59,28 +59,32 @@ class Activity:
         self.step = Step("profiles", max(PROFILE_LIMIT_S, self.floor_s))
 
     def compute(self, iteration: int, work: IterationSize) -> None:
-        """Begins to compute an iteration, or goes on with it."""
+        """Begins to compute an iteration, or continues if this step is the current one."""
         name = f"computes iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, work=work)
 
     def exchange(self, iteration: int, epoch: int) -> None:
-        """Begins to wait for the activations of an iteration to come, or to be taken."""
+        """Begins to receive or send the activations of an iteration, or continues to do so."""
         name = f"exchanges iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, epoch=epoch)
 
     def limit_s(self, step: Step) -> float | None:
-        """Returns the seconds that a step may take while its epoch lasts; from any thread."""
+        """Returns the seconds that a step may take while its epoch lasts, None for no limit.
+
+        May be called from any thread.
+        """
         return step.limit_s if step.work is None else self._limit.of(step.work)
 
     def computed(self, work: IterationSize, elapsed_s: float) -> None:
-        """Records how long an iteration took, from which later limits are learned."""
+        """Records the time of an iteration, from which the limits of later ones are learned."""
         self._limit.learn(work, elapsed_s)
 
 
 class StepTimer:
-    """Counts how long the main thread has been in its step; for one other thread."""
+    """Measures the time that the main thread has spent in its current step. One other thread uses
+    the timer."""
 
     def __init__(self, activity: Activity) -> None:
         self._activity = activity
@@ -89,14 +93,14 @@ class StepTimer:
         self._first_epoch = 0  # the epochs before this one are over
 
     def end_epochs_before(self, epoch: int | None) -> None:
-        """Notes that epochs are over, or all epochs if None: what waits for their ranks must stop
-        now."""
+        """Notes that all epochs before `epoch` are over, or all epochs if None. A step that waits
+        for ranks of such an epoch must end soon."""
         self._first_epoch = max(self._first_epoch, sys.maxsize if epoch is None else epoch)
         self._spent_s = 0.0
 
     def add(self, elapsed_s: float) -> str | None:
-        """Adds time in which the process has run, and returns the reason if the step takes too
-        long."""
+        """Adds time in which the process has run. Returns the reason as text if the current step
+        has taken too long, otherwise None."""
         step = self._activity.step
         if step is not self._step:
             self._step, self._spent_s = step, 0.0

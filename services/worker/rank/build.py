@@ -1,7 +1,8 @@
-"""The identity of this build, as far as the stages of a pipeline must agree on it.
+"""A digest of the code that all stages of a pipeline must have in common.
 
-Versions are for people, and a pod may run an image that was built between two of them. So the code
-itself counts: that of the stages, what it stands on, and the messages between them.
+Version numbers do not suffice, since a pod may run an image that was built between two versions.
+The digest covers the code of stages, the packages that this code uses, and the messages between
+stages.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ import services.grammar
 import services.worker
 
 PACKAGES = (services.common, services.grammar, services.worker, kernels)
-# Native kernels count by their sources: what a compiler makes of them differs between machines.
+# Native kernels are included as sources, because the compiled code differs between machines.
 SOURCES = frozenset((".py", ".cpp", ".h"))
 MESSAGES = (sampling_pb2, trace_pb2, worker_pb2)
 

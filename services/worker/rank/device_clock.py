@@ -1,8 +1,8 @@
-"""Marks in a device's work, which tell how far the device has come.
+"""Marks in the work of a device, which show how far the device has come.
 
-A rank on a CPU has done what it has launched. A rank on a GPU has only queued it, and may queue the
-next iteration before the device begins with this one. So its marks are queued too, and pass when
-the device reaches them.
+On a CPU, work is complete when its call returns. On a GPU, a call only queues work, and the next
+iteration may be queued before the device begins the current one. So marks are queued as well, and
+pass when the device reaches them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _CPU = torch.device("cpu")
 
 
 class DeviceClock(Protocol):
-    """A maker of marks, in the order of what is launched."""
+    """Makes marks in the order of the launched work."""
 
     def mark(self) -> Any:
-        """Returns a mark that passes when everything launched before it has been done."""
+        """Returns a mark that passes when all work launched before it is complete."""
 
     def has_passed(self, mark: Any) -> bool:
         """Returns whether the mark has passed; does not wait."""
@@ -29,7 +29,7 @@ class DeviceClock(Protocol):
 
 
 class HostClock:
-    """A clock whose marks have passed when they are returned: the host waits for the device."""
+    """A clock that waits for the device, so that its marks have passed when they are returned."""
 
     def __init__(self, device: torch.device = _CPU) -> None:
         self._waits = device.type == "cuda"
@@ -50,11 +50,11 @@ class HostClock:
 
 
 class StreamClock:
-    """A clock of events in the current stream of a GPU; the host never waits."""
+    """A clock whose marks are events in the current stream of a GPU; the host never waits."""
 
     def mark(self) -> Any:
         """Implements `DeviceClock.mark`."""
-        cuda: Any = torch.cuda  # whose events have no types
+        cuda: Any = torch.cuda  # its events have no type annotations
         event = cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -1,9 +1,9 @@
-"""The connections of one epoch, made in a thread of their own and called off from any other.
+"""The connections of one epoch, which a separate thread makes and any thread can call off.
 
-A call of torch that waits for a rank which has vanished or stopped cannot be interrupted and may
-not return for minutes: a client of the rendezvous store waits for an answer as long as the
-connection stands. So the rank waits for the thread, with a timeout, and not for the call. A thread
-that is left behind ends with the call it is in, and closes what it has built.
+A call of torch that waits for a lost or stopped rank cannot be interrupted, and may take minutes: a
+client of the rendezvous store waits for an answer as long as the connection is open. So the rank
+waits for the thread with a timeout, not for the call. If the wait ends first, the thread goes on
+until its call returns, then closes the connections that it has made.
 """
 
 import threading
@@ -14,7 +14,7 @@ from services.worker.rank.data_plane.transport import TransferError, Transport
 
 
 class EpochEntry:
-    """One epoch's transport: first in the making, then open, then over."""
+    """The transport of one epoch, from the first attempt to connect until the epoch is over."""
 
     def __init__(self, epoch: int, connect: Callable[[], Transport]) -> None:
         self.epoch = epoch
@@ -31,25 +31,27 @@ class EpochEntry:
         return self._is_over
 
     def wait(self, timeout_s: float) -> Transport:
-        """Returns the transport when all neighbours have answered.
+        """Waits until all neighbours have answered, and returns the transport.
 
         Raises:
-            TransferError: they did not answer, or not in time, or the epoch has been called off.
+            TransferError: a neighbour did not answer in time, or the epoch has been called off.
         """
         try:
             transport = self._opened.result(timeout_s)
         except TimeoutError:
             reason = f"the ranks of epoch {self.epoch} have not met in {timeout_s:g} s"
             self.call_off(reason)
-            # The ranks may have met in the meantime; what they have built is of no use any more.
+            # The ranks may have met in the meantime. The transport is not needed any more.
             if self._opened.exception() is None:
                 self._opened.result().close()
             raise TransferError(reason) from None
         return transport
 
     def call_off(self, reason: str) -> None:
-        """Ends the epoch for the rank, wherever it waits for other ranks; may be called from any
-        thread."""
+        """Ends the epoch for the rank, and every wait of the rank for other ranks of the epoch.
+
+        May be called from any thread.
+        """
         self._is_over = True
         self._settle(TransferError(reason))
         with self._lock:
@@ -70,7 +72,7 @@ class EpochEntry:
         else:
             self._settle(transport)
         finally:
-            # A bug; the thread prints what it is.
+            # Has an effect only after an unexpected exception, which the thread prints.
             self._settle(RuntimeError(f"could not connect to the ranks of epoch {self.epoch}"))
             if transport is not None and self._opened.exception() is not None:
                 transport.close()

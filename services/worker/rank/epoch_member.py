@@ -1,13 +1,13 @@
-"""A rank within one epoch: a fresh model runner, fresh groups, one iteration after the other.
+"""A rank within one epoch: a new model runner, new groups, one iteration after the other.
 
     announce: start receiving → start: receive (or embed), run the layers, send (or sample) → finish
 
-A plan is announced as soon as the rank has read it, which may be while an earlier one still waits:
-its activations then come in while the rank computes.
+A plan is announced as soon as the rank has read it, possibly while earlier plans still wait. Its
+activations are then received while the rank computes.
 
-On a CPU an iteration that has been started is finished. On a GPU it has only been launched: the
-host goes on, starts what is announced behind it, and looks now and then whether the device has
-come to its end. The host never waits for the device, and the device waits only for activations.
+On a CPU an iteration is finished when it has been started. On a GPU an iteration is only launched:
+the host starts the next announced iteration, and checks from time to time which ones are complete.
+The host never waits for the device, and the device waits only for activations.
 """
 
 import time
@@ -34,8 +34,8 @@ class FinishedIteration:
 
     timing: worker_pb2.IterationTiming
     token_ids: list[int] | None  # sampled tokens, on the last stage
-    cut: list[int]  # places of tokens that end an output before its grammar ends
-    logprobs: BatchLogprobs | None  # of the last stage, if requests want any
+    cut: list[int]  # indices of sampled tokens that end an output before its grammar ends
+    logprobs: BatchLogprobs | None  # on the last stage, if a request asks for them
     trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
 
 
@@ -50,8 +50,8 @@ class EpochMember:
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """`clock` is the device's; without one, iterations are finished when they are started.
-        `activity` is told what the member does."""
+        """Without the device's `clock`, iterations are finished when they have been started.
+        `activity` records the steps of the member."""
         self.request = request
         self._runner = runner
         self._peers = peers
@@ -64,21 +64,21 @@ class EpochMember:
 
     @property
     def n_announced(self) -> int:
-        """Iterations that wait to be started."""
+        """Number of iterations that wait to be started."""
         return len(self._announced)
 
     @property
     def n_started(self) -> int:
-        """Iterations that have been started and not taken as finished."""
+        """Number of started iterations that `take_finished` has not returned."""
         return len(self._started)
 
     @property
     def oldest(self) -> int:
-        """The first iteration that has been started and not taken as finished."""
+        """Number of the first started iteration that `take_finished` has not returned."""
         return self._started[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
-        """Takes a plan in and starts to receive its activations.
+        """Queues a plan and starts to receive its activations.
 
         Raises:
             TransferError: the previous stage is gone.
@@ -91,7 +91,7 @@ class EpochMember:
         self._announced.append(_Announced(message, work, hidden, receipt))
 
     def show_activity(self) -> None:
-        """Says what the device does with the oldest iteration that has been started."""
+        """Records the device's step of the oldest started iteration in `activity`."""
         started = self._started[0]
         if self._clock.has_passed(started.marks[1]):
             self._activity.compute(started.message.iteration, started.work)
@@ -99,7 +99,7 @@ class EpochMember:
             self._activity.exchange(started.message.iteration, self.request.epoch)
 
     def start_next(self) -> None:
-        """Runs the iteration announced first, or launches it.
+        """Runs the first announced iteration on a CPU, or launches it on a GPU.
 
         Raises:
             TransferError: a neighbour is gone.
@@ -108,7 +108,7 @@ class EpochMember:
         message, work = announced.message, announced.work
         activity, epoch = self._activity, self.request.epoch
         activity.compute(message.iteration, work)
-        # Behind another iteration, preparing this one costs the device no time.
+        # While the device computes another iteration, this one's preparation costs it no time.
         is_hidden = bool(self._started) and not self._has_ended(self._started[-1])
         started_ns = time.perf_counter_ns()
         batch = self._runner.prepare(wire.plan_of(message))
@@ -140,8 +140,8 @@ class EpochMember:
     def _compute(
         self, batch: Any, hidden: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, "_Sampled"]:
-        """Runs the stage's layers; returns the hidden states for the next stage, None on the last
-        one, and what was sampled."""
+        """Runs the stage's layers. Returns the hidden states for the next stage, which are None on
+        the last stage, and the sampled tokens."""
         runner = self._runner
         if not self._is_last:
             return runner.forward(batch, hidden), _Sampled()
@@ -151,16 +151,16 @@ class EpochMember:
         logprobs = runner.logprobs(batch, logits, tokens)
         logprobs = None if logprobs is None else logprobs.to_host()
         if isinstance(tokens, torch.Tensor):
-            token_ids = tokens.to("cpu", non_blocking=True)  # to pinned memory, from a GPU
+            token_ids = tokens.to("cpu", non_blocking=True)  # pinned memory if from a GPU
             return None, _Sampled(token_ids, cut, logprobs)
         return None, _Sampled(tokens.tolist(), cut, logprobs)
 
     def take_finished(self) -> list[FinishedIteration]:
-        """Returns the iterations that have ended since the last call, in order; does not wait.
+        """Returns the iterations that are complete and were not returned yet; does not wait.
 
         Raises:
-            NonFiniteLogits: logits of the `oldest` iteration are not finite; its rows are places
-                among the sampled spans.
+            NonFiniteLogits: logits of the `oldest` iteration are not finite; the error's rows are
+                indices of sampled spans.
         """
         finished = []
         while self._started and self._has_ended(self._started[0]):
@@ -200,7 +200,7 @@ class EpochMember:
 
 
 class _Announced:
-    """A plan, and the activations that come for it."""
+    """A plan, and the receive of its activations."""
 
     def __init__(
         self,
@@ -215,7 +215,7 @@ class _Announced:
         self._receipt = receipt
 
     def receive(self) -> torch.Tensor | None:
-        """Returns the activations when they have come, or None on the first stage."""
+        """Waits for the activations and returns them; returns None on the first stage."""
         if self._receipt is not None:
             self._receipt.wait()
         return self._hidden
@@ -223,8 +223,8 @@ class _Announced:
 
 @dataclass(frozen=True, slots=True)
 class _Sampled:
-    """What the last stage has sampled, on the host once the iteration has ended; nothing on other
-    stages."""
+    """The tokens sampled by the last stage, on the host when the iteration is complete. Empty on
+    other stages."""
 
     token_ids: torch.Tensor | list[int] | None = None
     cut: list[int] = field(default_factory=list)
@@ -233,12 +233,12 @@ class _Sampled:
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """An iteration that the device has been given, and what will be known when it ends."""
+    """An iteration that has been started, and the results that are valid when it is complete."""
 
     message: worker_pb2.RunIterationsRequest
     work: IterationSize
     sampled: _Sampled
-    marks: tuple[Any, Any, Any]  # began, received, computed
+    marks: tuple[Any, Any, Any]  # at its begin, after the receive, after the computation
     prepare_ns: int
     send_ns: int
-    ended_unix_ns: int | None  # None: it goes on when it has been started, as on a GPU
+    ended_unix_ns: int | None  # None if it was not complete after the start, as on a GPU

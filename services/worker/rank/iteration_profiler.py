@@ -1,7 +1,7 @@
 """A torch profile of a rank's next iterations, which the controller has ordered.
 
-It is written when the last of the iterations has run, in the format of Chrome's tracing, which
-Perfetto shows too. Recording costs time and memory, so it is for few iterations.
+The profile is written when the last of the iterations has run, in the format of Chrome's tracing,
+which Perfetto can show. Recording costs time and memory, so profiles cover few iterations.
 """
 
 from types import TracebackType
@@ -10,7 +10,8 @@ from torch.profiler import profile
 
 
 class IterationProfiler:
-    """A context manager around each iteration of a rank; without an order it does nothing."""
+    """A context manager around each iteration of a rank. It records the iterations of an order, and
+    does nothing without an order."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -24,16 +25,19 @@ class IterationProfiler:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a recording that has not been written."""
+        """Whether a recording has begun and has not been written."""
         return self._profile is not None
 
     def order(self, n_iterations: int, path: str) -> None:
-        """Has the next `n_iterations` recorded and written to `path`; 0 calls off a recording."""
+        """Orders a recording of the next `n_iterations`, to be written to `path`.
+
+        A recording that runs is called off; with 0 iterations nothing is recorded.
+        """
         self.call_off()
         self._n_left, self._path = n_iterations, path
 
     def call_off(self) -> None:
-        """Throws away what has been recorded."""
+        """Drops the order and its recording."""
         running, self._profile, self._n_left = self._profile, None, 0
         if running is not None:
             running.stop()
@@ -53,7 +57,7 @@ class IterationProfiler:
             self._n_left -= 1
 
     def take(self) -> str | None:
-        """Writes the profile if its last iteration has just run, and returns its file.
+        """Writes the profile and returns its file if the last iteration has run; otherwise None.
 
         Raises:
             OSError: the file cannot be written.

@@ -1,9 +1,9 @@
-"""A rank's thread that never computes: it sends heartbeats, hears what cannot wait, and watches the
-main thread.
+"""A thread of a rank that sends heartbeats, receives urgent messages and watches the main thread.
 
-Heartbeats go out however busy the main thread is, since torch's long calls do not hold the
-interpreter lock. They stop when the process is stopped or gets no share of a processor. When the
-main thread takes longer for a step than it may (`rank.activity`), the rank says so and ends.
+Heartbeats are sent however busy the main thread is, since long calls of torch do not hold the
+interpreter lock. They stop when the process is stopped or gets no processor time. When a step of
+the main thread takes longer than its limit (`rank.activity`), the thread reports this to the
+controller, and the process ends.
 """
 
 import threading
@@ -15,11 +15,11 @@ from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.rank.activity import Activity, StepTimer
 
 HEARTBEAT_S = 0.5
-"""Interval of a rank's heartbeats."""
+"""Interval of a rank's heartbeats in seconds."""
 
 
 class Lifeline:
-    """A thread that serves the second channel to the controller until the controller is gone."""
+    """A thread that serves the second channel to the controller, until the channel is closed."""
 
     def __init__(
         self,
@@ -28,11 +28,11 @@ class Lifeline:
         *,
         on_hang: Callable[[str], None] = end_hung_process,
     ) -> None:
-        """`on_hang` is called with the reason when the main thread hangs, and ends the process."""
+        """`on_hang` is called with the reason when the main thread hangs; it ends the process."""
         self._channel = channel
         self._timer = StepTimer(activity)
         self._on_hang = on_hang
-        self._lock = threading.Lock()  # for the next two
+        self._lock = threading.Lock()  # guards the next two attributes
         self._on_leave: Callable[[int | None], None] | None = None
         self._orders: list[int | None] = []
 
@@ -41,8 +41,11 @@ class Lifeline:
         threading.Thread(target=self._serve, name="lifeline", daemon=True).start()
 
     def attach(self, on_leave: Callable[[int | None], None]) -> None:
-        """Has `on_leave` called in the thread with the first epoch that is not over, or with None
-        when the controller is gone and with it every epoch; with what has been heard, at once."""
+        """Sets the function that is called, in the lifeline's thread, when epochs are over.
+
+        Its argument is the first epoch that is not over, or None if all epochs are over because the
+        controller is gone. For messages received before, it is called at once in this thread.
+        """
         with self._lock:
             self._on_leave = on_leave
             orders, self._orders = self._orders, []
@@ -61,7 +64,7 @@ class Lifeline:
                         self._leave(int(payload))
                     message = self._channel.receive(0)
                 now = time.monotonic()
-                # No more than an interval: in the rest the process was stopped, or starved.
+                # At most one interval counts: in the rest of the time the process did not run.
                 if reason := self._timer.add(min(now - counted_at, HEARTBEAT_S)):
                     self._channel.send(MessageKind.FAILURE, reason.encode())
                     self._on_hang(reason)

@@ -1,9 +1,9 @@
-"""A rank's membership of an epoch, from the first attempt to connect to the last thing let go.
+"""A rank's membership of an epoch, from the first attempt to connect until all is released.
 
-    join: connect in a thread of its own (`EpochEntry`) → enter: a fresh `EpochMember` → leave
+    join: connect in a separate thread (`EpochEntry`) → enter: a new `EpochMember` → leave
 
-The rank's main thread owns it. One method, `leave_before`, is for the thread that hears the
-controller whatever the main thread waits for: it ends that wait.
+The rank's main thread uses the membership. Only `leave_before` is called from another thread, the
+lifeline, which receives the controller's messages while the main thread waits, and ends that wait.
 """
 
 import sys
@@ -17,12 +17,12 @@ from services.worker.rank.epoch_entry import EpochEntry
 from services.worker.rank.epoch_member import EpochMember
 
 JOIN_TIMEOUT_S = 40.0
-"""Time to find the other ranks and to exchange a first tensor; less than the controller's, which
-hears why."""
+"""Timeout in seconds for finding the other ranks and exchanging a first tensor. It is shorter than
+the controller's timeout, so that the controller receives the reason."""
 
 
 class Membership:
-    """The epoch that a rank is in, if it is in one."""
+    """The epoch that a rank is in, or none."""
 
     def __init__(
         self,
@@ -30,24 +30,24 @@ class Membership:
         connect: Callable[[worker_pb2.JoinPipelineRequest], Transport],
         enter: Callable[[worker_pb2.JoinPipelineRequest, Transport], EpochMember],
     ) -> None:
-        """`connect` is called in a thread of its own; `enter` makes the member when all ranks have
-        met, and closes the transport if it raises TransferError."""
+        """`connect` is called in a separate thread. `enter` makes the member when all ranks have
+        met; before it raises TransferError, it closes the transport."""
         self._connect = connect
         self._enter = enter
         self._member: EpochMember | None = None
-        self._lock = threading.Lock()  # for the next two
+        self._lock = threading.Lock()  # guards the next two attributes
         self._entry: EpochEntry | None = None
         self._first_epoch = 0  # the epochs before this one are over
 
     @property
     def current(self) -> EpochMember | None:
-        """The member of the epoch that has been joined. A reference to it keeps the epoch's K/V
-        alive."""
+        """The member of the current epoch, or None. A reference to the member keeps the epoch's K/V
+        in memory."""
         return self._member
 
     @property
     def is_busy(self) -> bool:
-        """Whether iterations wait to be started or to be taken as finished."""
+        """Whether an iteration waits to be started or has not been returned as finished."""
         member = self._member
         return member is not None and bool(member.n_announced or member.n_started)
 
@@ -62,11 +62,11 @@ class Membership:
         return member
 
     def join(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Leaves the epoch that the rank is in, if any, and joins another one.
+        """Leaves the current epoch, if any, and joins the epoch of the request.
 
         Raises:
-            TransferError: the other ranks did not answer, or the epoch is over; the rank is in
-                no epoch then.
+            TransferError: the other ranks did not answer, or the epoch is over. The rank is then
+                in no epoch.
         """
         self.leave()
         try:
@@ -78,15 +78,16 @@ class Membership:
             raise
 
     def check(self) -> None:
-        """Raises TransferError if the epoch has been called off: NCCL aborts without an error."""
+        """Raises TransferError if the epoch has been called off. The check is needed because an
+        abort of NCCL raises no error."""
         if self._entry is not None and self._entry.is_over:
             raise TransferError("called off")
 
     def leave(self) -> bool:
-        """Leaves the epoch and lets go of all that it had; without one, does nothing.
+        """Leaves the current epoch and releases its resources; does nothing without an epoch.
 
         Returns:
-            Whether it had been called off.
+            Whether the epoch had been called off.
         """
         with self._lock:
             entry, self._entry = self._entry, None
@@ -96,8 +97,8 @@ class Membership:
         return entry is not None and entry.is_over
 
     def leave_before(self, epoch: int | None) -> None:
-        """Ends all epochs before the given one, or all if it is None: wherever the main thread
-        waits for other ranks of such an epoch, it is stopped. May be called from any thread."""
+        """Ends all epochs before `epoch`, or all epochs if None. A wait of the main thread for
+        other ranks of such an epoch ends. May be called from any thread."""
         with self._lock:
             self._first_epoch = max(self._first_epoch, sys.maxsize if epoch is None else epoch)
             entry = self._entry

@@ -1,9 +1,10 @@
-"""The loop of a rank, one device's shard of one stage: take in messages, run, report.
+"""The loop of a rank, one device's shard of one stage: receive messages, run, report.
 
-The rank has loaded its weights when the loop begins. It joins epochs as its controller says and
-runs one plan after the other. When the transport fails, the controller calls the epoch off, or one
-request among others has logits that are not finite, it drops groups and K/V, keeps its weights and
-waits for the next epoch. Any other error ends the process.
+The rank has loaded its weights when the loop begins. It joins the epochs that its controller names
+and runs one plan after the other. The rank leaves the epoch when the transport fails, when the
+controller calls the epoch off, or when some but not all requests of a batch have logits that are
+not finite. It then drops its groups and K/V, keeps its weights and waits for the next epoch. Any
+other error ends the process.
 """
 
 import logging
@@ -25,11 +26,11 @@ from services.worker.rank.membership import Membership
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 0.25
-"""Interval of the reports of timings."""
+"""Interval of the reports of timings in seconds."""
 
 
 class Rank:
-    """Does what the controller says, until the controller is gone."""
+    """Executes the messages of the controller, until the controller is gone."""
 
     def __init__(
         self,
@@ -41,13 +42,13 @@ class Rank:
         report_results: bool,
         activity: Activity | None = None,
     ) -> None:
-        """Only one rank of a stage has `report_results`; only one of all has a `rendezvous`.
-        `activity` is told what the loop does."""
+        """Only one rank of a stage has `report_results`, and only one rank of a pipeline has a
+        `rendezvous`. `activity` records the steps of the loop."""
         self.membership = membership
-        """The epoch that the rank is in; `leave_before` is for other threads."""
+        """The epoch that the rank is in; other threads may call its `leave_before`."""
         self._channel = channel
         self._description = description
-        self._rendezvous = rendezvous  # the store lives as long as this object
+        self._rendezvous = rendezvous  # keeps the store open
         self._reports = report_results
         self._activity = activity or Activity()
         self._timings: list[worker_pb2.IterationTiming] = []
@@ -58,7 +59,7 @@ class Rank:
         """Runs until the channel is closed.
 
         Raises:
-            ChannelClosed: it is.
+            ChannelClosed: the controller has closed the channel.
         """
         self._channel.send(MessageKind.LOADED, self._description.SerializeToString())
         while True:
@@ -73,7 +74,7 @@ class Rank:
                 self._report_timings()
 
     def _show_activity(self) -> None:
-        """Begins another turn, unless a device still has an iteration: the loop turns beside it."""
+        """Records a new turn of the loop, or the step of an iteration that the device computes."""
         member = self.membership.current
         if member is not None and member.n_started:
             member.show_activity()
@@ -81,9 +82,9 @@ class Rank:
             self._activity.turn()
 
     def _take_in_messages(self) -> None:
-        """Handles all messages that have come; waits for one if nothing is to be started or
-        finished."""
-        # No member is kept here: the K/V of an epoch must be gone before the next one begins.
+        """Handles all messages that have been received. Waits for a message if no iteration is to
+        be started or finished."""
+        # No reference to a member is kept here, so that an epoch's K/V is freed before the next.
         message = self._channel.receive(0 if self.membership.is_busy else REPORT_INTERVAL_S)
         while message is not None:
             self._handle(*message)
@@ -121,7 +122,7 @@ class Rank:
         member = self.membership.current
         if member is None:
             return
-        if member.n_started:  # on a GPU, which may have finished while the host did other things
+        if member.n_started:  # on a GPU an iteration may have been completed in the meantime
             self._report_finished(member)
         if member.n_announced:
             if self._profiler.is_ordered:
@@ -134,7 +135,7 @@ class Rank:
         try:
             all_finished = member.take_finished()
         except NonFiniteLogits as error:
-            self.membership.check()  # what was not received when it ended is anything
+            self.membership.check()  # after an aborted receive, hidden states are arbitrary
             self._refuse(member, error)
             return
         self.membership.check()
@@ -143,11 +144,12 @@ class Rank:
                 self._report(member.request, finished)
 
     def _refuse(self, member: EpochMember, error: NonFiniteLogits) -> None:
-        """Leaves the epoch, whose keys and values may not be finite, and says which spans' are not.
+        """Leaves the epoch, whose keys and values may not be finite, and reports the spans whose
+        logits are not finite.
 
         Raises:
-            NonFiniteLogits: no other row is finite; the weights, which may be damaged, are to be
-                loaded again, by another process.
+            NonFiniteLogits: no row is finite. The weights may be damaged, so the process must end,
+                and a new process loads them again.
         """
         if self._reports:
             report = wire.failure_of(

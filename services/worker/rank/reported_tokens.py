@@ -1,4 +1,4 @@
-"""The tokens of an iteration as a rank reports them: finite, and none after a wrong draft."""
+"""The tokens that a rank reports for an iteration, without the tokens after a rejected draft."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,10 @@ from services.worker.engine.sampler import refuse_non_finite, without_rejected
 def reported(
     sampled: torch.Tensor | list[int], message: worker_pb2.RunIterationsRequest
 ) -> list[int]:
-    """Returns the tokens of an iteration as they are reported.
+    """Returns the `sampled` tokens of an iteration without the tokens after rejected drafts.
 
     Raises:
-        NonFiniteLogits: some of them have no finite logits.
+        NonFiniteLogits: some of the reported tokens have logits that are not finite.
     """
     token_ids = sampled if isinstance(sampled, list) else sampled.tolist()
     if not message.n_drafts or min(token_ids, default=0) >= 0:
@@ -26,7 +26,7 @@ def reported(
 
 
 def _sampled_drafts(message: worker_pb2.RunIterationsRequest) -> list[Sequence[int]]:
-    """Returns the drafts of each sampled span of a plan."""
+    """Returns the drafted tokens of each sampled span of a plan."""
     drafts: list[Sequence[int]] = []
     end = 0
     columns = zip(

@@ -1,4 +1,4 @@
-"""A model runner as far as a rank uses it."""
+"""The protocol of a model runner, as a rank uses it."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -15,25 +15,26 @@ class Runner(Protocol):
     """Computes the iterations of one epoch on this rank's share of the stage."""
 
     def prepare(self, plan: IterationPlan) -> Any:
-        """Takes in a plan and returns its batch."""
+        """Returns the batch of a plan, and updates the state of the plan's requests."""
 
     def empty_hidden(self, n_tokens: Sequence[int]) -> torch.Tensor:
-        """Returns room for the previous stage's hidden states of spans of `n_tokens`."""
+        """Returns an empty tensor for the previous stage's hidden states, for spans of `n_tokens`
+        tokens."""
 
     def forward(self, batch: Any, hidden: torch.Tensor | None) -> torch.Tensor:
-        """Runs the stage's layers and returns hidden states."""
+        """Runs the stage's layers and returns their hidden states."""
 
     def logits(self, batch: Any, hidden: torch.Tensor | None) -> Logits:
-        """Runs the stage's layers and its head, on the last stage only."""
+        """Runs the stage's layers and head and returns the logits; only on the last stage."""
 
     def sample(self, batch: Any, logits: Logits) -> Numbers:
-        """Samples tokens, on the last stage only."""
+        """Returns sampled tokens; only on the last stage."""
 
     def cut(self, batch: Any) -> list[int]:
-        """Returns the places of sampled tokens that end an output before its grammar ends."""
+        """Returns the indices of sampled tokens that end an output before its grammar ends."""
 
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
-        """Returns the log-probabilities that requests want, on the last stage only."""
+        """Returns the log-probabilities that requests ask for, or None; only on the last stage."""
 
     def close(self) -> None:
-        """Lets go of the transport's groups."""
+        """Releases the process groups of the transport."""

@@ -1,7 +1,7 @@
-"""A rank's shard of its stage: weights that are loaded once and outlive epochs.
+"""A rank's shard of its stage: weights that are loaded once and kept for all epochs.
 
-Settings and device decide where the weights are, how much memory they leave for keys and values,
-and whether decodes are recorded. Each epoch has a model runner of its own on the same weights.
+Settings and device decide where the weights are, how much memory is left for keys and values, and
+whether decodes are recorded as CUDA graphs. Each epoch has a new model runner on these weights.
 """
 
 import hashlib
@@ -45,10 +45,10 @@ from services.worker.settings import RankSettings
 log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_S = 0.1
-"""Interval of reports of loading."""
+"""Interval of the reports of loading in seconds."""
 
 RECORDING_LIMIT_S = 1.0
-"""Time for recording decodes when an epoch begins."""
+"""Seconds for which decodes are recorded as CUDA graphs when an epoch begins."""
 
 
 class StageShard:
@@ -63,8 +63,9 @@ class StageShard:
         batch_builder: type[BatchBuilder] = BatchBuilder,
         activity: Activity | None = None,
     ) -> None:
-        """`new_graphs` returns the maker of an epoch's graphs (see `decode_graphs.cuda_graphs`);
-        without it decodes are not recorded. `activity` is told what members of epochs do."""
+        """`new_graphs` returns, for each epoch, a function that makes graphs (see
+        `decode_graphs.cuda_graphs`); without it decodes are not recorded. `activity` records the
+        steps of the members of epochs."""
         self._settings = settings
         self._model = model
         self._new_graphs = new_graphs
@@ -81,10 +82,10 @@ class StageShard:
         activity: Activity | None = None,
         batch_builder: type[BatchBuilder] = BatchBuilder,
     ) -> "StageShard":
-        """Loads the weights and tells the controller how far it is."""
+        """Loads the weights and reports the progress to the controller."""
         device = device_of(settings)
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # whose streams and events are meant when none is named
+            torch.cuda.set_device(device)  # the device of streams and events that name none
         model = load_stage(
             Path(settings.model),
             stage_index=settings.stage_index,
@@ -103,7 +104,7 @@ class StageShard:
         )
 
     def compile_kernels(self) -> None:
-        """Compiles what iterations need; on a CPU there is nothing to compile."""
+        """Compiles the kernels of iterations on a GPU; does nothing on a CPU."""
         if self._model.device.type == "cuda":
             warm_up.compile_kernels(
                 self._model,
@@ -113,11 +114,11 @@ class StageShard:
             )
 
     def describe(self, *, rendezvous_address: str) -> worker_pb2.DescribeResponse:
-        """Returns what the scheduler must know of this rank.
+        """Returns the description of this rank for the scheduler.
 
         Raises:
-            NoMemoryLeft: nothing is left for keys and values.
-            CannotStart: what was set for them is less than a block.
+            NoMemoryLeft: no memory is left for keys and values.
+            CannotStart: the memory that is set for keys and values is smaller than a block.
         """
         settings, model = self._settings, self._model
         return worker_pb2.DescribeResponse(
@@ -141,8 +142,8 @@ class StageShard:
         )
 
     def fingerprint(self) -> str:
-        """Returns a digest of what the stages of a pipeline must agree on: build, model, element
-        types, checkpoint."""
+        """Returns a digest of everything that must be equal on all stages of a pipeline: build,
+        model, element types and checkpoint."""
         settings, model = self._settings, self._model
         parts = (
             build_digest(),
@@ -154,10 +155,11 @@ class StageShard:
         return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def kv_memory_bytes(self, memory: Callable[[], DeviceMemory] = GpuMemory) -> int:
-        """Returns the bytes for keys and values: those that are set, or all the device has left.
+        """Returns the number of bytes for keys and values: the setting, or all memory that the
+        device has left.
 
         Raises:
-            NoMemoryLeft: it has none left.
+            NoMemoryLeft: the device has no memory left.
         """
         settings, model = self._settings, self._model
         if settings.kv_memory_bytes is not None:
@@ -182,10 +184,10 @@ class StageShard:
         return left
 
     def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
-        """Begins an epoch, with its first decodes recorded.
+        """Returns the member of a new epoch, with its first decodes recorded as CUDA graphs.
 
         Raises:
-            TransferError: a rank of this stage is gone; `peers` are closed.
+            TransferError: a rank of this stage is gone. `peers` is then closed.
         """
         settings = self._settings
         runner = ModelRunner(
@@ -220,8 +222,8 @@ class StageShard:
 
     @cached_property
     def _division(self) -> Division:
-        """The blocks and states for which there is memory. Each epoch has as many states, and of
-        the blocks what all stages have."""
+        """The numbers of K/V blocks and state rows that fit into memory. Each epoch has this number
+        of state rows, and the number of blocks that every stage has."""
         settings, model = self._settings, self._model
         block_bytes = kv_block_bytes(
             model.config,
@@ -249,14 +251,20 @@ class StageShard:
 
 
 def _windows_on_wire(model: StageModel) -> list[int]:
-    """Returns the windows of the K/V groups as they are described; none for one that sees all."""
+    """Returns the windows of the K/V groups for the description, 0 for a group without a window.
+
+    The list is empty if there is only one group and it has no window.
+    """
     windows = model.kv_groups.windows
     return [] if windows == (None,) else [window or 0 for window in windows]
 
 
 def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
-    """Returns the grammars that outputs can follow; None on a rank that samples nothing, and where
-    the checkpoint has no token to end an output with, or no tokenizer that llguidance can read."""
+    """Returns the grammars that outputs can follow.
+
+    Returns None on a rank that does not sample, and if the checkpoint has no token that ends an
+    output, or no tokenizer that llguidance can read.
+    """
     file = tokenizer_file(settings.model)
     eos_token_ids = model.config.eos_token_ids
     if not (model.is_last and eos_token_ids and file.is_file()):
@@ -269,11 +277,10 @@ def _grammars(settings: RankSettings, model: StageModel) -> Grammars | None:
 
 
 def device_of(settings: RankSettings) -> torch.device:
-    """Returns the device of this rank: on GPUs, the one with the number of its shard, shared if
-    there are fewer GPUs.
+    """Returns the device of this rank. On GPUs its number is `tp_rank` modulo the number of GPUs.
 
     Raises:
-        CannotStart: there is no GPU.
+        CannotStart: PyTorch finds no GPU.
     """
     if settings.device == "cpu":
         return torch.device("cpu")
@@ -283,23 +290,25 @@ def device_of(settings: RankSettings) -> torch.device:
 
 
 def is_staged(settings: RankSettings) -> bool:
-    """Returns whether tensors of a GPU travel by way of the CPU, for which the host waits."""
+    """Returns whether GPU tensors are transferred through CPU memory, for which the host waits."""
     return settings.device == "cuda" and settings.data_plane == "gloo"
 
 
 def has_graphs(settings: RankSettings, model: StageModel) -> bool:
-    """Returns whether batches of decodes are recorded: on a GPU whose host does not wait for
-    transfers, with operations whose shapes do not depend on what is in a batch, unless settings
-    say otherwise."""
+    """Returns whether batches of decodes are recorded as CUDA graphs.
+
+    The settings must allow it, the device must be a GPU, the host must not wait for transfers, and
+    the shapes of operations must not depend on the contents of a batch.
+    """
     is_possible = settings.device == "cuda" and not is_staged(settings)
     return settings.cuda_graphs and is_possible and model.ops.has_fixed_shapes
 
 
 def join_peers(settings: RankSettings, request: worker_pb2.JoinPipelineRequest) -> Transport:
-    """Meets the other ranks of an epoch and returns the transport to them.
+    """Waits for the other ranks of an epoch and returns the transport to them.
 
     Raises:
-        TransferError: they could not be reached.
+        TransferError: the other ranks could not be reached.
     """
     device = device_of(settings)
     peers = join(

@@ -1,7 +1,6 @@
-"""worker.proto to and from the plain records that a rank works with.
+"""Conversions between the messages of worker.proto and the records that a rank uses.
 
-The model runner and its inputs know no protobuf, so that they can be driven by a test in three
-lines.
+The model runner and its inputs do not use protobuf, so that a test can run them in three lines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,14 +12,14 @@ from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
 from services.worker.engine.plan import Admission, IterationPlan
 
 MAX_LOGPROB_NUMBERS = 2**15
-"""Log-probabilities of a span that travel in one piece: some 250 KiB."""
+"""Largest number of log-probabilities of a span in one piece: about 250 KiB."""
 
 MAX_LOGPROB_BYTES = 2**20
-"""Bytes of log-probabilities in one report; gRPC takes four times as much."""
+"""Largest number of bytes of log-probabilities in one report; gRPC's limit is four times that."""
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
-    """The plan of one iteration."""
+    """Returns the plan of one iteration."""
     return IterationPlan(
         iteration=message.iteration,
         released_rows=message.released_rows,
@@ -46,8 +45,8 @@ def results_of(
     cut: Sequence[int] = (),
     logprobs: BatchLogprobs | None = None,
 ) -> Iterator[worker_pb2.WatchStageResponse]:
-    """Yields the reports of an iteration by the last stage: one, unless its log-probabilities find
-    no room in it."""
+    """Yields the last stage's reports of an iteration: one report, or several if the
+    log-probabilities are too large for one."""
     pieces: list[worker_pb2.SpanLogprobs] = []
     n_bytes = 0
     for piece in [] if logprobs is None else _logprob_pieces(logprobs):
@@ -95,7 +94,7 @@ def _columns(columns: ReportedSpan, rows: slice) -> logprobs_pb2.Logprobs:
 def timings_of(
     place: worker_pb2.JoinPipelineRequest, timings: Sequence[worker_pb2.IterationTiming]
 ) -> worker_pb2.WatchStageResponse:
-    """A report of timings."""
+    """Returns a report of timings."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
@@ -110,7 +109,8 @@ def failure_of(
     iteration: int = 0,
     failed_spans: Sequence[int] = (),
 ) -> worker_pb2.WatchStageResponse:
-    """Returns the report that the epoch cannot go on, and for which spans of an iteration."""
+    """Returns the report that the epoch has failed. `failed_spans` are indices of the spans of
+    `iteration` that caused the failure."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
@@ -126,7 +126,7 @@ def trace_of(
     *,
     start_unix_ns: int,
 ) -> worker_pb2.IterationTrace:
-    """Returns the message to the controller about an iteration that is recorded."""
+    """Returns the message to the controller about an iteration that is traced."""
     return worker_pb2.IterationTrace(
         parent=plan.trace,
         epoch=plan.epoch,

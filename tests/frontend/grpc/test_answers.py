@@ -35,6 +35,8 @@ class Shouts:
     """A reader of an invented format: capitals are thoughts, digits begin calls whose arguments are
     the signs that follow, and a "+" is held back until the next character."""
 
+    ends_in_call = False
+
     def __init__(self) -> None:
         self.n_tool_calls = 0
         self._held = ""
@@ -68,6 +70,7 @@ class FakeGeneration:
     is_resumed: bool = False
     request_id: str = "r"
     model: str = "m"
+    unenforced: Sequence[str] = ()
     usage: TokenUsage = field(default_factory=lambda: TokenUsage(1, 2))
 
     @property

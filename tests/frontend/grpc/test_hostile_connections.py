@@ -97,10 +97,9 @@ async def test_a_flood_of_resets_leaves_nothing(tmp_path: Path) -> None:
 
 async def test_a_flood_of_continuations_ends_its_connection(tmp_path: Path) -> None:
     async with attacked(tmp_path) as (site, client):
-        stream = client.h2.get_next_available_stream_id()
+        stream = client.begin_unsent(GENERATE)
         header = b"\x00\x01a\x7f\xe1\x1e" + b"b" * 4064  # a literal of 4,064 bytes, not indexed
-        # As one piece: an answer to a ping of the server's in between would break the rules, and gRPC
-        # itself would end the connection. 8 MB of metadata for one call.
+        # As one piece, since no other frame may come between. 8 MB of metadata for one call.
         rest = frame(CONTINUATION, header, stream=stream) * 2000
         client.send_raw(frame(HEADERS, header, stream=stream) + rest)
         await client.wait_closed()

@@ -137,7 +137,7 @@ TURN = inference_pb2.ChatMessage(role="user")
             "tools.0.function.parameters",
         ),
         (
-            conversation(tools=[inference_pb2.Tool(parameters='{"a": "%s"}' % ("x" * 2**16))] * 4),
+            conversation(tools=[inference_pb2.Tool(parameters='{"a": "%s"}' % ("x" * 2**16))] * 8),
             "tools",
         ),
         (conversation(tool_choice=inference_pb2.ToolChoice(mode=9)), "tool_choice"),  # type: ignore[arg-type]

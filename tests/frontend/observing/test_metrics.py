@@ -28,6 +28,7 @@ DURATION = "gen_ai_server_request_duration_seconds_count"
 FIRST_TOKEN = "gen_ai_server_time_to_first_token_seconds_count"
 PER_TOKEN = "gen_ai_server_time_per_output_token_seconds_count"
 USAGE = "orcinus_usage_tokens_total"
+CHECKED = "orcinus_frontend_values_checked_total"
 
 
 class World:
@@ -67,6 +68,15 @@ def test_a_complete_call_counts_its_answers_and_its_usage() -> None:
     assert samples.sum(USAGE, gen_ai_token_type="input") == 5
     assert samples.sum(USAGE, gen_ai_token_type="output") == 5
     assert samples.sum("orcinus_frontend_answers_finished_total", reason="stop") == 2
+
+
+def test_values_that_were_checked_are_counted_by_result() -> None:
+    it = World()
+    with it.metrics.call(request(n=4), model="demo") as call:
+        call.checked_values += [True, False, None, True]
+    results = {name: it.samples.sum(CHECKED, result=name) for name in ("valid", "invalid")}
+    assert results == {"valid": 2, "invalid": 1}
+    assert it.samples.sum(CHECKED, result="unknown") == 1
 
 
 def test_conversations_are_chat() -> None:

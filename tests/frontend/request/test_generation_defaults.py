@@ -80,7 +80,7 @@ def test_no_sampling_means_temperature_zero(
         ({"temperature": "hot"}, "temperature: must be a number"),
         ({"temperature": True}, "temperature: must be a number"),
         ({"top_k": 1.5}, "top_k: must be a whole number"),
-        ({"top_p": 0}, "top_p: must be greater than 0"),
+        ({"top_p": -1}, "top_p: must be a number from 0 to 1"),
         ({"repetition_penalty": -1}, "repetition_penalty: must be a number from 0.125 to 8"),
         ({"max_new_tokens": 0}, "max_new_tokens: must be a whole number from 1"),
         ('{"temperature": NaN}', "temperature: must be a number from 0 to 2"),

@@ -1,12 +1,14 @@
 """Every rule that a request must keep, and the field that an error names."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from services.common import errors
 from services.common.sampling import MAX_STOP_TOKENS, OPTIONS, SamplingParams
+from services.frontend.request.conversation import ChatMessage, Conversation
 from services.frontend.request.generation_request import (
     MAX_ANSWERS,
     MAX_N,
@@ -23,7 +25,6 @@ LIMITS = ModelLimits(
 )
 
 WRONG: list[tuple[str, Any]] = [
-    ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", True),
     ("max_tokens", 2**31),
@@ -36,7 +37,7 @@ WRONG: list[tuple[str, Any]] = [
     ("temperature", True),
     ("top_k", -2),
     ("top_k", 2**31),
-    ("top_p", 0.0),
+    ("top_p", -1e-6),
     ("top_p", 1.1),
     ("top_p", math.nan),
     ("min_p", -0.1),
@@ -65,14 +66,14 @@ WRONG: list[tuple[str, Any]] = [
 ]
 
 RIGHT: list[tuple[str, Any]] = [
-    ("max_tokens", 1),
+    ("max_tokens", 0),
     ("temperature", 0.0),
     ("temperature", 2.0),
     ("top_k", -1),
     ("top_k", 0),
     ("top_k", 1),
     ("top_p", 1.0),
-    ("top_p", 1e-6),
+    ("top_p", 0.0),
     ("min_p", 0.0),
     ("min_p", 1.0),
     ("presence_penalty", -2.0),
@@ -114,8 +115,10 @@ def test_value_at_the_edge_is_accepted(field: str, value: Any) -> None:
 
 def test_limit_is_named_as_the_client_spells_it() -> None:
     given = options(max_tokens=0, max_tokens_field="max_completion_tokens")
+    chat = Conversation((ChatMessage("user", "x"),))
+    GenerationRequest(prompts=("x", (1,)), options=given).check()
     with pytest.raises(errors.InvalidRequest) as caught:
-        given.check()
+        GenerationRequest(prompts=(chat,), options=given).check()
     assert caught.value.field == "max_completion_tokens"
 
 
@@ -165,11 +168,22 @@ def test_default_of_max_tokens(is_chat: bool, n_prompt: int, expected: int) -> N
 
 
 @pytest.mark.parametrize("is_chat", [False, True], ids=["text", "chat"])
-def test_max_tokens_that_do_not_fit_are_refused(is_chat: bool) -> None:
-    assert LIMITS.max_new_tokens(options(max_tokens=28), n_prompt=4, is_chat=is_chat) == 28
-    with pytest.raises(errors.InvalidRequest) as caught:
-        LIMITS.max_new_tokens(options(max_tokens=29), n_prompt=4, is_chat=is_chat)
-    assert caught.value.field == "max_tokens"
+@pytest.mark.parametrize(("wanted", "given"), [(27, 27), (28, 28), (29, 28), (2**31 - 1, 28)])
+def test_max_tokens_are_an_upper_bound(is_chat: bool, wanted: int, given: int) -> None:
+    asked = options(max_tokens=wanted)
+    assert LIMITS.max_new_tokens(asked, n_prompt=4, is_chat=is_chat) == given
+
+
+@pytest.mark.parametrize("is_chat", [False, True], ids=["text", "chat"])
+def test_max_tokens_that_do_not_fit_are_refused_if_they_are_strict(is_chat: bool) -> None:
+    strict = replace(LIMITS, strict_max_tokens=True)
+    asked = options(max_tokens=28, max_tokens_field="max_output_tokens")
+    assert strict.max_new_tokens(asked, n_prompt=4, is_chat=is_chat) == 28
+    assert strict.max_new_tokens(options(), n_prompt=31, is_chat=is_chat) == 1
+    with pytest.raises(errors.ContextOverflow, match="maximum context length is 32 tokens") as got:
+        strict.max_new_tokens(asked, n_prompt=5, is_chat=is_chat)
+    assert got.value.field == "max_output_tokens"
+    assert (got.value.n_prompt, got.value.n_answer, got.value.context) == (5, 28, 32)
 
 
 def test_min_tokens_above_max_tokens_are_refused() -> None:

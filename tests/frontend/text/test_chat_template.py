@@ -3,12 +3,13 @@
 import json
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from services.common import errors
-from services.frontend.request.conversation import ChatMessage, Conversation
+from services.frontend.request.conversation import ChatMessage, Conversation, Tool
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.template_sandbox import TooMuch
 from tests.checkpoints import write_checkpoint
@@ -116,6 +117,84 @@ def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
     assert rendered(found, HELLO) == "<s>new"
 
 
+LISTED: dict[str, object] = {"added_tokens_decoder": {}}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"chat_template.json": {"chat_template": "json"}}, "json"),
+        (
+            {
+                "chat_template.json": {"chat_template": "json"},
+                "tokenizer_config.json": {"chat_template": "config"},
+            },
+            "json",
+        ),
+        ({"chat_template.json": {"chat_template": "json"}, "chat_template.jinja": "new"}, "new"),
+        ({"chat_template.jinja": "new", "additional_chat_templates/rag.jinja": "rag"}, "new"),
+        (
+            {"chat_template.jinja": "new", "additional_chat_templates/tool_use.jinja": "tools"},
+            "new, tools",
+        ),
+        (
+            {
+                "chat_template.jinja": "new",
+                "tokenizer_config.json": {
+                    "chat_template": [{"name": "tool_use", "template": "old"}]
+                },
+            },
+            "new",
+        ),
+        (
+            {
+                "chat_template.jinja": "{{ bos_token }}{{ image_token }}",
+                "tokenizer_config.json": {
+                    "bos_token": "<old>",
+                    "add_bos_token": True,
+                    "extra_special_tokens": {"image_token": "<i>"},
+                },
+                "special_tokens_map.json": {"bos_token": {"content": "<s>"}},
+            },
+            "<s><i>",
+        ),
+        (
+            {
+                "chat_template.jinja": "{{ bos_token }}",
+                "tokenizer_config.json": {"bos_token": "<s>", **LISTED},
+                "special_tokens_map.json": {"bos_token": "<old>"},
+            },
+            "<s>",
+        ),
+    ],
+    ids=[
+        "json",
+        "json-config",
+        "json-jinja",
+        "other-name",
+        "for-tools",
+        "replaced",
+        "map",
+        "listed",
+    ],
+)
+def test_templates_and_tokens_come_from_the_files_that_count(
+    tmp_path: Path, files: dict[str, object], expected: str
+) -> None:
+    for name, content in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    found = ChatTemplate.from_directory(tmp_path)
+    assert found is not None
+    conversation = Conversation(tuple(HELLO), tools=(Tool(name="f"),))
+    plain, with_tools = (
+        found.render(one, limit_s=10.0, max_characters=100)
+        for one in (replace(conversation, tools=()), conversation)
+    )
+    assert ", ".join(dict.fromkeys([plain, with_tools])) == expected
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -131,9 +210,11 @@ def test_template_file_comes_before_the_configuration(tmp_path: Path) -> None:
         ("chat_template.jinja", b"{% for a in b %}" * 30 + b"{% endfor %}" * 30),
         ("chat_template.jinja", b"{{" + b"(" * 10_000),
         ("tokenizer_config.json", b'{"a":' * 10_000),
+        ("chat_template.json", b"{"),
+        ("special_tokens_map.json", b'{"bos_token": {}}'),
     ],
     ids=["json", "utf8", "list", "nameless", "token", "template", "file", "filter", "long", "loops",
-         "parentheses", "nested"],
+         "parentheses", "nested", "older", "map"],
 )  # fmt: skip
 def test_broken_template_is_a_value_error_of_one_line(
     tmp_path: Path, file: str, content: bytes

@@ -12,11 +12,12 @@ import pytest
 
 from services.common import errors
 from services.frontend.request import output_format
+from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusals
+from services.frontend.text import grammar_checker as checker
 from services.frontend.text.grammar_check import MAX_VERDICTS, MAX_WAITING, GrammarCheck
-from services.grammar import checker
 from tests.frontend.conftest import soon
 
 TOKENIZER = Path("models/demo/tokenizer.json")
@@ -51,7 +52,7 @@ def checkers() -> list[psutil.Process]:
         process
         for process in psutil.process_iter(["cmdline", "create_time", "ppid"])
         if process.info["ppid"] == os.getpid()
-        and "services.grammar.checker" in (process.info["cmdline"] or ())
+        and "services.frontend.text.grammar_checker" in (process.info["cmdline"] or ())
     ]
     return sorted(found, key=lambda process: float(process.info["create_time"]))
 
@@ -59,7 +60,7 @@ def checkers() -> list[psutil.Process]:
 def intersection(n: int) -> str:
     """Returns the grammar of texts that match so many patterns, in the work of 2^n states."""
     schema = {"type": "string", "allOf": [{"pattern": f".*[a-z]{i}.*"} for i in range(n)]}
-    return output_format.json_schema(schema)
+    return output_format.json_schema(ClientSchema(schema, "schema"))
 
 
 def chain(n: int) -> str:

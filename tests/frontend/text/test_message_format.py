@@ -2,23 +2,26 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from services.common import errors
 from services.frontend.request import output_format
 from services.frontend.request.conversation import ChatMessage, Conversation, Tool, ToolChoice
-from services.frontend.text import message_format
-from services.frontend.text.hermes import HermesReader
-from services.frontend.text.llama3 import Llama3Reader
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.settings import ReasoningParser, ToolParser
+from services.frontend.text.formats.harmony import HarmonyReader
+from services.frontend.text.formats.hermes import HermesReader
+from services.frontend.text.formats.llama3 import Llama3Reader
+from services.frontend.text.formats.mistral import MistralReader
+from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from services.frontend.text.formats.think import ThinkReader
 from services.frontend.text.message_format import MessageFormat
 from services.frontend.text.message_reader import MessageDelta, PlainReader
-from services.frontend.text.mistral import MistralReader
-from services.frontend.text.reasoning import ThinkReader
-from services.frontend.text.tokenizer import IncrementalText, Tokenizer
-from services.grammar.grammars import Grammars
-from tests.frontend import chat_templates, checkpoints
+from services.frontend.text.tokenizer import IncrementalText
+from tests.frontend import chat_templates
+from tests.frontend.text.formats.checkpoint import Checkpoint
 
 SPECIAL = ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "<think>", "</think>"]
 HELLO = (ChatMessage("user", "hello"),)
@@ -32,37 +35,11 @@ FIND = Tool(name="find", parameters=json.dumps(SCHEMA))
 DIVE = Tool(name="dive")
 
 
-class Checkpoint:
-    """A tokenizer with some special tokens, and grammars for it."""
-
-    def __init__(self, directory: Path, *special: str) -> None:
-        tokenizer = checkpoints.byte_level()
-        tokenizer.add_special_tokens([*special])
-        tokenizer.save(str(directory / "tokenizer.json"))
-        self.eos: int = tokenizer.get_vocab()[checkpoints.EOS]
-        self.library = tokenizer
-        self.tokenizer = Tokenizer.from_directory(directory)
-        self.grammars = Grammars(
-            directory / "tokenizer.json",
-            vocab_size=tokenizer.get_vocab_size(),
-            eos_token_ids=[self.eos],
-        )
-
-    def follows(self, grammar: str, text: str) -> bool:
-        """Returns whether an answer may be this text."""
-        matcher = self.grammars.matcher(grammar)
-        for token in [*self.library.encode(text, add_special_tokens=False).ids, self.eos]:
-            if not int.from_bytes(matcher.mask(), "little") >> token & 1:
-                return False
-            matcher.take(token)
-        return True
-
-
 def conversation(*tools: Tool, **choice: Any) -> Conversation:
     return Conversation(HELLO, tools=tools, tool_choice=ToolChoice(**choice))
 
 
-# gpt-oss's way to call tools and to think, in short; neither is known.
+# gpt-oss's way to call tools and to think, in short.
 HARMONY = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>"
 
 
@@ -75,8 +52,9 @@ HARMONY = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ message
         (chat_templates.LLAMA3.replace("<|python_tag|>", ""), ("<|python_tag|>",), Llama3Reader),
         (chat_templates.MISTRAL, (), MistralReader),
         ("{{ tools }}", ("[TOOL_CALLS]",), MistralReader),
-        (chat_templates.SMOLLM2, (), HermesReader),
-        (HARMONY, ("<|channel|>", "<|message|>", "<|call|>"), HermesReader),
+        (chat_templates.SMOLLM2, (), PlainReader),
+        (HARMONY, (), HarmonyReader),
+        ("{{ tools }}", ("<|channel|>", "<|message|>", "<|call|>"), HarmonyReader),
     ],
     ids=[
         "qwen3",
@@ -87,6 +65,7 @@ HARMONY = "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>{{ message
         "mistral-token",
         "unknown",
         "gpt-oss",
+        "gpt-oss-tokens",
     ],
 )
 def test_format_is_found_in_the_checkpoint(
@@ -98,10 +77,20 @@ def test_format_is_found_in_the_checkpoint(
     assert type(answers.reader("request", 0)) is reader
 
 
-def test_a_format_that_is_not_known_is_plain_content(tmp_path: Path) -> None:
-    tokenizer = Checkpoint(tmp_path, "<|channel|>", "<|message|>", "<|call|>").tokenizer
-    reader = MessageFormat(tokenizer, HARMONY).of(conversation(FIND), ()).reader("request", 0)
-    text = 'analysisHm.assistantcommentary to=functions.find json{"place": "here"}'
+UNKNOWN_TEMPLATE = "{{ tools }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
+
+
+def test_a_format_that_is_not_known_is_plain_content(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    found = MessageFormat(Checkpoint(tmp_path).tokenizer, UNKNOWN_TEMPLATE)
+    (record,) = caplog.records
+    assert "no known format of tool calls" in record.message
+    reader = found.of(conversation(FIND), ()).reader("request", 0)
+    with pytest.raises(errors.InvalidRequest, match="no format of tool calls is known"):
+        found.of(conversation(FIND, mode="required"), ())
+    text = '<call>find{"place": "here"}</call> <think>'
     deltas = [reader.feed(text[i : i + 7]) for i in range(0, len(text), 7)]
     delta = sum([*deltas, reader.flush()], MessageDelta())
     assert (delta.content, delta.reasoning, delta.tool_calls) == (text, "", ())
@@ -268,17 +257,22 @@ def test_calls_that_are_required_come_after_the_reasoning(
 
 
 OTHER_TEXT = '{"n": 7}'
+OPEN = {"type": "object", "additionalProperties": True}
+
+
+def of_schema(schema: dict[str, Any]) -> str:
+    return output_format.json_schema(ClientSchema(schema, "asked"))
 
 
 @pytest.mark.parametrize("special", [(), SPECIAL[:1] + SPECIAL[2:]], ids=["text", "special"])
 @pytest.mark.parametrize(
     "asked",
     [
-        output_format.json_schema(SCHEMA),
+        of_schema(SCHEMA),
         output_format.regex(r'\{"n": \d\}'),
         output_format.choice([OTHER_TEXT]),
         output_format.json_object(),
-        output_format.json_schema({"type": "object", "properties": {"name": {"const": "x"}}}),
+        of_schema({"properties": {"name": {"const": "x"}}, **OPEN}),
     ],
     ids=["schema", "regex", "choice", "object", "names"],
 )
@@ -334,7 +328,7 @@ def test_format_is_the_clients_own_grammar_where_nothing_comes_before_it(tmp_pat
     "schema", ['{"type": "string"}', "[]", '{"type": ["object", "null"]}', "{"], ids=str
 )
 def test_arguments_are_objects(tmp_path: Path, schema: str) -> None:
-    found = MessageFormat(Checkpoint(tmp_path).tokenizer, "")
+    found = MessageFormat(Checkpoint(tmp_path).tokenizer, "", tool_parser="hermes")
     with pytest.raises(errors.InvalidRequest) as caught:
         found.of(
             conversation(DIVE, Tool(name="a", parameters=schema), mode="required"),
@@ -357,5 +351,6 @@ def test_special_tokens_that_mark_calls_have_text_where_they_are_wanted(tmp_path
     assert "".join(map(read.feed, cut)) == "\ufffd[ARGS]"
 
 
-def test_settings_have_all_families() -> None:
-    assert set(message_format.FAMILIES) == {"hermes", "llama3", "mistral"}
+def test_settings_have_the_names_of_all_formats() -> None:
+    for names, formats in ((ToolParser, TOOL_FORMATS), (ReasoningParser, REASONING_FORMATS)):
+        assert get_args(names) == ("auto", "none", *formats)

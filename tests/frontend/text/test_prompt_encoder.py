@@ -7,7 +7,7 @@ import pytest
 
 from services.common import errors
 from services.frontend.request.conversation import ChatMessage, Conversation
-from services.frontend.request.generation_request import Prompt
+from services.frontend.request.generation_request import Prompt, n_characters
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
@@ -15,7 +15,7 @@ from services.frontend.request.refusals import Refusal, Refusals
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.prompt_encoder import INLINE_TURNS, PromptEncoder, TextLimits
 from services.frontend.text.text_threads import TextThreads
-from services.frontend.text.tokenizer import Tokenizer
+from services.frontend.text.tokenizer import PIECE_CHARACTERS, Tokenizer
 from tests.frontend import checkpoints
 from tests.frontend.conftest import soon
 
@@ -139,3 +139,28 @@ async def test_long_conversation_is_not_written_down_in_the_event_loop() -> None
     with encoder.budget.share(2**20), pytest.raises(errors.PoolFull):
         await encoder.encode(conversation("", n_turns=INLINE_TURNS + 1), LONG)
     assert await encoder.encode(conversation("", n_turns=INLINE_TURNS + 1), LONG)
+
+
+async def test_far_too_long_text_is_not_made_into_tokens_as_a_whole() -> None:
+    encoder = Encoder(max_characters=2**21)
+    text = "🐋" * PIECE_CHARACTERS + "x" * 10
+    with pytest.raises(errors.ContextOverflow) as caught:
+        await encoder.encode(text, LONG)
+    assert caught.value.n_prompt > LONG.pipeline.max_model_len
+    assert encoder.tokenizer.texts == []
+    assert encoder.refusals[Refusal.PROMPT_TOO_LONG] == 1
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    ["", "x" * 20_000, "hello " * 60_000, (5,) * 1000, conversation("x" * 1000)],
+    ids=["empty", "long", "pieces", "tokens", "conversation"],
+)
+async def test_any_prompt_is_counted(prompt: Prompt) -> None:
+    encoder = Encoder(max_characters=2**21)
+    with encoder.budget.share() as share:
+        counted = await soon(encoder.encoder.count(prompt, LIMITS, share))
+    unlimited = ModelLimits(ServedPipeline(model="m", vocab_size=512, max_model_len=10**7))
+    expected = len(await encoder.encode(prompt, unlimited))
+    assert 0 <= expected - counted <= 1  # special tokens of a text in pieces are not counted
+    assert counted == expected or n_characters(prompt) > PIECE_CHARACTERS

@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.text.tokenizer import MAX_WINDOW_TOKENS, IncrementalText, Tokenizer
+from services.frontend.text.tokenizer import (
+    CUT_TOKENS,
+    MAX_WINDOW_TOKENS,
+    PIECE_CHARACTERS,
+    IncrementalText,
+    Tokenizer,
+    pieces_of,
+)
 from tests.checkpoints import write_checkpoint
 from tests.frontend import checkpoints
 from tests.ggufs import vocabulary, write_gguf
@@ -188,3 +195,31 @@ def test_special_tokens_go_around_a_text_only_if_wanted() -> None:
     bos = BYTE_LEVEL.to_tokens("")[0]
     assert BYTE_LEVEL.to_tokens("a")[0] == bos
     assert bos not in BYTE_LEVEL.to_tokens("a", add_special_tokens=False)
+
+
+@all_tokenizers
+@given(text=odd_text | st.text("hello world\n", min_size=20), size=st.integers(1, 40))
+def test_tokens_of_pieces_are_about_those_of_the_whole(
+    tokenizer: Tokenizer, text: str, size: int
+) -> None:
+    parts = [*pieces_of(text, size)]
+    assert "".join(parts) == text
+    assert all(len(part) <= size for part in parts)
+    n_tokens = sum(tokenizer.count_tokens(part, add_special_tokens=False) for part in parts)
+    n_whole = tokenizer.count_tokens(text, add_special_tokens=False)
+    assert abs(n_tokens - n_whole) <= CUT_TOKENS * len(parts)
+    assert n_whole == len(tokenizer.to_tokens(text, add_special_tokens=False))
+
+
+def test_words_are_not_cut() -> None:
+    text = "hello world, " * 4
+    assert [*pieces_of(text, 20)] == [
+        "hello world, hello", " world, hello world,", " hello world, ",
+    ]  # fmt: skip
+
+
+def test_counting_in_pieces_ends_where_it_is_told_to() -> None:
+    text = "hello world, " * (3 * PIECE_CHARACTERS // 13)
+    whole = BYTE_LEVEL.count_in_pieces(text)
+    assert whole == BYTE_LEVEL.count_tokens(text, add_special_tokens=False)
+    assert 10 < BYTE_LEVEL.count_in_pieces(text, up_to=10) <= whole // 2

@@ -2,61 +2,28 @@
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.frontend.text.hermes import HermesReader
-from services.frontend.text.llama3 import Llama3Reader
-from services.frontend.text.message_reader import MessageDelta, MessageReader, PlainReader
-from services.frontend.text.mistral import MistralReader
-from services.frontend.text.reasoning import ThinkReader
-from services.frontend.text.tool_calls import CallRules
+from services.frontend.text.formats.call_reader import CallRules
+from services.frontend.text.formats.hermes import HermesReader
+from services.frontend.text.formats.llama3 import Llama3Reader
+from services.frontend.text.formats.mistral import MistralReader
+from services.frontend.text.formats.think import ThinkReader
+from services.frontend.text.message_reader import PlainReader
+from tests.frontend.text.formats.said import Readers, Said, read
 
 NAMES = frozenset({"find", "dive"})
-RULES = CallRules(new_id="id-{}".format, names=NAMES)
-
-Readers = Callable[[], MessageReader]
+TOOLS = dict.fromkeys(NAMES, "")
+RULES = CallRules(new_id="id-{}".format, tools=TOOLS)
 
 HERMES: Readers = lambda: HermesReader(RULES)  # noqa: E731
 LLAMA3: Readers = lambda: Llama3Reader(RULES)  # noqa: E731
 MISTRAL: Readers = lambda: MistralReader(RULES)  # noqa: E731
 THINK: Readers = lambda: ThinkReader(HermesReader(RULES), has_begun=False)  # noqa: E731
 THINKING: Readers = lambda: ThinkReader(PlainReader(), has_begun=True)  # noqa: E731
-
-
-@dataclass
-class Said:
-    """A message, as far as deltas have said it."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[list[str]] = field(default_factory=list)
-
-    def add(self, delta: MessageDelta) -> None:
-        """Adds a delta as a client does."""
-        self.reasoning += delta.reasoning
-        self.content += delta.content
-        for call in delta.tool_calls:
-            if call.id:
-                assert call.index == len(self.calls)
-                assert call.id == f"id-{call.index}"
-                self.calls.append([call.name, ""])
-            else:
-                assert call.name == ""
-            self.calls[call.index][1] += call.arguments
-
-
-def read(readers: Readers, *pieces: str) -> Said:
-    reader, said = readers(), Said()
-    for piece in pieces:
-        said.add(reader.feed(piece))
-    said.add(reader.flush())
-    assert reader.n_tool_calls == len(said.calls)
-    return said
 
 
 FIND = '{"what": "whales", "n": 3}'
@@ -98,7 +65,7 @@ CASES: dict[str, tuple[Readers, str, Said]] = {
     "hermes-cut-off": (
         HERMES,
         '<tool_call>\n{"name": "find", "arguments": {"what": "wh',
-        Said(calls=[["find", '{"what": "wh']]),
+        Said(calls=[["find", '{"what": "wh']], is_cut=True),
     ),
     "hermes-not-closed": (HERMES, f"<tool_call>\n{ONE}", Said(calls=[["find", FIND]])),
     "hermes-cut-off-early": (
@@ -116,6 +83,57 @@ CASES: dict[str, tuple[Readers, str, Said]] = {
         '<tool_call>{"name": "find", "arguments": {"a": "}\\"</tool_call>", "b": [{}]}}'
         "</tool_call>",
         Said(calls=[["find", '{"a": "}\\"</tool_call>", "b": [{}]}']]),
+    ),
+    "hermes-extra-brace": (
+        HERMES,
+        f"<tool_call>\n{ONE}}}\n</tool_call>",
+        Said(calls=[["find", FIND]]),
+    ),
+    "hermes-extra-bracket": (
+        HERMES,
+        f"<tool_call>{ONE}]\n</tool_call>",
+        Said(calls=[["find", FIND]]),
+    ),
+    "hermes-list-extra-brace": (
+        HERMES,
+        f"<tool_call>[{ONE}}}, {ONE}]}}</tool_call> done",
+        Said(content=" done", calls=[["find", FIND], ["find", FIND]]),
+    ),
+    "hermes-closed-twice": (
+        HERMES,
+        f"<tool_call>{ONE}</tool_call></tool_call>\n</tool_call>",
+        Said(calls=[["find", FIND]]),
+    ),
+    "hermes-words-in-the-tag": (
+        HERMES,
+        f"<tool_call>{ONE} so far.</tool_call>",
+        Said(content="so far.", calls=[["find", FIND]]),
+    ),
+    "hermes-single-quotes": (
+        HERMES,
+        """<tool_call>{'name': 'find', 'arguments': {'a': 'it's "{ one', }}</tool_call>""",
+        Said(calls=[["find", """{'a': 'it's "{ one', }"""]]),
+    ),
+    "hermes-comments": (
+        HERMES,
+        """<tool_call>{"name": "find", "arguments": {"a": 1, // it's "{\n /* "} */ # {\n}}""",
+        Said(calls=[["find", """{"a": 1, // it's "{\n /* "} */ # {\n}"""]]),
+    ),
+    "hermes-newlines": (
+        HERMES,
+        '<tool_call>{"name": "find", "arguments": {"a": "one\ntwo\\d", "b": None}}</tool_call>',
+        Said(calls=[["find", '{"a": "one\ntwo\\d", "b": None}']]),
+    ),
+    "llama-extra-brace": (LLAMA3, f"{LLAMA}}} ", Said(calls=[["find", FIND]])),
+    "mistral-extra-brace": (
+        MISTRAL,
+        f"[TOOL_CALLS]find[ARGS]{FIND}}}[TOOL_CALLS][{ONE}}}]",
+        Said(calls=[["find", FIND], ["find", FIND]]),
+    ),
+    "mistral-cut": (
+        MISTRAL,
+        '[TOOL_CALLS]find[ARGS]{"a',
+        Said(calls=[["find", '{"a']], is_cut=True),
     ),
     "hermes-tag-in-text": (HERMES, "a < b <tool", Said(content="a < b <tool")),
     "llama": (LLAMA3, LLAMA, Said(calls=[["find", FIND]])),
@@ -266,7 +284,7 @@ CALLS = {
 def test_call_that_is_cut_is_no_content_where_it_can_only_be_one(
     kind: type[HermesReader], text: str, must_call: bool
 ) -> None:
-    rules = CallRules(new_id="id-{}".format, names=NAMES, must_call=must_call)
+    rules = CallRules(new_id="id-{}".format, tools=TOOLS, must_call=must_call)
     for end in range(1, len(text)):
         said = read(lambda: kind(rules), text[:end])
         is_first = not said.calls and not must_call
@@ -277,7 +295,7 @@ def test_call_that_is_cut_is_no_content_where_it_can_only_be_one(
 def test_tag_of_reasoning_that_is_cut_is_no_content_where_calls_must_follow(
     must_call: bool,
 ) -> None:
-    rules = CallRules(new_id="id-{}".format, names=NAMES, must_call=must_call)
+    rules = CallRules(new_id="id-{}".format, tools=TOOLS, must_call=must_call)
     for text in ("<thi", "\n<", " <think"):
         said = read(
             lambda: ThinkReader(HermesReader(rules), has_begun=False, must_call=must_call), *text
@@ -301,7 +319,7 @@ def test_tag_of_reasoning_that_is_cut_is_no_content_where_calls_must_follow(
     ids=["hermes", "llama3", "mistral"],
 )
 def test_content_of_a_format_has_no_calls_in_it(kind: type[HermesReader], call: str) -> None:
-    rules = CallRules(new_id="id-{}".format, names=NAMES, is_exclusive=True)
+    rules = CallRules(new_id="id-{}".format, tools=TOOLS, is_exclusive=True)
     text = json.dumps({"a": call})
     for said in (read(lambda: kind(rules), text), read(lambda: kind(rules), *text)):
         assert said == Said(content=text)

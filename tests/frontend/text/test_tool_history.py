@@ -88,18 +88,25 @@ def test_template_sees_no_tools_if_none_may_be_called() -> None:
 
 def test_template_for_tools_is_taken_where_there_are_tools() -> None:
     template = ChatTemplate("plain", tool_source="{{ tools[0].function.name }}")
-    plain, with_tools = Conversation(HISTORY), Conversation(HISTORY, tools=(FIND,))
+    plain, with_tools = Conversation(HISTORY[:1]), Conversation(HISTORY[:1], tools=(FIND,))
     assert template.render(plain, limit_s=1.0, max_characters=99) == "plain"
     assert template.render(with_tools, limit_s=1.0, max_characters=99) == "find"
 
 
+FIRST = "{{ messages[0].role }} {{ messages[0].content }}"
+
+
 @pytest.mark.parametrize(
     ("source", "role"),
-    [("{{ messages[0].role }}", "system"), ("{{ messages[0].role }}{# developer #}", "developer")],
-    ids=["unknown", "known"],
+    [
+        (FIRST, "system"),
+        (FIRST + "{# developer #}", "developer"),
+        ("{% if messages[0].role != 'developer' %}" + FIRST + "{% endif %}", "system"),
+    ],
+    ids=["unknown", "known", "left-out"],
 )
 def test_developer_is_the_system_where_templates_do_not_know_it(source: str, role: str) -> None:
-    assert render(source, ChatMessage("developer", "x")) == role
+    assert render(source, ChatMessage("developer", "x")) == f"{role} x"
 
 
 def test_client_sets_variables_of_the_template() -> None:
@@ -128,7 +135,7 @@ def test_answer_may_continue_the_last_turn() -> None:
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"tools": (FIND,) * 129}, "tools"),
+        ({"tools": (FIND,) * 513}, "tools"),
         ({"tools": (Tool(name=""),)}, "tools.0.function.name"),
         ({"tools": (FIND, Tool(name="x" * 257))}, "tools.1.function.name"),
         ({"tool_choice": ToolChoice(mode="required")}, "tool_choice"),

@@ -426,7 +426,7 @@ def test_the_plan_of_a_model_has_a_part_for_every_multiprocessor() -> None:
 def test_tiles_that_were_measured_on_a_device_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORCINUS_TUNING_DIR", str(tmp_path / "new"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "new"))
     measured = Tiles(rows=16, keys=512, n_warps=1, n_stages=9)
     path = save("Some GPU/1", {entry(Kind.DECODES, 96, torch.float16): measured})
     assert tiles_for(Kind.DECODES, 96, torch.float16, Device("Some GPU/1", 90, 1)) == measured

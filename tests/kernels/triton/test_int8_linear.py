@@ -285,7 +285,7 @@ class TestCut:
     def test_tiles_that_were_measured_are_used(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setenv("ORCINUS_TUNING_DIR", str(tmp_path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         tiles = ProductTiles(16, 128, 256, n_programs=0, n_warps=8, n_stages=2)
         device = Device("Some GPU for int8", 90, 132)
         save(device.name, {entry(self.LLAMA, 9): tiles})

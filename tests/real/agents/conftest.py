@@ -21,24 +21,6 @@ NODE = HERE / "agents" / "node_modules"
 SDKS = CLIENTS.parents[1] / "sdks" / "bin"
 AIDER = CLIENTS.parents[1] / "aider" / "bin"
 
-PENDING = {
-    "test_codex_edits_a_file_by_a_tool_of_free_text": "no custom tools in Responses",
-    "test_claude_code_compacts_a_prompt": "the error has no words that Claude Code knows",
-    "test_opencode_edits_a_file_and_runs_it": "max_tokens is no upper bound in chats",
-    "test_openai_agents_go_on_after_a_call[an_object": "tool_choice beside a response format",
-    "test_instructor_gets_an_object_from_openais_api[RESPONSES": "tool_choice beside text.format",
-}
-"""Beginnings of the names of tests that fail yet, and what each lacks. A test that passes must
-leave the list."""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Expects the tests that are pending to fail."""
-    for item in items:
-        for name, reason in PENDING.items():
-            if item.name.startswith(name):
-                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
-
 
 @pytest.fixture(scope="package")
 def parrot(

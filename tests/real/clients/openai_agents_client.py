@@ -30,7 +30,7 @@ class Nest(BaseModel):
     n_eggs: int
 
 
-@function_tool
+@function_tool  # type: ignore[untyped-decorator]
 def count_eggs(bird: str) -> str:
     """Counts the eggs of a bird."""
     return f"{len(bird)} eggs"

@@ -67,6 +67,14 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
     return float(((counts - expected) ** 2 / expected).sum())
 
 
+@pytest.mark.parametrize("top_p", [0.0, 5e-324, 1e-45, 1e-30, 1e-9])
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 2.0])
+def test_a_top_p_of_nothing_takes_the_argmax(top_p: float, temperature: float) -> None:
+    logits = random_logits(64, 300)
+    batch = batch_of(64, top_p=top_p, temperature=temperature, seed=list(range(64)))
+    assert sample(logits, batch).tolist() == logits.argmax(-1).tolist()
+
+
 class TestUniforms:
     def test_are_splitmix64(self) -> None:
         # The published first outputs of SplitMix64 with seed 0, which the extra mix leaves 0.

@@ -1,10 +1,11 @@
 """The types of the answers in Anthropic's protocol."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.orcinus_note import OrcinusNote
 
 
 @answer_object
@@ -81,3 +82,6 @@ class AnthropicMessage(TypedDict):
     """The stop text that ended the answer, or null."""
     usage: AnthropicUsage
     """Numbers of tokens of the prompt and of the answer."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    stream the event `message_delta` has the verdict."""

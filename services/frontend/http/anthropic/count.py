@@ -17,9 +17,7 @@ class TokenCount(TypedDict):
 
 
 async def count_tokens(api: Api, body: CountBody, account: Account) -> TokenCount:
-    """Returns the number of tokens of a conversation."""
+    """Returns the number of tokens of a conversation, which may be too long for the model."""
     with body.in_own_words():
-        token_ids = await api.service.tokenize(
-            body.to_conversation(), account, model=body.model or ""
-        )
-    return {"input_tokens": len(token_ids)}
+        n_tokens = await api.service.count(body.to_conversation(), account, model=body.model or "")
+    return {"input_tokens": n_tokens}

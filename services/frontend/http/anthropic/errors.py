@@ -18,6 +18,9 @@ from services.frontend.http.transport.event_stream import Event, framed
 ID_HEADER = "request-id"
 """Header in which Anthropic's clients look for the id of a request."""
 
+VERSION_HEADER = "anthropic-version"
+"""Header with the version of the API that each of Anthropic's clients sends."""
+
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -56,7 +59,22 @@ def error_body(failed: Failure) -> AnthropicError:
     """Returns the body that describes a failure."""
     most = "api_error" if failed.is_by_server else "invalid_request_error"
     kind = _TYPES.get(failed.status, most)
-    return {"type": "error", "error": {"type": kind, "message": failed.message}}
+    message = failed.message if failed.overflow is None else _overflow_message(failed.overflow)
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _overflow_message(overflow: errors.ContextOverflow) -> str:
+    """Returns the message by which Anthropic's clients recognise that a conversation is too
+    long."""
+    n_prompt, n_answer, context = overflow.n_prompt, overflow.n_answer, overflow.context
+    if n_answer:
+        return (
+            f"input length and `max_tokens` exceed context limit: {n_prompt} + {n_answer} > "
+            f"{context}, decrease input length or `max_tokens` and try again"
+        )
+    if n_prompt:
+        return f"prompt is too long: {n_prompt} tokens > {context - 1} maximum"
+    return f"prompt is too long: {overflow.message}"
 
 
 def error_event(error: errors.OrcinusError) -> Event:
@@ -64,4 +82,10 @@ def error_event(error: errors.OrcinusError) -> Event:
     return framed(to_json(error_body(failure(error))), name=b"error")
 
 
-DIALECT = Dialect(body=error_body, schema=AnthropicError, prefix="Anthropic", id_header=ID_HEADER)
+DIALECT = Dialect(
+    body=error_body,
+    schema=AnthropicError,
+    prefix="Anthropic",
+    version_header=VERSION_HEADER,
+    id_header=ID_HEADER,
+)

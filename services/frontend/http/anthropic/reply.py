@@ -4,12 +4,12 @@ A block of reasoning has a signature. Clients send the signature back with the b
 does not check it.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import pydantic_core
+from enum import Enum, auto
 
 from services.common import errors
+from services.frontend.generation.generation import Generation
 from services.frontend.http.anthropic.answer import (
     AnthropicMessage,
     AnthropicText,
@@ -24,6 +24,7 @@ from services.frontend.http.protocol.message_reply import MessageReply
 from services.frontend.http.protocol.reply import named_event
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.text import near_json
 
 _DELTAS = {
     ItemKind.REASONING: ("thinking_delta", "thinking"),
@@ -34,17 +35,33 @@ _DELTAS = {
 characters."""
 
 
+class ThinkingDisplay(Enum):
+    """How an answer shows the reasoning of the model."""
+
+    SHOWN = auto()
+    """As blocks with the text of the reasoning."""
+    OMITTED = auto()
+    """As blocks without text."""
+    HIDDEN = auto()
+    """Not at all."""
+
+
 Block = AnthropicText | AnthropicThinking | AnthropicToolUse
 
 
 class MessagesReply(MessageReply):
     """Writes an answer as a message of Anthropic's protocol."""
 
-    __slots__ = ()
+    __slots__ = ("_thinking",)
+
+    def __init__(self, generation: Generation, *, thinking: ThinkingDisplay) -> None:
+        super().__init__(generation, shows_reasoning=thinking is not ThinkingDisplay.HIDDEN)
+        self._thinking = thinking
 
     def _message(self, items: Sequence[tuple[Item, str]]) -> AnthropicMessage:
-        blocks = [self._block(item, text) for item, text in items]
-        return self._message_of(blocks, *self._stop())
+        blocks = [self._whole_block(item, text, len(items)) for item, text in items]
+        has_calls = any(block["type"] == "tool_use" for block in blocks)
+        return self._message_of(blocks, *self._stop(has_calls=has_calls))
 
     def begin(self) -> Iterator[Event]:
         yield named_event("message_start", {"message": self._message_of([], None, None)})
@@ -59,6 +76,8 @@ class MessagesReply(MessageReply):
             case Began():
                 block = {**self._block(item, ""), **_UNSIGNED.get(item.kind, {})}
                 yield _event("content_block_start", item, {"content_block": block})
+            case Grew() if self._omits(item):
+                return
             case Grew(text=text):
                 kind, field = _DELTAS[item.kind]
                 yield _event("content_block_delta", item, {"delta": {"type": kind, field: text}})
@@ -69,19 +88,25 @@ class MessagesReply(MessageReply):
                 yield _event("content_block_stop", item, {})
 
     def end(self) -> Iterator[Event]:
-        stop_reason, stop = self._stop()
+        stop_reason, stop = self._stop(has_calls=self._items.has_calls)
         delta = {"stop_reason": stop_reason, "stop_sequence": stop}
-        yield named_event("message_delta", {"delta": delta, "usage": self._usage()})
+        yield named_event("message_delta", {"delta": delta, "usage": self._usage(), **self._note})
         yield named_event("message_stop", {})
 
     @property
     def _signature(self) -> str:
         return self._generation.request_id
 
+    def _omits(self, item: Item) -> bool:
+        """Returns whether the text of an item is left out."""
+        is_reasoning = item.kind is ItemKind.REASONING
+        return is_reasoning and self._thinking is ThinkingDisplay.OMITTED
+
     def _block(self, item: Item, text: str) -> Block:
         match item.kind:
             case ItemKind.REASONING:
-                return {"type": "thinking", "thinking": text, "signature": self._signature}
+                shown = "" if self._omits(item) else text
+                return {"type": "thinking", "thinking": shown, "signature": self._signature}
             case ItemKind.TEXT:
                 return {"type": "text", "text": text}
             case ItemKind.CALL:
@@ -89,8 +114,22 @@ class MessagesReply(MessageReply):
                     "type": "tool_use",
                     "id": item.call_id,
                     "name": item.name,
-                    "input": _arguments(text),
+                    "input": {},
                 }
+
+    def _whole_block(self, item: Item, text: str, n_items: int) -> Block:
+        """Returns the block of an item with its whole text. A call whose arguments cannot be read
+        as an object is a block of text."""
+        block = self._block(item, text)
+        if block["type"] != "tool_use":
+            return block
+        may_be_cut = self._items.ends_in_call or self._reason is FinishReason.LENGTH
+        is_cut = may_be_cut and item.index == n_items - 1
+        arguments = near_json.object_of(text, is_cut=is_cut)
+        if arguments is None:
+            name = json.dumps(item.name, ensure_ascii=False)
+            return {"type": "text", "text": f'{{"name": {name}, "arguments": {text}}}'}
+        return {**block, "input": arguments}
 
     def _message_of(
         self, blocks: list[Block], stop_reason: StopReason | None, stop: str | None
@@ -104,14 +143,15 @@ class MessagesReply(MessageReply):
             "stop_reason": stop_reason,
             "stop_sequence": stop,
             "usage": self._usage(),
+            **self._note,
         }
 
-    def _stop(self) -> tuple[StopReason, str | None]:
+    def _stop(self, *, has_calls: bool) -> tuple[StopReason, str | None]:
         """Returns the reason why the answer ended, and the stop sequence that ended the answer, or
-        None."""
+        None. A call that a stop sequence has cut is no reason."""
         if self._reason is FinishReason.LENGTH:
             return "max_tokens", None
-        if self._items.has_calls:
+        if has_calls and not self._items.ends_in_call:
             return "tool_use", None
         stop = self._generation.stop_met(0) or None
         return "end_turn" if stop is None else "stop_sequence", stop
@@ -134,13 +174,3 @@ block."""
 
 def _event(name: str, item: Item, fields: Mapping[str, object]) -> Event:
     return named_event(name, {"index": item.index, **fields})
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call. If the answer ended within the call, returns the part that
-    the model wrote."""
-    try:
-        value = pydantic_core.from_json(text or "{}", allow_partial=True)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}

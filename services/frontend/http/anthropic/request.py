@@ -1,117 +1,47 @@
 """The bodies of Anthropic's POST /v1/messages and POST /v1/messages/count_tokens, and the requests
-made from the bodies.
+made from the bodies."""
 
-Tools that Anthropic's own servers run are left out.
-"""
-
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import FailFast, Field, Tag, WithJsonSchema
-from typing_extensions import TypeAliasType
+from pydantic import Field
 
 from services.common import errors
 from services.common.sampling import SamplingParams
 from services.frontend.generation.generation import Generation
+from services.frontend.http.anthropic.blocks import Text
 from services.frontend.http.anthropic.errors import error_event
-from services.frontend.http.anthropic.reply import MessagesReply
-from services.frontend.http.anthropic.turns import Text, Turns, messages_of
-from services.frontend.http.bodies.object_kinds import ExactModel, UnknownKind, by_type
+from services.frontend.http.anthropic.reply import MessagesReply, ThinkingDisplay
+from services.frontend.http.anthropic.tools import Choice, MessagesTools, tool_choice_of
+from services.frontend.http.anthropic.turn_messages import messages_of, tools_after
+from services.frontend.http.anthropic.turns import Turns
+from services.frontend.http.anthropic.unused_fields import UnusedFields
+from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.bodies.ranges import N_TOKENS
 from services.frontend.http.bodies.stop_texts import StopTexts
 from services.frontend.http.protocol.conversation_body import ConversationBody, GeneratingBody
-from services.frontend.http.protocol.conversation_tools import (
-    ClientTool,
-    ToolName,
-    json_text,
-    shown_tools,
-    tool_of,
-)
+from services.frontend.http.protocol.conversation_tools import ClientTool, shown_tools
 from services.frontend.http.protocol.reasoning_effort import template_kwargs
 from services.frontend.http.protocol.text_parts import joined
 from services.frontend.http.transport.event_stream import Event
-from services.frontend.request import output_format
-from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Tool, ToolChoice
+from services.frontend.request.conversation import ChatMessage, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
-
-
-class CustomTool(ClientTool):
-    """A tool that the client runs."""
-
-    type: Literal["custom"] | None = None
-    """Kind of the tool; may be left out."""
-    name: ToolName
-    """Name of the tool."""
-    description: str | None = None
-    """Description of the tool, which the model reads."""
-    input_schema: dict[str, Any]
-    """JSON schema of the arguments."""
-    strict: bool | None = None
-    """Whether arguments must keep the schema even if the model is free to call the tool or not."""
-
-    def to_tool(self) -> Tool:
-        return tool_of(self, parameters=json_text(self.input_schema))
-
-
-class ServerTool(ExactModel):
-    """A tool that Anthropic's own servers run. The tool does not run here, so the model does not
-    see the tool."""
-
-    type: Annotated[str, WithJsonSchema({"type": "string", "not": {"const": "custom"}})]
-    """Kind of the tool, anything but `custom`. The tool does not run here, so the model does not
-    see the tool."""
-
-
-MessagesTool = Annotated[
-    Annotated[CustomTool, Tag("custom")] | Annotated[ServerTool, Tag("other")],
-    by_type({"custom": "custom"}, default="custom", others="other"),
-]
-MessagesTools = TypeAliasType(
-    "MessagesTools", Annotated[list[MessagesTool], FailFast(), Field(max_length=MAX_TURNS)]
-)
-
-
-class AnyChoice(ExactModel):
-    """Whether the model may, must or must not call tools."""
-
-    type: Literal["auto", "any", "none"]
-    """`auto`: the model decides whether to call tools; `any`: the model must call a tool; `none`:
-    the model must not call tools."""
-    disable_parallel_tool_use: bool | None = None
-    """Whether an answer may have only one call."""
-
-
-class ToolUseChoice(ExactModel):
-    """The tool that must be called."""
-
-    type: Literal["tool"]
-    """`tool`: the tool `name` must be called."""
-    name: ToolName
-    """Name of the tool."""
-    disable_parallel_tool_use: bool | None = None
-    """Does nothing: an answer with a named tool has only one call."""
-
-
-Choice = Annotated[
-    Annotated[AnyChoice, Tag("any")]
-    | Annotated[ToolUseChoice, Tag("tool")]
-    | Annotated[UnknownKind, Tag("unknown")],
-    by_type({"auto": "any", "any": "any", "none": "any", "tool": "tool"}),
-]
-
-_MODES: dict[str, Literal["auto", "required", "none"]] = {
-    "auto": "auto",
-    "any": "required",
-    "none": "none",
-}
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import NO_FORMAT, OutputFormat
 
 
 class ThinkingOptions(ExactModel):
-    """Whether the model is to reason before the answer. A budget of tokens is ignored."""
+    """Whether the model is to reason before the answer."""
 
-    type: Literal["enabled", "adaptive", "disabled"]
-    """Sets the chat template's variable `enable_thinking`: false for `disabled`, else true. A
-    budget of tokens does nothing."""
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+    """Sets the chat template's variable `enable_thinking`: false for `disabled`, else true. The
+    answer has the reasoning unless the type is `disabled`."""
+    budget_tokens: int | None = None
+    """Does nothing."""
+    display: str | None = None
+    """With `omitted` the answer has blocks of reasoning without their text."""
+    block_binding: Any = None
+    """Does nothing."""
 
 
 class JsonSchemaOutput(ExactModel):
@@ -126,10 +56,12 @@ class JsonSchemaOutput(ExactModel):
 class OutputConfig(ExactModel):
     """The effort and the format of the answer."""
 
-    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    """Value of the chat template's variable `reasoning_effort`."""
+    effort: str | None = None
+    """Value of the chat template's variable `reasoning_effort`, such as `low` or `high`."""
     format: JsonSchemaOutput | None = None
     """Format of the text; without a format any text is allowed."""
+    task_budget: Any = None
+    """Does nothing."""
 
 
 class MessagesMetadata(ExactModel):
@@ -139,17 +71,22 @@ class MessagesMetadata(ExactModel):
     """Does nothing."""
 
 
-class CountBody(ConversationBody):
+class CountBody(UnusedFields, ConversationBody):
     """The body of POST /v1/messages/count_tokens."""
 
-    spelling: ClassVar = {"stop": "stop_sequences", "parameters": "input_schema"}
+    spelling: ClassVar = {
+        "stop": "stop_sequences",
+        "parameters": "input_schema",
+        "continue_final_message": "messages",
+    }
 
     messages: Turns
-    """The conversation, oldest turn first. The last turn must not be a turn of the assistant."""
+    """The conversation, oldest turn first. If the last turn is the assistant's, the answer
+    continues its text."""
     system: Text | None = None
     """Text of the system at the beginning of the conversation."""
     tools: MessagesTools | None = None
-    """Tools that the model may call, 128 tools of the client at most. The model does not see tools
+    """Tools that the model may call, 512 tools of the client at most. The model does not see tools
     that Anthropic's servers run."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools. By default the model
@@ -158,19 +95,16 @@ class CountBody(ConversationBody):
     """Whether the model reasons before the answer."""
     output_config: OutputConfig | None = None
     """Effort and format of the answer."""
+    older_format: Annotated[JsonSchemaOutput | None, Field(alias="output_format")] = None
+    """Older name of `output_config.format`."""
 
     @property
-    def _shown_tools(self) -> dict[int, ClientTool]:
-        return shown_tools(self.tools)
+    def _shown_tools(self) -> dict[str, ClientTool]:
+        return tools_after(self.messages, shown_tools(self.tools))
 
     @property
     def _choice(self) -> ToolChoice:
-        match self.tool_choice:
-            case AnyChoice(type=kind, disable_parallel_tool_use=is_single):
-                return ToolChoice(mode=_MODES[kind], allows_parallel=not is_single)
-            case ToolUseChoice(name=name, disable_parallel_tool_use=is_single):
-                return ToolChoice(mode="named", name=name, allows_parallel=not is_single)
-        return ToolChoice()
+        return tool_choice_of(self.tool_choice)
 
     @property
     def _template_kwargs(self) -> dict[str, Any]:
@@ -183,6 +117,9 @@ class CountBody(ConversationBody):
         if self.system is not None:
             yield ChatMessage("system", joined(self.system))
         yield from messages_of(self.messages)
+
+    def _continues_last(self, messages: Sequence[ChatMessage]) -> bool:
+        return bool(messages) and messages[-1].role == "assistant"
 
 
 class MessagesBody(CountBody, GeneratingBody):
@@ -199,21 +136,33 @@ class MessagesBody(CountBody, GeneratingBody):
     def options(self, sampling: SamplingParams) -> GenerationOptions:
         return GenerationOptions(
             max_tokens=self.max_tokens,
-            lowers_max_tokens=True,
             sampling=sampling,
-            format_field="output_config.format",
             stop=tuple(self.stop_sequences or ()),
         )
 
     @property
-    def grammar(self) -> str:
-        if self.output_config is None or self.output_config.format is None:
-            return ""
-        schema = self.output_config.format.schema_
-        return output_format.json_schema(schema, field="output_config.format")
+    def output_format(self) -> OutputFormat:
+        field, form = self._format
+        if form is None:
+            return NO_FORMAT
+        return OutputFormat.of_schema(field, ClientSchema(form.schema_, f"{field}.schema"))
+
+    @property
+    def _format(self) -> tuple[str, JsonSchemaOutput | None]:
+        """The field that has the format of the answer, and the format."""
+        if self.output_config is not None and self.output_config.format is not None:
+            return "output_config.format", self.output_config.format
+        return "output_format", self.older_format
 
     def reply(self, generation: Generation) -> MessagesReply:
-        return MessagesReply(generation)
+        return MessagesReply(generation, thinking=self._thinking_display)
+
+    @property
+    def _thinking_display(self) -> ThinkingDisplay:
+        if self.thinking is None or self.thinking.type == "disabled":
+            return ThinkingDisplay.HIDDEN
+        is_omitted = self.thinking.display == "omitted"
+        return ThinkingDisplay.OMITTED if is_omitted else ThinkingDisplay.SHOWN
 
     @staticmethod
     def explain(error: errors.OrcinusError) -> Event:

@@ -5,7 +5,7 @@ The error for an object of a kind that is not served names the kind. Without thi
 would name the first field that another model misses.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, GetJsonSchemaHandler
@@ -27,7 +27,7 @@ def _refuse(name: str) -> str:
 
 
 class Unknown(ExactModel):
-    """An object of a kind that is not served. Reading such an object raises an error."""
+    """An object of a kind that is not served."""
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -37,13 +37,20 @@ class Unknown(ExactModel):
 
 
 class UnknownKind(Unknown):
-    """An object of a type that is not served."""
+    """An object of a type that is not served. Reading such an object raises an error."""
 
     type: Annotated[str, AfterValidator(_refuse)]
 
 
+class LeftOutItem(Unknown):
+    """An item of a list, of a type that is not served, without which the prompt is made. The reader
+    of bodies reports the item like an unknown field."""
+
+    type: str
+
+
 class UnknownRole(Unknown):
-    """A turn of a conversation with an unknown role."""
+    """A turn of a conversation with an unknown role. Reading such a turn raises an error."""
 
     role: Annotated[str, AfterValidator(_refuse)]
 
@@ -53,19 +60,25 @@ def by_type(
     *,
     field: str = "type",
     default: str = "",
-    others: str = "unknown",
+    others: str | Callable[[Mapping[str, Any]], str] = "unknown",
     text: str = "",
 ) -> Discriminator:
     """Returns a discriminator that chooses among models by the value of an object's `field`. `tags`
     has the tag of each value. An object without the field is treated as if the value were
-    `default`. Values that are not in `tags` have the tag `others`. A text instead of an object has
-    the tag `text`, if `text` is given."""
+    `default`. Values that are not in `tags` have the tag `others`; if `others` is a function, the
+    function chooses the tag of an object whose `field` is such a value. A text instead of an object
+    has the tag `text`, if `text` is given."""
+    refused = others if isinstance(others, str) else "unknown"
 
     def tag_of(value: Any) -> str:
         if text and isinstance(value, str):
             return text
         kind = value.get(field) if isinstance(value, dict) else None
         kind = default if kind is None else kind
-        return tags.get(kind, others) if isinstance(kind, str) else others
+        if not isinstance(kind, str) or not isinstance(value, dict):
+            return refused
+        if kind in tags or not kind or isinstance(others, str):
+            return tags.get(kind, refused)
+        return others(value)
 
     return Discriminator(tag_of)

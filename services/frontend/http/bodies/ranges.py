@@ -54,8 +54,6 @@ class Within:
 
 def between(allowed: Numbers | WholeNumbers) -> Within:
     """Returns the annotation of a field whose values are in the range `allowed`."""
-    if isinstance(allowed, Numbers) and allowed.excludes_low:
-        return Within({"exclusiveMinimum": allowed.low, "maximum": allowed.high})
     return Within({"minimum": allowed.low, "maximum": allowed.high})
 
 

@@ -1,28 +1,32 @@
 """Parses a body in JSON as a pydantic model, and explains errors to clients."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from services.common import errors
+from services.frontend.http.bodies.object_kinds import LeftOutItem
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH, explain
+from services.frontend.http.bodies.whole_numbers import MAX_READINGS, make_whole
 
 Body = TypeVar("Body", bound=BaseModel)
 
 MAX_UNKNOWN = 16
-"""Largest number of unknown fields of a body that are reported."""
+"""Largest number of unknown fields and items of a body that are reported."""
 
 OnUnknown = Callable[[tuple[str, ...]], None]
-"""Type of a function that is called with the paths of the unknown fields of a body. Paths leave out
-positions in lists: `messages.mood`."""
+"""Type of a function that is called with the paths of a body's unknown fields, and of items that
+are left out. Paths leave out positions in lists: `messages.mood`. The path of an item ends with the
+type of the item: `messages.content.fallback`."""
 
 
 def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: None) -> Body:
-    """Parses a body. Unknown fields are removed at every depth. If there are unknown fields,
-    `on_unknown` is called with the paths of the first `MAX_UNKNOWN`, and may raise an error.
+    """Parses a body. Unknown fields are removed at every depth. If there are unknown fields, or
+    items that are left out, `on_unknown` is called with the paths of the first `MAX_UNKNOWN`, and
+    may raise an error.
 
     Raises:
         InvalidRequest: the body is not JSON in UTF-8, or a field is missing or of the wrong type.
@@ -33,11 +37,7 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
         raise errors.InvalidRequest("body", f"must be JSON in UTF-8: {error}") from None
     if not isinstance(value, dict):
         raise errors.InvalidRequest("body", "must be a JSON object")
-    try:
-        # Unknown fields are allowed at first: making an error for each of thousands is slow.
-        body = kind.model_validate(value, extra="allow")
-    except ValidationError as error:
-        raise explain(error, value) from None
+    body = _read(kind, value)
     unknown: dict[str, None] = {}
     _take_unknown(body, "", unknown)
     if unknown:
@@ -45,18 +45,34 @@ def parse_body(kind: type[Body], data: bytes, on_unknown: OnUnknown = lambda _: 
     return body
 
 
+def _read(kind: type[Body], value: dict[str, Any]) -> Body:
+    for reading in range(1, MAX_READINGS + 1):
+        try:
+            # Unknown fields are allowed at first: making an error for each of thousands is slow.
+            return kind.model_validate(value, extra="allow")
+        except ValidationError as error:
+            if reading == MAX_READINGS or not make_whole(error, value):
+                raise explain(error, value) from None
+    raise AssertionError("the last reading returns or raises")
+
+
 def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
-    """Removes the unknown fields of all models in a value, and adds the paths of the first fields
-    to `found`."""
+    """Removes the unknown fields of all models in a value, and adds the paths of the first fields,
+    and of items that are left out, to `found`."""
     if isinstance(value, BaseModel):
-        if value.__pydantic_extra__:
-            for name in islice(value.__pydantic_extra__, MAX_UNKNOWN):
-                if len(found) < MAX_UNKNOWN:
-                    found[f"{path}{name[:MAX_NAME_LENGTH]}"] = None
-            value.__pydantic_extra__.clear()
+        extra = value.__pydantic_extra__ or {}
+        _note((value.type,) if isinstance(value, LeftOutItem) else extra, path, found)
+        extra.clear()
         for name, field in value.__dict__.items():
             if field is not None and isinstance(field, (BaseModel, list)):
                 _take_unknown(field, f"{path}{name}.", found)
     elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
         for item in value:
             _take_unknown(item, path, found)
+
+
+def _note(names: Iterable[str], path: str, found: dict[str, None]) -> None:
+    """Adds the paths of the first names to `found`, up to `MAX_UNKNOWN` paths in all."""
+    for name in islice(names, MAX_UNKNOWN):
+        if len(found) < MAX_UNKNOWN:
+            found[f"{path}{name[:MAX_NAME_LENGTH]}"] = None

@@ -83,12 +83,22 @@ def _filled(words: str, item: ErrorDetails) -> str:
 def _json_path(
     location: tuple[int | str, ...], body: object, *, is_missing: bool
 ) -> tuple[str, ...]:
-    """Returns the path of the wrong value in the body, such as `messages.0.role`.
+    """Returns the path of the wrong value in the body, such as `messages.0.role`. The last name is
+    also kept if it is the name of a missing field."""
+    places = places_of(location, body, is_missing=is_missing)
+    return tuple(str(place)[:MAX_NAME_LENGTH] for place in places)
+
+
+def places_of(
+    location: tuple[int | str, ...], body: object, *, is_missing: bool = False
+) -> tuple[int | str, ...]:
+    """Returns the names of fields and the positions in lists that lead to a value of the body.
 
     Pydantic puts the names of union members between the names of fields. Only names that exist in
-    the body are kept. The last name is also kept if it is the name of a missing field.
+    the body are kept. With `is_missing`, the last name is kept even if the body lacks it.
     """
-    path, value = [], body
+    path: list[int | str] = []
+    value = body
     for depth, name in enumerate(location):
         is_missed = is_missing and depth == len(location) - 1
         if isinstance(value, dict) and (name in value or is_missed):
@@ -97,5 +107,5 @@ def _json_path(
             value = value[name]
         else:
             continue
-        path.append(str(name)[:MAX_NAME_LENGTH])
+        path.append(name)
     return tuple(path)

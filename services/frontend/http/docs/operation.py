@@ -11,7 +11,9 @@ from services.frontend.http.docs.components import (
     schema_of,
 )
 from services.frontend.http.openai import errors as openai_errors
+from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.errors import Dialect
+from services.frontend.http.protocol.generating import UNENFORCED
 from services.frontend.http.protocol.route import Access, Parameter, Route
 from services.frontend.http.transport import media_types
 from services.frontend.http.transport.media_types import EVENTS, JSON
@@ -37,6 +39,12 @@ _OF_BODIES: tuple[Parameter, ...] = (
 _IGNORED_FIELDS = {
     unknown_fields.HEADER: {
         "description": "Unknown fields of the body, which were ignored, if there were any.",
+        "schema": {"type": "string"},
+    }
+}
+_UNENFORCED = {
+    UNENFORCED: {
+        "description": "Keywords of JSON schemas that are not enforced, if there are any.",
         "schema": {"type": "string"},
     }
 }
@@ -106,5 +114,6 @@ def _answer(route: Route) -> dict[str, Any]:
         # No schema: tools disagree whether a schema describes the stream or each event.
         described["content"][EVENTS] = {}
     if route.body is not None:
-        described["headers"] = _IGNORED_FIELDS
+        generates = issubclass(route.body, RequestBody)
+        described["headers"] = _IGNORED_FIELDS | (_UNENFORCED if generates else {})
     return described

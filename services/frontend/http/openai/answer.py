@@ -6,6 +6,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.orcinus_note import OrcinusNote
 from services.frontend.request.finish_reason import FinishReason
 
 
@@ -117,6 +118,9 @@ class Completion(TypedDict):
     """Numbers of tokens of the prompts and of the answers."""
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    stream the chunk that ends an answer has the verdict."""
 
 
 @answer_object
@@ -225,6 +229,9 @@ class ChatCompletion(TypedDict):
     prompt_logprobs: NotRequired[PromptLogprobs]
     """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
     object of `PromptLogprob` keyed by token id, and null for the first token."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    stream the chunk that ends an answer has the verdict."""
 
 
 @answer_object
@@ -259,8 +266,8 @@ class Delta(TypedDict):
 
     role: NotRequired[Literal["assistant"]]
     """`assistant`; in an answer's first chunk."""
-    content: NotRequired[str]
-    """New text."""
+    content: NotRequired[str | None]
+    """New text; null where a call begins, and at the beginning of an answer that must be a call."""
     refusal: NotRequired[None]
     """Null; in an answer's first chunk."""
     reasoning_content: NotRequired[str]
@@ -305,3 +312,6 @@ class ChatChunk(TypedDict):
     chunk has the numbers, and other chunks have null, unless `continuous_usage_stats` is true."""
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    stream the chunk that ends an answer has the verdict."""

@@ -74,7 +74,8 @@ class ChatReply(GenerationReply):
             self._readers[piece.index] = reader
         if is_first:
             empty = Piece(piece.index)
-            role: Delta = {"role": "assistant", "content": "", "refusal": None}
+            content = None if self._must_call(piece.index) else ""
+            role: Delta = {"role": "assistant", "content": content, "refusal": None}
             yield empty, self._chunk_choice(empty, role, reader)
         delta: Delta = {}
         if not isinstance(reader, PlainReader):
@@ -103,7 +104,7 @@ class ChatReply(GenerationReply):
         generation = self._generation
         return chat_logprobs(
             generation.token_texts,
-            piece.token_ids,
+            piece.token_ids[: generation.n_shown(piece)],
             piece.logprobs,
             n_top=generation.options.n_logprobs or 0,
         )
@@ -112,13 +113,20 @@ class ChatReply(GenerationReply):
         self, reason: FinishReason, index: int, reader: MessageReader
     ) -> FinishReason | Literal["tool_calls"]:
         """Returns the reason for the end of an answer, as OpenAI's API names the reason. An answer
-        that ends with calls has the reason `tool_calls`, unless the client has named the tool that
-        must be called."""
-        if reason is not FinishReason.STOP or not reader.n_tool_calls:
+        that ends with complete calls has the reason `tool_calls`, unless the client has named the
+        tool that must be called."""
+        if reason is not FinishReason.STOP or not reader.n_tool_calls or reader.ends_in_call:
             return reason
+        return reason if self._mode(index) == "named" else "tool_calls"
+
+    def _must_call(self, index: int) -> bool:
+        return self._mode(index) in ("named", "required")
+
+    def _mode(self, index: int) -> str:
+        """Returns whether an answer must have a call, as the client says: the mode of the choice of
+        tools."""
         prompt = self._generation.prompt_of(index).prompt
-        is_named = isinstance(prompt, Conversation) and prompt.tool_choice.mode == "named"
-        return reason if is_named else "tool_calls"
+        return prompt.tool_choice.mode if isinstance(prompt, Conversation) else "none"
 
 
 def _message(said: MessageDelta) -> AssistantMessage:
@@ -150,6 +158,8 @@ def _delta(new: MessageDelta) -> Delta:
         delta["content"] = new.content
     if new.tool_calls:
         delta["tool_calls"] = [_call_delta(call) for call in new.tool_calls]
+        if any(call.id for call in new.tool_calls):
+            delta.setdefault("content", None)
     return delta
 
 

@@ -8,10 +8,16 @@ from pydantic import PlainValidator, model_validator
 from services.common import errors
 from services.frontend.generation.generation import Generation
 from services.frontend.http.bodies.accepted_values import only
-from services.frontend.http.bodies.ranges import N_ANSWERS, N_LOGPROBS, NOT_EMPTY, Within
+from services.frontend.http.bodies.ranges import (
+    N_ANSWERS,
+    N_LOGPROBS,
+    NOT_EMPTY,
+    Within,
+    between,
+)
 from services.frontend.http.openai.completion_reply import CompletionReply
 from services.frontend.http.openai.request import GenerationBody, TokenIds
-from services.frontend.request.generation_request import MAX_ANSWERS, Prompt
+from services.frontend.request.generation_request import MAX_ANSWERS, MAX_TOKENS_OF_TEXT, Prompt
 
 _SEVERAL = Within({"minItems": 1, "maxItems": MAX_ANSWERS})
 _Tokens = Annotated[TokenIds, NOT_EMPTY]
@@ -27,18 +33,26 @@ def _prompts_of(value: object) -> tuple[Prompt, ...]:
         return (value,)
     if isinstance(value, list):
         if value and _are_tokens(value):
-            return (tuple(value),)
+            return (_tokens_of(value),)
         if len(value) > MAX_ANSWERS:
             raise ValueError(f"has {len(value)} prompts; at most {MAX_ANSWERS} may be")
         if all(isinstance(item, str) for item in value):
             return tuple(value)
         if all(isinstance(item, list) and _are_tokens(item) for item in value):
-            return tuple(tuple(item) for item in value)
+            return tuple(_tokens_of(item) for item in value)
     raise ValueError("must be a text, a list of texts, a list of tokens or a list of such lists")
 
 
 def _are_tokens(items: list[Any]) -> bool:
-    return set(map(type, items)) <= {int}  # excludes bool; fast for a million items
+    """Returns whether all items are whole numbers, which may have a fraction of zero."""
+    kinds = set(map(type, items))  # fast for a million items
+    if kinds <= {int}:  # excludes bool
+        return True
+    return kinds <= {int, float} and all(float(item).is_integer() for item in items)
+
+
+def _tokens_of(items: list[Any]) -> tuple[int, ...]:
+    return tuple(map(int, items)) if float in map(type, items) else tuple(items)
 
 
 class CompletionBody(GenerationBody):
@@ -48,8 +62,11 @@ class CompletionBody(GenerationBody):
         tuple[Prompt, ...], PlainValidator(_prompts_of, json_schema_input_type=PromptOrPrompts)
     ]
     """The prompt or prompts to continue. Each prompt has answers of its own."""
+    max_tokens: Annotated[int | None, between(MAX_TOKENS_OF_TEXT)] = None
+    """Largest number of tokens to generate, 16 by default. The number is lowered to the room that
+    the prompt leaves in the model's length."""
     echo: bool | None = None
-    """Begin each answer with the prompt. With `echo`, `max_tokens` may be 0."""
+    """Begin each answer with the prompt."""
     logprobs: Annotated[int | None, N_LOGPROBS] = None
     """Answer with the log-probability of each token, and with this number of the most likely tokens
     at the same position; with `echo`, also of the tokens of the prompt."""

@@ -19,7 +19,7 @@ class Model(TypedDict):
     object: Literal["model"]
     """`model`."""
     created: int
-    """Always 0."""
+    """Time at which the model's files were written, in seconds since 1970."""
     owned_by: str
     """`orcinus`."""
     max_model_len: int
@@ -57,7 +57,7 @@ def _model(api: Api, name: str) -> Model:
     return {
         "id": name,
         "object": "model",
-        "created": 0,
+        "created": api.service.model_created,
         "owned_by": "orcinus",
         "max_model_len": api.service.describe().max_model_len,
     }

@@ -23,6 +23,8 @@ from services.frontend.http.bodies.object_kinds import ExactModel
 from services.frontend.http.bodies.ranges import Within
 from services.frontend.http.transport.media_types import JSON
 from services.frontend.request import output_format
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import ANY_OBJECT, NO_FORMAT, OutputFormat
 
 SchemaText = Annotated[str, Within({"contentMediaType": JSON, "pattern": r"^[ \t\r\n]*\{"})]
 """The text of a JSON schema."""
@@ -45,17 +47,17 @@ Choices = TypeAliasType(
 
 
 class JsonSchema(ExactModel):
-    """A named JSON schema in OpenAI's form. The output always keeps the schema, with or without
-    `strict`."""
+    """A named JSON schema in OpenAI's form."""
 
-    name: str = ""
+    name: str
     """Name of the schema; does nothing."""
     description: str | None = None
     """Does nothing."""
-    schema_: Annotated[dict[str, Any] | None, BodyField(alias="schema")] = None
-    """The JSON schema; without a schema any object is allowed."""
+    schema_: Annotated[dict[str, Any], BodyField(alias="schema")]
+    """The JSON schema."""
     strict: bool | None = None
-    """Does nothing: outputs always keep the schema."""
+    """Whether the request is refused if a keyword of the schema cannot be enforced. Otherwise the
+    answer names the keyword in the header `x-orcinus-unenforced`."""
 
 
 class TextFormat(ExactModel):
@@ -66,10 +68,13 @@ class TextFormat(ExactModel):
 
 
 class JsonObjectFormat(ExactModel):
-    """The format of any JSON object."""
+    """The format of a JSON object."""
 
     type: Literal["json_object"]
-    """`json_object`: the output may be any JSON object."""
+    """`json_object`: the output is a JSON object."""
+    schema_: Annotated[dict[str, Any] | None, BodyField(alias="schema")] = None
+    """A JSON schema that the object keeps, as in llama.cpp; without a schema any object is
+    allowed."""
 
 
 class JsonSchemaFormat(ExactModel):
@@ -138,30 +143,30 @@ class OutputFormatFields(ExactModel):
     ebnf: GrammarText | None = None
     """SGLang's spelling: a grammar in llguidance's dialect of Lark, or in GBNF."""
 
-    def output_format(self) -> tuple[str, str] | None:
-        """Returns the name of the field that asks for a format, and the grammar of the format.
-        Returns None if the body asks for no format.
+    def output_format(self) -> OutputFormat:
+        """Returns the format that the body asks for.
 
         Raises:
             InvalidRequest: two fields ask for formats, or no grammar can be made of the format.
         """
         if self.model_fields_set.isdisjoint(OutputFormatFields.model_fields):
-            return None
+            return NO_FORMAT
         given = list(self._formats())
         if len(given) > 1:
             (first, _), (second, _), *_ = given
             raise errors.InvalidRequest(second, f"not together with {first}")
-        return next(((field, to_grammar()) for field, to_grammar in given), None)
+        return next((to_format() for _, to_format in given), NO_FORMAT)
 
-    def _formats(self) -> Iterator[tuple[str, Callable[[], str]]]:
+    def _formats(self) -> Iterator[tuple[str, Callable[[], OutputFormat]]]:
         """Yields the name of each field that asks for a format, and a function that makes the
-        grammar of the format."""
+        format."""
         if isinstance(self.response_format, JsonObjectFormat | JsonSchemaFormat):
-            yield "response_format", partial(_grammar_of, self.response_format)
+            yield "response_format", partial(_response_format, self.response_format)
         group = self.structured_outputs or StructuredOutputs()
         if group.json_object:
-            yield "structured_outputs.json_object", output_format.json_object
-        asked: tuple[tuple[str, Any, Callable[[str, Any], str]], ...] = (
+            field = "structured_outputs.json_object"
+            yield field, partial(OutputFormat, field, output_format.json_object())
+        asked: tuple[tuple[str, Any, Callable[[str, Any], OutputFormat]], ...] = (
             ("structured_outputs.json", group.json_, _of_schema),
             ("structured_outputs.regex", group.regex, _of_regex),
             ("structured_outputs.choice", group.choice, _of_choice),
@@ -174,30 +179,37 @@ class OutputFormatFields(ExactModel):
             ("regex", self.regex, _of_regex),
             ("ebnf", self.ebnf, _of_grammar),
         )
-        for name, value, to_grammar in asked:
+        for name, value, to_format in asked:
             if value is not None:
-                yield name, partial(to_grammar, name, value)
+                yield name, partial(to_format, name, value)
 
 
-def _of_schema(name: str, schema: Schema) -> str:
-    return output_format.json_schema(schema, field=name)
+def _of_schema(name: str, schema: Schema) -> OutputFormat:
+    if isinstance(schema, str):
+        schema = output_format.read_schema(schema, name)
+    return OutputFormat.of_schema(name, ClientSchema(schema, name))
 
 
-def _of_regex(name: str, pattern: str) -> str:
-    return output_format.regex(pattern, field=name)
+def _of_regex(name: str, pattern: str) -> OutputFormat:
+    return OutputFormat(name, output_format.regex(pattern, field=name))
 
 
-def _of_choice(name: str, texts: list[str]) -> str:
-    return output_format.choice(texts, field=name)
+def _of_choice(name: str, texts: list[str]) -> OutputFormat:
+    return OutputFormat(name, output_format.choice(texts, field=name))
 
 
-def _of_grammar(name: str, text: str) -> str:
-    return output_format.grammar(text, field=name)
+def _of_grammar(name: str, text: str) -> OutputFormat:
+    return OutputFormat(name, output_format.grammar(text, field=name))
 
 
-def _grammar_of(response_format: JsonObjectFormat | JsonSchemaFormat) -> str:
-    if isinstance(response_format, JsonObjectFormat):
-        return output_format.json_object()
-    schema = response_format.json_schema.schema_
-    schema = {"type": "object"} if schema is None else schema
-    return output_format.json_schema(schema, field="response_format")
+def _response_format(asked: JsonObjectFormat | JsonSchemaFormat) -> OutputFormat:
+    name = "response_format"
+    if isinstance(asked, JsonSchemaFormat):
+        given = asked.json_schema
+        schema = ClientSchema(
+            given.schema_, f"{name}.json_schema.schema", is_strict=bool(given.strict)
+        )
+        return OutputFormat.of_schema(name, schema)
+    if asked.schema_ is None:
+        return OutputFormat(name, output_format.json_object())
+    return OutputFormat.of_schema(name, ClientSchema(ANY_OBJECT | asked.schema_, f"{name}.schema"))

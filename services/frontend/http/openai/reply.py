@@ -19,6 +19,7 @@ from services.frontend.http.openai import logprobs
 from services.frontend.http.openai.answer import Envelope, PromptLogprobs, Usage
 from services.frontend.http.openai.event_id import AnswerPosition, EventIds, StreamPosition
 from services.frontend.http.protocol.json_text import text_json, to_json
+from services.frontend.http.protocol.orcinus_note import note_of
 from services.frontend.http.protocol.reply import Reply
 from services.frontend.http.transport.event_stream import Event, framed
 from services.frontend.request.request_id import created_at
@@ -97,7 +98,8 @@ class GenerationReply(Reply):
         yield to_json(self._envelope(self.answer_object))[:-1] + b',"choices":['
         for place, piece in enumerate(pieces):
             yield (b"," if place else b"") + to_json(self._whole_choice(piece))
-        yield b"]," + to_json({"usage": self._usage(), **self._after_usage(pieces)})[1:]
+        note = note_of(piece.schema_valid for piece in pieces)
+        yield b"]," + to_json({"usage": self._usage(), **self._after_usage(pieces), **note})[1:]
 
     def events(self, piece: Piece) -> Iterable[Event]:
         if piece.finish_reason is None:
@@ -131,10 +133,11 @@ class GenerationReply(Reply):
                 part.index, len(part.token_ids), is_finished=part.finish_reason is not None
             )
             counts_usage = self._options.counts_usage
-            chunk = b"%b[%b]%b%b" % (
+            chunk = b"%b[%b]%b%b%b" % (
                 self._chunk_start,
                 to_json(choice),
                 self._seed,
+                b"" if part.schema_valid is None else _note_json(part.schema_valid),
                 b',"usage":%b}' % to_json(self._usage()) if counts_usage else self._chunk_end,
             )
             self._seed = b""  # only the first chunk has the seed
@@ -188,3 +191,8 @@ class GenerationReply(Reply):
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
+
+
+def _note_json(schema_valid: bool) -> bytes:
+    """Returns the verdict on the values of an answer, to be put into a chunk."""
+    return b"," + to_json(note_of([schema_valid]))[1:-1]

@@ -55,8 +55,8 @@ from services.frontend.request.resumption import TOKENS_FIELD, AnswerSoFar, Resu
 OPTIONS = {field.name for field in dataclasses.fields(GenerationOptions)} - {
     "max_tokens_field",
     "default_max_tokens",
-    "lowers_max_tokens",
     "format_field",
+    "format_schema",
     "sampling",
     "defaulted",
     "best_of",
@@ -164,9 +164,9 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     model: str | None = None
     """Name of the model; may be left out."""
     max_tokens: Annotated[int | None, N_TOKENS] = None
-    """Largest number of tokens to generate. The default is 16 for a prompt of text or tokens. For a
-    conversation the default is the room that the prompt leaves in the model's length, limited by
-    the checkpoint's `max_new_tokens`."""
+    """Largest number of tokens to generate. The number is lowered to the room that the prompt
+    leaves in the model's length. The room, limited by the checkpoint's `max_new_tokens`, is also
+    the default."""
     stop: StopTextOrTexts = None
     """Texts that end the output. The output does not include the stop text, unless
     `include_stop_str_in_output` is true."""
@@ -264,13 +264,14 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
 
     def _options(self) -> dict[str, Any]:
         """Returns the keyword arguments for `GenerationOptions`."""
-        field, grammar = self.output_format() or ("response_format", "")
+        asked = self.output_format()
         given = _given(self, SAMPLING)
         return {
             **_given(self, OPTIONS),
-            "sampling": SamplingParams(**given, grammar=grammar),
+            "sampling": SamplingParams(**given, grammar=asked.grammar),
             "defaulted": SAMPLING.keys() - given.keys(),
-            "format_field": field,
+            "format_field": asked.field,
+            "format_schema": asked.schema,
             "n_prompt_logprobs": self.prompt_logprobs,
         }
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from prometheus_client import CollectorRegistry
 from starlette.requests import Request
 
 from services.frontend.api_keys import Account, ApiKeys
@@ -37,6 +38,8 @@ class Api:
     """Origins of the web pages that may use the API; `*` allows all pages."""
     feed: ViewFeed | None = None
     """Feed of views of the scheduler; None if the scheduler may not be watched."""
+    registry: CollectorRegistry | None = None
+    """Metrics of this process; None if the API does not have `/metrics`."""
     document: bytes = b""
     """The OpenAPI document in JSON."""
     docs_page: str = ""

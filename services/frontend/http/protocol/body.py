@@ -56,6 +56,10 @@ class RequestBody(ExactModel, ABC):
             InvalidRequest: the id is malformed, or the body does not match the id.
         """
 
+    def spelled(self, field: str) -> str:
+        """Returns the name of a field as the protocol spells it."""
+        return field
+
     def in_own_words(self) -> AbstractContextManager[None]:
         """Context in which errors name the fields as the protocol spells them."""
         return nullcontext()

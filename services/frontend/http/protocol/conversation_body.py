@@ -6,7 +6,7 @@ protocol's spelling.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
@@ -22,6 +22,7 @@ from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.conversation_tools import ClientTool
 from services.frontend.request.conversation import ChatMessage, Conversation, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
+from services.frontend.request.output_format import OutputFormat
 
 Metadata = Annotated[
     dict[str, Annotated[str, Field(max_length=512)]] | None,
@@ -48,11 +49,15 @@ class ConversationBody(ExactModel, ABC):
         Raises:
             InvalidRequest: the turns contradict each other.
         """
+        messages = tuple(self._messages())
+        continues_last = self._continues_last(messages)
         return Conversation(
-            tuple(self._messages()),
+            messages,
             tools=tuple(tool.to_tool() for tool in self._shown_tools.values()),
             tool_choice=self._choice,
             template_kwargs=self._template_kwargs,
+            adds_generation_prompt=not continues_last,
+            continues_last=continues_last,
         )
 
     @contextmanager
@@ -61,15 +66,15 @@ class ConversationBody(ExactModel, ABC):
         try:
             yield
         except errors.InvalidRequest as error:
-            field = self._spelled(error.field)
+            field = self.spelled(error.field)
             if field == error.field:
                 raise
-            raise type(error)(field, error.message.removeprefix(f"{error.field}: ")) from error
+            raise error.renamed(field) from error
 
     @property
     @abstractmethod
-    def _shown_tools(self) -> Mapping[int, ClientTool]:
-        """The tools that the model sees, keyed by position in `tools`."""
+    def _shown_tools(self) -> Mapping[str, ClientTool]:
+        """The tools that the model sees, keyed by the path of the tool in the body: `tools.0`."""
 
     @property
     @abstractmethod
@@ -85,11 +90,16 @@ class ConversationBody(ExactModel, ABC):
     def _messages(self) -> Iterator[ChatMessage]:
         """Yields the turns of the conversation."""
 
-    def _spelled(self, field: str) -> str:
+    def _continues_last(self, messages: Sequence[ChatMessage]) -> bool:
+        """Returns whether the answer continues the last message instead of beginning a turn."""
+        return False
+
+    def spelled(self, field: str) -> str:
+        """Returns the name of a field as the protocol spells it."""
         match field.split("."):
-            case ["tools", number, "function", name]:
+            case ["tools", number, "function", name, *rest]:
                 place = list(self._shown_tools)[int(number)]
-                return f"tools.{place}.{self.spelling.get(name, name)}"
+                return ".".join([f"{place}.{self.spelling.get(name, name)}", *rest])
             case [first, *rest]:
                 return ".".join([self.spelling.get(first, first), *rest])
         return field
@@ -105,8 +115,12 @@ class GeneratingBody(ConversationBody, RequestBody):
 
     @property
     @abstractmethod
-    def grammar(self) -> str:
-        """Grammar of the requested format of the output; empty without a format."""
+    def output_format(self) -> OutputFormat:
+        """The requested format of the output.
+
+        Raises:
+            InvalidRequest: no grammar can be made of the format.
+        """
 
     @abstractmethod
     def options(self, sampling: SamplingParams) -> GenerationOptions:
@@ -118,7 +132,7 @@ class GeneratingBody(ConversationBody, RequestBody):
             for name in ("temperature", "top_p", "top_k", "seed")
             if (value := getattr(self, name)) is not None
         }
-        options = self.options(SamplingParams(**given, grammar=self.grammar))
+        options = self.options(SamplingParams(**given)).with_format(self.output_format)
         options = replace(
             options,
             defaulted=OPTIONS.keys() - given.keys(),

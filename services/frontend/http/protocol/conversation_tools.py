@@ -48,10 +48,13 @@ def tool_of(function: DescribedFunction, *, parameters: str) -> Tool:
     )
 
 
-def shown_tools(tools: Sequence[BaseModel] | None) -> dict[int, ClientTool]:
-    """Returns the tools that the model sees, keyed by position among all tools of the body."""
+def shown_tools(
+    tools: Sequence[BaseModel] | None, *, field: str = "tools"
+) -> dict[str, ClientTool]:
+    """Returns the tools that the model sees, keyed by the path of the tool in the body, such as
+    `tools.0`. `field` is the path of the list."""
     places = enumerate(tools or ())
-    return {place: tool for place, tool in places if isinstance(tool, ClientTool)}
+    return {f"{field}.{place}": tool for place, tool in places if isinstance(tool, ClientTool)}
 
 
 def json_text(value: Mapping[str, Any] | None) -> str:

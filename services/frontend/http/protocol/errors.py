@@ -28,6 +28,7 @@ clients retry after each status 408."""
 
 _STATUSES: dict[type[errors.OrcinusError], tuple[int, str | None]] = {
     errors.InvalidRequest: (400, None),
+    errors.ContextOverflow: (400, "context_length_exceeded"),
     errors.TooLarge: (413, "too_large"),
     errors.Unsupported: (415, "unsupported_media_type"),
     errors.UnknownModel: (404, "model_not_found"),
@@ -54,6 +55,8 @@ class Failure:
     code: str | None = None
     """Name of the error, which programs can compare."""
     headers: Mapping[str, str] = field(default_factory=dict)
+    overflow: errors.ContextOverflow | None = None
+    """The error, if the model's context is exceeded; protocols have words of their own for it."""
 
     @property
     def is_by_server(self) -> bool:
@@ -71,6 +74,9 @@ class Dialect:
     """Type of the body of an answer that refuses a request."""
     prefix: str = ""
     """Prefix of the names of the protocol's error answers in the OpenAPI document."""
+    version_header: str = ""
+    """Header in which clients of the protocol name its version; empty if there is no such
+    header."""
     id_header: str = ""
     """Header in which clients of the protocol look for the id of a request; empty if there is no
     such header."""
@@ -94,6 +100,7 @@ def failure(error: errors.OrcinusError) -> Failure:
         param=error.field if isinstance(error, errors.InvalidRequest) else None,
         code=code,
         headers=headers,
+        overflow=error if isinstance(error, errors.ContextOverflow) else None,
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from starlette.responses import Response
 
 from services.frontend.api_keys import Account
+from services.frontend.generation.generation import Generation
 from services.frontend.generation.generation_service import GenerationService
 from services.frontend.http.protocol.body import RequestBody
 from services.frontend.http.protocol.reply import Reply
@@ -17,7 +18,11 @@ from services.frontend.http.transport.event_outlet import EventOutlet
 from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import EventStream
 from services.frontend.http.transport.media_types import JSON
+from services.frontend.request.json_schema.unenforced import header_of
 from services.frontend.request.logprobs import MANY_LOGPROBS
+
+UNENFORCED = "x-orcinus-unenforced"
+"""Header of an answer with the keywords of JSON schemas that are not enforced."""
 
 
 def stream_reply(
@@ -32,6 +37,7 @@ def stream_reply(
         with body.in_own_words():
             async with service.open(body.to_request(), account) as generation:
                 writer = reply = body.reply(generation)
+                output.add_headers(_headers(body, generation))
                 await output.start()
                 for event in reply.begin():
                     await output.write(event)
@@ -61,7 +67,14 @@ async def whole_reply(service: GenerationService, body: RequestBody, account: Ac
                 data = b"".join(parts)
             else:
                 data = await _joined_in_turns(parts)
-            return Response(data, media_type=JSON)
+            headers = _headers(body, generation)
+            return Response(data, media_type=JSON, headers=headers)
+
+
+def _headers(body: RequestBody, generation: Generation) -> dict[str, str]:
+    """Returns the headers of an answer that say what of the request is not kept."""
+    names = generation.unenforced
+    return {UNENFORCED: header_of(map(body.spelled, names))} if names else {}
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:

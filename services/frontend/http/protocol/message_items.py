@@ -50,10 +50,12 @@ class Grew:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An item is complete. For the last item of the answer `reason` says why the answer ended."""
+    """An item has ended. For the last item of the answer `reason` says why the answer ended, and
+    `is_cut` whether the item is a call whose arguments are incomplete."""
 
     item: Item
     reason: FinishReason | None = None
+    is_cut: bool = False
 
 
 Step = Began | Grew | Ended
@@ -62,8 +64,10 @@ Step = Began | Grew | Ended
 class MessageItems:
     """Turns the pieces of one answer into steps. An answer has at least one item."""
 
-    def __init__(self, reader: MessageReader) -> None:
+    def __init__(self, reader: MessageReader, *, shows_reasoning: bool = True) -> None:
+        """Without `shows_reasoning`, the reasoning is read and dropped."""
         self._reader = reader
+        self._shows_reasoning = shows_reasoning
         self._n_items = 0
         self._open: Item | None = None
         self._call_index = -1
@@ -76,6 +80,11 @@ class MessageItems:
     def has_calls(self) -> bool:
         """Whether a call of a tool has begun."""
         return self._reader.n_tool_calls > 0
+
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the answer ends inside the arguments of a call."""
+        return self._reader.ends_in_call
 
     def feed(self, piece: Piece) -> Iterator[Step]:
         """Reads a piece of the answer and yields the resulting steps of items."""
@@ -92,9 +101,10 @@ class MessageItems:
         for part in delta.parts:
             if isinstance(part, CallDelta):
                 yield from self._call(part)
-            else:
-                kind = ItemKind.REASONING if part.is_reasoning else ItemKind.TEXT
-                yield from self._grow(kind, part.text)
+            elif not part.is_reasoning:
+                yield from self._grow(ItemKind.TEXT, part.text)
+            elif self._shows_reasoning:
+                yield from self._grow(ItemKind.REASONING, part.text)
 
     def _call(self, call: CallDelta) -> Iterator[Step]:
         if call.index != self._call_index or self._open is None:
@@ -127,7 +137,7 @@ class MessageItems:
 
     def _end(self, reason: FinishReason | None = None) -> Iterator[Step]:
         if self._open is not None:
-            yield Ended(self._open, reason)
+            yield Ended(self._open, reason, is_cut=reason is not None and self.ends_in_call)
             self._open = None
 
 

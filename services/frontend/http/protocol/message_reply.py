@@ -8,6 +8,7 @@ from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
 from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.message_items import Item, MessageItems, Step, whole_items
+from services.frontend.http.protocol.orcinus_note import NoteFields, note_of
 from services.frontend.http.protocol.reply import Reply
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request.finish_reason import FinishReason
@@ -16,20 +17,21 @@ from services.frontend.request.finish_reason import FinishReason
 class MessageReply(Reply):
     """Writes the only answer of a generation, item by item."""
 
-    __slots__ = ("_generation", "_items", "_reason")
+    __slots__ = ("_generation", "_items", "_reason", "_schema_valid")
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, *, shows_reasoning: bool = True) -> None:
         self._generation = generation
-        self._items = MessageItems(generation.message_reader(0))
+        self._items = MessageItems(generation.message_reader(0), shows_reasoning=shows_reasoning)
         self._reason = FinishReason.STOP  # replaced when the answer ends
+        self._schema_valid: bool | None = None
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
         (piece,) = pieces
-        self._note_reason(piece)
+        self._note_end(piece)
         yield to_json(self._message(whole_items(self._items, piece)))
 
     def events(self, piece: Piece) -> Iterator[Event]:
-        self._note_reason(piece)
+        self._note_end(piece)
         for step in self._items.feed(piece):
             yield from self._step(step)
 
@@ -41,6 +43,13 @@ class MessageReply(Reply):
     def _step(self, step: Step) -> Iterable[Event]:
         """Returns the events of the stream for a step of an item."""
 
-    def _note_reason(self, piece: Piece) -> None:
+    @property
+    def _note(self) -> NoteFields:
+        """The verdict on the values of the answer, as fields of the answer; no field before the
+        end, or if the values were not checked."""
+        return note_of([self._schema_valid])
+
+    def _note_end(self, piece: Piece) -> None:
         if piece.finish_reason is not None:
             self._reason = piece.finish_reason
+            self._schema_valid = piece.schema_valid

@@ -1,10 +1,11 @@
 """The types of the answer of POST /v1/responses."""
 
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
+from services.frontend.http.protocol.orcinus_note import OrcinusNote
 
 
 @answer_object
@@ -188,3 +189,5 @@ class Response(RequestEcho):
     """Always null."""
     truncation: Literal["disabled"]
     """Always `disabled`."""
+    orcinus: NotRequired[OrcinusNote]
+    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced."""

@@ -57,8 +57,9 @@ class ResponsesReply(MessageReply):
 
     def _message(self, items: Sequence[tuple[Item, str]]) -> Response:
         status = _status(self._reason)
+        last_status: Status = "incomplete" if self._items.ends_in_call else status
         output = [
-            self._item(item, text, status if item.index == len(items) - 1 else "completed")
+            self._item(item, text, last_status if item.index == len(items) - 1 else "completed")
             for item, text in items
         ]
         return self._response(status, output)
@@ -86,8 +87,8 @@ class ResponsesReply(MessageReply):
                 self._generation.keep(KEPT_BYTES * len(text))
                 self._text.write(text)
                 yield self._event(f"{_DELTAS[item.kind]}.delta", _grown(item, place, "delta", text))
-            case Ended(reason=reason):
-                yield from self._ended(item, place, _status(reason))
+            case Ended(reason=reason, is_cut=is_cut):
+                yield from self._ended(item, place, "incomplete" if is_cut else _status(reason))
 
     def _began(self, item: Item, place: Fields) -> Iterator[Event]:
         added = self._item(item, None, "in_progress")
@@ -167,6 +168,7 @@ class ResponsesReply(MessageReply):
             "previous_response_id": None,
             "truncation": "disabled",
             **self._echo,
+            **self._note,
         }
 
     def _usage(self) -> ResponseUsage:

@@ -36,6 +36,8 @@ from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, Tool, ToolChoice
 from services.frontend.request.generation_request import GenerationOptions
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.request.output_format import ANY_OBJECT, NO_FORMAT, OutputFormat
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -126,23 +128,26 @@ class ResponsesTextFormat(ExactModel):
 
 
 class ResponsesJsonFormat(ExactModel):
-    """The format of any JSON object."""
+    """The format of a JSON object."""
 
     type: Literal["json_object"]
-    """`json_object`: the output may be any JSON object."""
+    """`json_object`: the output is a JSON object."""
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    """A JSON schema that the object keeps; without a schema any object is allowed."""
 
 
 class ResponsesSchemaFormat(ExactModel):
-    """The format of JSON that keeps a schema, with or without `strict`."""
+    """The format of JSON that keeps a schema."""
 
     type: Literal["json_schema"]
     """`json_schema`: the output is JSON that keeps a schema."""
-    name: str | None = None
+    name: str
     """Name of the schema; does nothing."""
     schema_: Annotated[dict[str, Any], Field(alias="schema")]
     """The JSON schema."""
     strict: bool | None = None
-    """Does nothing: outputs always keep the schema."""
+    """Whether the request is refused if a keyword of the schema cannot be enforced. Otherwise the
+    answer names the keyword in the header `x-orcinus-unenforced`."""
 
 
 Format = Annotated[
@@ -191,7 +196,7 @@ class ResponsesBody(GeneratingBody):
     """Largest number of tokens to generate. The number is lowered to the room that the prompt
     leaves in the model's length, which is also the default."""
     tools: ResponsesTools | None = None
-    """Tools that the model may call, 128 functions at most. The model does not see tools of other
+    """Tools that the model may call, 512 functions at most. The model does not see tools of other
     kinds."""
     tool_choice: Choice | None = None
     """Whether the model may, must or must not call tools, and which tools."""
@@ -238,19 +243,22 @@ class ResponsesBody(GeneratingBody):
         return GenerationOptions(
             max_tokens=self.max_output_tokens,
             max_tokens_field="max_output_tokens",
-            lowers_max_tokens=True,
             sampling=sampling,
-            format_field="text.format",
         )
 
     @property
-    def grammar(self) -> str:
+    def output_format(self) -> OutputFormat:
+        field = "text.format"
         match self.text.format if self.text else None:
-            case ResponsesJsonFormat():
-                return output_format.json_object()
-            case ResponsesSchemaFormat(schema_=schema):
-                return output_format.json_schema(schema, field="text.format")
-        return ""
+            case ResponsesJsonFormat(schema_=None):
+                return OutputFormat(field, output_format.json_object())
+            case ResponsesJsonFormat(schema_=dict() as schema):
+                schema = ANY_OBJECT | schema
+                return OutputFormat.of_schema(field, ClientSchema(schema, f"{field}.schema"))
+            case ResponsesSchemaFormat(schema_=schema, strict=strict):
+                asked = ClientSchema(schema, f"{field}.schema", is_strict=bool(strict))
+                return OutputFormat.of_schema(field, asked)
+        return NO_FORMAT
 
     def reply(self, generation: Generation) -> ResponsesReply:
         return ResponsesReply(generation, self._echo(generation.options.sampling))
@@ -273,7 +281,7 @@ class ResponsesBody(GeneratingBody):
         return [tool for tool in self.tools or () if isinstance(tool, ResponsesFunction)]
 
     @property
-    def _shown_tools(self) -> dict[int, ClientTool]:
+    def _shown_tools(self) -> dict[str, ClientTool]:
         told = shown_tools(self.tools)
         if not isinstance(self.tool_choice, ResponsesAllowed):
             return told
@@ -319,7 +327,11 @@ class ResponsesBody(GeneratingBody):
                 "summary": None,
             },
             "temperature": sampling.temperature,
-            "text": {"format": form.model_dump(by_alias=True) if form else {"type": "text"}},
+            "text": {
+                "format": form.model_dump(by_alias=True, exclude_unset=True)
+                if form
+                else {"type": "text"}
+            },
             "tool_choice": (
                 choice.model_dump() if isinstance(choice, BaseModel) else choice or "auto"
             ),

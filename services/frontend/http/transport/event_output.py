@@ -10,7 +10,7 @@ and their requests do not wait long enough to get one.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.types import Send
 
@@ -45,12 +45,16 @@ class EventOutput:
         self._send = send
         self._chunks = chunks
         self._is_open = False  # the headers have been sent
-        self._headers = headers
+        self._headers = list(headers)
         self._comment_s = comment_s
         self._loop = asyncio.get_running_loop()
         self._wrote_at = self._loop.time()
         self._filling: asyncio.Task[None] | None = None  # writes headers or a comment for the timer
         self._timer = self._loop.call_later(min(HEADERS_S, comment_s), self._look)
+
+    def add_headers(self, headers: Mapping[str, str]) -> None:
+        """Adds headers. Headers that have been sent already are not changed."""
+        self._headers += [(name.encode(), value.encode()) for name, value in headers.items()]
 
     async def start(self) -> None:
         """Sends the headers, unless the headers have been sent already."""
@@ -58,7 +62,7 @@ class EventOutput:
             self.has_started = True
             self._wrote_at = self._loop.time()
             await self._send(
-                {"type": "http.response.start", "status": 200, "headers": list(self._headers)}
+                {"type": "http.response.start", "status": 200, "headers": self._headers}
             )
             self._is_open = True
 

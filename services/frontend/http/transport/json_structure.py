@@ -18,8 +18,9 @@ MAX_CONTAINERS = 2**14
 """Largest number of objects and arrays in a body, enough for the largest number of turns of a
 conversation with six parts in each turn."""
 
-MAX_STRINGS = 2**15
-"""Largest number of strings in a body, including names of fields."""
+MAX_STRINGS = 2**16
+"""Largest number of strings in a body, including names of fields; enough for the schemas of 200
+tools with 2 KB each."""
 
 MAX_VALUES = 2**20
 """Largest number of values in a body, enough for a million tokens."""

@@ -2,7 +2,7 @@
 
 In the order of arrival, all waiting work comes before a new request. In the fair order, first comes
 all work of more important priority classes. In the request's own class comes the waiting work of
-its client, and beside it at most the work that other clients receive meanwhile by their weights.
+its client, and in addition at most the work that other clients receive meanwhile by their weights.
 The order decides which request comes when, not this module; ageing and the counters of clients are
 not considered.
 """

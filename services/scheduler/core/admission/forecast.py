@@ -81,7 +81,7 @@ class Forecast:
         return self._machine is not None and self._time.is_known
 
     def open(self, machine: Machine) -> None:
-        """Starts with another pipeline; forgets how fast the last pipeline was."""
+        """Begins with a new pipeline, and drops the measured speed of the last pipeline."""
         self._machine = machine
         self._time = IterationTime()
         self.overhead = Overhead(self._time)

@@ -1,11 +1,11 @@
 """The number of tokens for which a request reserves memory when it is admitted.
 
 With the paper's admission, a request reserves memory for the largest number of tokens that its
-sequence can reach. With optimistic admission, a request reserves what it is expected to need.
-Running requests are at all points of their lives, so on average they hold half of what they use in
-the end, and a new request reserves about that. The larger the fraction of `max_tokens` that
-requests use, the less memory optimism saves and the more it costs in recomputation. Where requests
-use all of `max_tokens`, a request reserves memory for all.
+sequence can reach. With optimistic admission, a request reserves the memory that it is expected to
+need. Running requests are at all points of their lives. So on average a request holds half of the
+memory that it uses at its end, and a new request reserves about that. The larger the fraction of
+`max_tokens` that requests use, the less memory optimism saves, and the more it costs in
+recomputation. If requests use all of `max_tokens`, a request reserves memory for all.
 """
 
 import math

@@ -74,11 +74,11 @@ class Fair:
         self._n_waiting = 0
         self._n_places = 0
         self._n_present = 0  # clients with requests
-        self._allowances: Allowances | None = None  # for the next batch
+        self._allowances: Allowances | None = None  # limits of clients in the next batch
         self._called: Request | None = None
         self._called_to: int | None = None
         self._classes: dict[int, PriorityClass] = {}  # classes with requests
-        self._preempted: dict[Request, None] = {}  # by their places
+        self._preempted: dict[Request, None] = {}  # in the order of their places
         # By account name; None is the name for requests without an account.
         self._clients: dict[str | None, ServedClient] = {}
         self._sweep_at = N_KEPT

@@ -173,8 +173,11 @@ def shared_out(
     n_tokens: int, n_running: Mapping[ServedClient | None, int]
 ) -> dict[ServedClient | None, int]:
     """Returns the limit on tokens, rounded up, of each client that has more requests than another
-    client relative to weight. All clients together get `n_tokens`. They get more if otherwise some
-    client would get fewer tokens, relative to weight, than the client with fewest requests."""
+    client relative to weight.
+
+    All clients together, also those without a limit, get `n_tokens`. The sum is larger if otherwise
+    a client would get fewer tokens, relative to weight, than the client with the fewest requests.
+    """
     by_weight = {one: n / _weight(one) for one, n in n_running.items()}
     fewest = min(by_weight.values())
     more = [one for one, n in by_weight.items() if n > fewest * (1 + ROUNDING)]

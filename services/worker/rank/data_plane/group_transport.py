@@ -1,17 +1,18 @@
-"""A transport over two process groups: transfers in the pipeline's, collectives in the stage's.
+"""A transport over two process groups: one of the pipeline, and one of the stage.
 
-Gloo matches sends with receives by tag, and the tag is the iteration; NCCL matches by order, which
-plans arrive in.
+Transfers use the group of the pipeline, collectives the group of the stage. Gloo matches sends with
+receives by a tag, which is the number of the iteration. NCCL matches sends with receives by order,
+which is the order of plans.
 
-NCCL's group does by itself what a rank on a GPU needs of streams. For each pair of ranks it has a
-communicator and a stream of its own, so that sends, receives and sums do not wait for each other.
-That stream waits for what the rank has launched before it asked for the transfer: a send begins
-when its tensor is computed, and what the rank launches next runs beside it. `Work.wait` lets the
-rank's stream wait for the transfer and returns at once, so that nothing but the layers of an
-iteration waits for its activations. A receive that is asked for behind an iteration begins when
-that has been computed; until then it would only keep multiprocessors from computing.
+An NCCL group handles CUDA streams. It has a communicator and a stream for each pair of ranks, so
+that sends, receives and sums do not wait for each other. The stream of a transfer waits for all
+work that the rank has launched before. A send therefore begins when its tensor is computed, and
+runs in parallel with work that the rank launches afterwards. `Work.wait` makes the rank's stream
+wait for the transfer and returns at once, so that only the layers of an iteration wait for its
+activations. A receive that is started after the launch of an iteration begins when that iteration
+is computed; an earlier begin would only occupy multiprocessors.
 
-Gloo and NCCL notice a peer whose sockets are closed, and no other; hence `abort`.
+Gloo and NCCL detect the loss of a peer only if its sockets are closed. Hence `abort` is needed.
 """
 
 import contextlib
@@ -34,7 +35,7 @@ from services.worker.rank.data_plane.transport import (
 
 
 class GroupTransport:
-    """Point-to-point transfers in the pipeline's group, collectives in the stage's."""
+    """Transfers in the group of the pipeline, and collectives in the group of the stage."""
 
     def __init__(
         self,
@@ -103,20 +104,20 @@ class GroupTransport:
         with self._ending:
             self._is_open = False
             for group in (self.pipeline, self._stage):
-                with contextlib.suppress(RuntimeError):  # nothing to abort in a broken group
+                with contextlib.suppress(RuntimeError):  # the group may be broken already
                     group.abort()
             self._sends.clear()
-            # Gloo closes its sockets, and tells its peers, only when the group is gone.
+            # Gloo closes its sockets, which its peers notice, only when the group is deleted.
             del self.pipeline, self._stage, group
 
     def _retire(self, n_left: int) -> None:
-        """Waits for the oldest sends until `n_left` are under way, and forgets the ended ones."""
+        """Waits for the oldest sends until at most `n_left` are in flight; drops finished sends."""
         while self._sends and (len(self._sends) > n_left or self._sends[0].is_completed):
             self._sends.popleft().wait()
 
 
 class GroupTensorParallel:
-    """The ranks of one stage as its model knows them."""
+    """The ranks of one stage; implements `TensorParallel` for the stage's model."""
 
     def __init__(self, group: Group, rank: int, size: int) -> None:
         self.rank = rank
@@ -129,16 +130,19 @@ class GroupTensorParallel:
         On a CPU every element is summed in the order of the ranks, whatever the shape of `tensor`.
         """
         with transfer("a rank of this stage does not answer"):
-            if tensor.is_cpu and self.size > 2:  # two numbers have one order
+            if tensor.is_cpu and self.size > 2:  # the sum of two numbers has only one order
                 self._sum_in_order(tensor)
             else:
                 self._group.allreduce([tensor]).wait()
 
     def _sum_in_order(self, tensor: torch.Tensor) -> None:
-        """Lets each rank sum a slice of `tensor`; moves as many bytes as Gloo's ring, which begins
-        the sum of each slice at another rank."""
+        """Sums `tensor` over all ranks in the order of the ranks; each rank sums a slice.
+
+        The number of bytes transferred equals that of Gloo's ring algorithm, in which the sum of
+        each slice begins at a different rank.
+        """
         n = tensor.numel()
-        size = -(-n // self.size)  # of a slice
+        size = -(-n // self.size)  # number of elements of a slice
         given, parts = tensor.new_zeros(2, self.size, size)
         given.view(-1)[:n] = tensor.reshape(-1)
         self._group.alltoall_base(parts, given, [], []).wait()
@@ -149,8 +153,8 @@ class GroupTensorParallel:
         tensor.copy_(given.view(-1)[:n].view(tensor.shape))
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the ranks' tensors side by side along the last dimension, in the order of the
-        ranks."""
+        """Returns the tensors of all ranks, concatenated along the last dimension in the order of
+        the ranks."""
         tensor = tensor.contiguous()
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         with transfer("a rank of this stage does not answer"):
@@ -159,7 +163,7 @@ class GroupTensorParallel:
 
 
 class _Transfer:
-    """A transfer under way, and the tensor that must live as long as it is."""
+    """A transfer in flight. It keeps a reference to its tensor, which must live that long."""
 
     def __init__(self, work: Work, tensor: torch.Tensor, what: str, timeout: timedelta) -> None:
         self._work = work
@@ -179,7 +183,7 @@ class _Transfer:
 
 @contextlib.contextmanager
 def transfer(what: str) -> Iterator[None]:
-    """Turns the errors of a process group into TransferError, saying what was tried."""
+    """Turns errors of a process group into a TransferError, whose text begins with `what`."""
     try:
         yield
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Process groups of gloo and of NCCL, behind one protocol.
 
-How they are made and how they are aborted differs, and nothing else outside this module depends on
-which of them a group is, but for the timeout of a transfer (`wait_timeout`).
+Groups of the two kinds are made and aborted differently, and have different timeouts of transfers
+(`wait_timeout`). Code outside this module does not depend on the kind of a group.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from torch.distributed import Store, Work
 MAX_TAG = 2**31 - 1
 
 CONNECT_TIMEOUT = timedelta(seconds=4)
-"""Timeout of a connection within a group, once all its ranks have come; gloo waits five times as
-long."""
+"""Timeout of a connection within a group, after all its ranks have met. Gloo waits for five times
+this duration."""
 
-_ABORT_TAG = MAX_TAG  # of a receive to which no rank sends
-_NO_TIMEOUT = timedelta(0)  # to a `wait`: that of the group holds
+_ABORT_TAG = MAX_TAG  # the tag of a receive for which no rank sends
+_NO_TIMEOUT = timedelta(0)  # as an argument of `Work.wait`: the timeout of the group applies
 
 
 class Group(Protocol):
-    """The operations of gloo's and NCCL's process groups that are used here."""
+    """The operations of a process group that the transport uses."""
 
     def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> Work:
         """Starts a send."""
@@ -45,10 +45,10 @@ class Group(Protocol):
         input_sizes: list[int],
         /,
     ) -> Work:
-        """Starts an exchange of even slices: each rank gets the slices of its number."""
+        """Starts an exchange of slices of equal size: rank r gets slice r of every rank."""
 
     def abort(self) -> None:
-        """Drops what is under way."""
+        """Drops all operations in flight."""
 
 
 def make_group(
@@ -60,12 +60,12 @@ def make_group(
     data_host: str,
     timeout: timedelta,
 ) -> Group:
-    """Connects `size` ranks that meet in `store`: by NCCL for a GPU's tensors, otherwise by gloo
+    """Connects `size` ranks that meet in `store`: by NCCL if `device` is a GPU, otherwise by gloo
     on the address `data_host`.
 
-    Raises RuntimeError or ValueError if they cannot be reached.
+    Raises RuntimeError or ValueError if the other ranks cannot be reached.
     """
-    # torch's type stubs know neither Gloo's options nor the transfers of its groups.
+    # torch's type stubs have neither the options of gloo nor the transfers of its groups.
     options: Any
     group: Any
     if device.type == "cuda":
@@ -78,21 +78,21 @@ def make_group(
         options._devices = [gloo.create_device(hostname=data_host)]
         options._timeout = CONNECT_TIMEOUT
         group = gloo(store, rank, size, options)
-        group._set_default_timeout(timeout)  # of collectives; transfers are waited for with theirs
+        group._set_default_timeout(timeout)  # for collectives; a wait for a transfer has its own
     return cast(Group, group)
 
 
 def wait_timeout(group: Group, timeout: timedelta) -> timedelta:
-    """Returns what `Work.wait` is to be given for a transfer in a group with this timeout."""
-    # NCCL has the timeout in its options. Given to `wait`, it would hold up the host.
+    """Returns the argument of `Work.wait` for a transfer in `group`, whose timeout is `timeout`."""
+    # NCCL has the timeout in its options. With an argument, `Work.wait` would block the host.
     return timeout if isinstance(group, dist.ProcessGroupGloo) else _NO_TIMEOUT
 
 
 def abort_group(group: Group, rank: int, size: int) -> None:
-    """Ends all operations of a group of `size` ranks, of which this is number `rank`."""
+    """Ends all operations of a group of `size` ranks; this process has the index `rank`."""
     if isinstance(group, dist.ProcessGroupGloo):
-        # Gloo has no abort. But a receive that is not answered in time closes all connections of
-        # its group, and with them ends all other operations; one whose peer is gone does not.
+        # Gloo has no abort. A receive that times out closes all connections of its group, which
+        # ends all other operations. A receive from a peer that is gone has no such effect.
         for peer in range(size):
             if peer != rank:
                 with contextlib.suppress(RuntimeError):

@@ -1,8 +1,8 @@
-"""The meeting of an epoch's ranks in a store, and the transport that comes of it.
+"""The meeting of an epoch's ranks in a store, and the making of the epoch's transport.
 
-The store is a TCP server in the first rank of stage 0 and outlives epochs. All ranks announce
-themselves there before any of them makes a group: groups are then only made of ranks that are
-there, and a short timeout is enough for their connections.
+The store is a TCP server in the first rank of stage 0, and is kept from one epoch to the next. All
+ranks announce themselves in the store before any rank makes a group. Groups are then made only of
+ranks that are present, so that a short timeout suffices for their connections.
 """
 
 import socket
@@ -17,11 +17,11 @@ from services.worker.rank.data_plane.groups import make_group
 from services.worker.rank.data_plane.transport import RankPlace, TransferError, Transport
 
 JOIN_TIMEOUT = timedelta(seconds=30)
-"""Time in which the ranks of an epoch must meet."""
+"""Timeout for the ranks of an epoch to meet in the store."""
 
 
 def create_rendezvous(host: str, port: int) -> TCPStore:
-    """Opens the store where all ranks meet, listening on `host` only; port 0 takes a free one."""
+    """Opens the store in which all ranks meet, on the address `host`; port 0 takes a free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family)
     return TCPStore(
@@ -42,7 +42,7 @@ def join(
     device: torch.device,
     timeout_s: float,
 ) -> Transport:
-    """Builds the groups of an epoch when all its ranks are there.
+    """Waits for all ranks of an epoch, makes the epoch's groups and returns their transport.
 
     Raises:
         TransferError: the other ranks could not be reached.

@@ -1,7 +1,7 @@
-"""Tensors of a GPU over gloo: copied to the CPU, sent, copied back.
+"""Transfers of GPU tensors by gloo: copied to the CPU, sent, and copied back.
 
-This is slower than NCCL, and the rank waits for its device. It is for where NCCL cannot be used:
-several ranks on one GPU, or GPUs of different makes.
+This transport is slower than NCCL, and the host waits for the device. It serves ranks that cannot
+use NCCL: several ranks on one GPU, or GPUs of different vendors.
 """
 
 import torch
@@ -11,7 +11,7 @@ from services.worker.rank.data_plane.transport import Receipt, Transport
 
 
 class StagedTransport:
-    """A transport of CPU tensors that takes tensors of a GPU."""
+    """Transfers GPU tensors with a transport of CPU tensors."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -45,7 +45,7 @@ class StagedTransport:
 
 
 class StagedTensorParallel:
-    """Collectives of CPU tensors that take tensors of a GPU."""
+    """Computes collectives of GPU tensors with collectives of CPU tensors."""
 
     def __init__(self, ranks: TensorParallel) -> None:
         self.rank = ranks.rank
@@ -60,15 +60,15 @@ class StagedTensorParallel:
             tensor.copy_(staged)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Returns the ranks' tensors side by side along the last dimension, in the order of the
-        ranks."""
+        """Returns the tensors of all ranks, concatenated along the last dimension in the order of
+        the ranks."""
         if self.size == 1:
             return tensor
         return self._ranks.all_gather(tensor.cpu()).to(tensor.device)
 
 
 class _StagedReceipt:
-    """A receive into a CPU tensor, which is copied to the device when it has come."""
+    """A receive into a CPU tensor; `wait` copies the received tensor to the device."""
 
     def __init__(self, receipt: Receipt, staged: torch.Tensor, hidden: torch.Tensor) -> None:
         self._receipt = receipt

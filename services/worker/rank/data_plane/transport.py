@@ -1,8 +1,8 @@
-"""The data plane as a rank and its model see it: protocols, and the error that ends an epoch.
+"""The protocols of the data plane for a rank and its model, and the error that ends an epoch.
 
-Nothing here waits that need not. A receive is started as soon as its plan is known, which is before
-the activations are on their way and may be long before the rank gets to them; a send is not waited
-for. Whatever a vanished or stopped peer leaves waiting is ended from another thread, by `abort`.
+A receive is started as soon as its plan is known, before the activations are sent and possibly long
+before the rank needs them. A rank does not wait for its sends. If a peer has ended or is stopped,
+another thread ends all waits with `abort`.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ import torch
 from services.worker.models.tensor_parallel import TensorParallel
 
 MAX_PENDING_SENDS = 4
-"""Sends that may be under way before the next one waits for the oldest; with NCCL, the device does,
-and the host goes on."""
+"""Number of sends in flight above which the next send waits for the oldest one. With NCCL the
+device waits, not the host."""
 
 
 class TransferError(Exception):
-    """A tensor could not be sent or received: the epoch is over for this rank."""
+    """A tensor could not be sent or received, so that the epoch is over for this rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class RankPlace:
 
     @property
     def world_rank(self) -> int:
-        """Number of this rank among all ranks; the ranks of a stage are neighbours."""
+        """Index of this rank among all ranks; the ranks of a stage have consecutive indices."""
         return self.stage_index * self.tp_size + self.tp_rank
 
     @property
@@ -52,11 +52,11 @@ class Receipt(Protocol):
     """A receive that has been started."""
 
     def wait(self) -> None:
-        """Returns when the tensor may be used: on a CPU it is there, on a GPU the current stream
-        will not touch it before it is.
+        """Waits until the tensor may be used. On a GPU only the current stream waits, and the
+        method returns at once.
 
         Raises:
-            TransferError: it did not come.
+            TransferError: the tensor was not received.
         """
 
 
@@ -65,34 +65,35 @@ class Transport(Protocol):
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers; its operations raise TransferError."""
+        """The ranks that share this stage's layers; the operations raise TransferError."""
 
     def warm_up(self) -> None:
-        """Exchanges a first tensor with each neighbour, which opens what connections are missing.
+        """Exchanges a first tensor with each neighbour, so that all connections are open.
 
         Raises:
             TransferError: a neighbour did not answer.
         """
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
-        """Starts to fill `hidden` with what the previous stage sends for the iteration.
+        """Starts to receive the previous stage's hidden states of an iteration into `hidden`.
 
-        Receives are started in the order of their iterations.
+        Receives must be started in the order of iterations.
 
         Raises:
             TransferError: the previous stage is gone.
         """
 
     def send(self, hidden: torch.Tensor, iteration: int) -> None:
-        """Starts to send `hidden` to the next stage; it must not be written to afterwards.
+        """Starts to send `hidden` to the next stage. The caller must not write to `hidden` after
+        that.
 
         Raises:
             TransferError: the next stage is gone.
         """
 
     def abort(self) -> None:
-        """Ends whatever waits and whatever is tried from now on with a TransferError; may be called
-        from any thread."""
+        """Makes all current and later operations raise TransferError; may be called from any
+        thread."""
 
     def close(self) -> None:
-        """Leaves the epoch's groups; what is under way is dropped."""
+        """Leaves the epoch's groups and drops all transfers in flight."""

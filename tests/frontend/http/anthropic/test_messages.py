@@ -23,6 +23,7 @@ WEATHER: dict[str, Any] = {
     "description": "Tells the weather.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
 }
+THINKING = {"type": "enabled", "budget_tokens": 1024}
 CALLING = '§hm, two¶I look.«get_weather»{"city": "Oslo"}«get_weather»{"city": "Rome"}'
 
 
@@ -112,7 +113,7 @@ async def test_metadata_are_known(site: Site, user: str | None) -> None:
 @pytest.mark.usefixtures("tagged")
 async def test_a_stream_has_anthropics_events_in_order(site: Site) -> None:
     site.scheduler.behaviour = says(*site.tokens('§hm¶hi«f»{"a": 1}'), EOS)
-    found = await events(site)
+    found = await events(site, thinking=THINKING)
     begun: list[Any] = []  # without repetitions of a delta
     for event in found:
         kind = (event["type"], event.get("delta", event.get("content_block", {})).get("type"))
@@ -156,7 +157,8 @@ async def test_anthropics_client_reads_a_stream_as_the_whole_message(
     client: Any, site: Site, limit: int
 ) -> None:
     site.scheduler.behaviour = says(*site.tokens(CALLING), EOS)
-    asked: Any = {"max_tokens": limit, "messages": HELLO, "model": "test-model", "tools": [WEATHER]}
+    asked: Any = {"max_tokens": limit, "messages": HELLO, "model": "test-model"}
+    asked |= {"tools": [WEATHER], "thinking": THINKING}
     async with client:
         whole = await client.messages.create(**asked)
         async with client.messages.stream(**asked) as stream:
@@ -235,7 +237,6 @@ USER, ROBOT = {"role": "user"}, {"role": "robot", "content": "x"}
             {"messages": [{**USER, "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},
             "messages.0.content.0.tool_use_id",
         ),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, "messages.1.role"),
         ({"system": 5}, "system"),
         ({"tools": [{"name": "f"}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
@@ -244,7 +245,7 @@ USER, ROBOT = {"role": "user"}, {"role": "robot", "content": "x"}
         ({"temperature": 9}, "temperature"),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": {"type": "x"}}}},
-            "output_config.format",
+            "output_config.format.schema",
         ),
     ],
     ids=str,
@@ -274,6 +275,98 @@ async def test_keys_come_as_anthropics_clients_send_them(anthropic: Any, tmp_pat
                     messages=[{"role": "user", "content": "x"}], model=""
                 )
                 assert counted.input_tokens > 0
+
+
+@pytest.mark.usefixtures("tagged")
+@pytest.mark.parametrize(
+    ("thinking", "shown"),
+    [
+        (None, None),
+        ({"type": "disabled"}, None),
+        ({"type": "enabled", "budget_tokens": 1024}, "hm"),
+        ({"type": "adaptive"}, "hm"),
+        ({"type": "adaptive", "display": "summarized"}, "hm"),
+        ({"type": "between_tools"}, "hm"),
+        ({"type": "enabled", "budget_tokens": 1024, "display": "omitted"}, ""),
+    ],
+    ids=str,
+)
+async def test_thinking_is_shown_only_if_asked_for(
+    site: Site, thinking: Any, shown: str | None
+) -> None:
+    site.scheduler.behaviour = says(*site.tokens("§hm¶hi«f»{}"), EOS)
+    content = (await send(site, thinking=thinking)).json()["content"]
+    kinds = ["text", "tool_use"] if shown is None else ["thinking", "text", "tool_use"]
+    assert [block["type"] for block in content] == kinds
+    assert content[0].get("thinking") == shown
+    found = await events(site, thinking=thinking)
+    begun = [event["content_block"] for event in found if event["type"] == "content_block_start"]
+    assert [block["type"] for block in begun] == kinds
+    deltas = [event["delta"] for event in found if event["type"] == "content_block_delta"]
+    assert "".join(delta.get("thinking", "") for delta in deltas) == (shown or "")
+    places = [event["index"] for event in found if event["type"] == "content_block_start"]
+    assert places == [*range(len(kinds))]
+
+
+@pytest.mark.usefixtures("tagged")
+async def test_an_answer_that_only_thinks_has_an_empty_text(site: Site) -> None:
+    site.scheduler.behaviour = says(*site.tokens("§hm"), EOS)
+    assert (await send(site)).json()["content"] == [{"type": "text", "text": ""}]
+
+
+@pytest.mark.parametrize("prefill", ["{", "The answer is (", "[assistant] ", "世", "a\nb"])
+async def test_the_answer_goes_on_where_the_last_turn_ends(site: Site, prefill: str) -> None:
+    site.scheduler.behaviour = says(*site.tokens("1}"), EOS)
+    history = [*HELLO, {"role": "assistant", "content": prefill}]
+    answer = (await send(site, messages=history)).json()
+    assert answer["content"] == [{"type": "text", "text": "1}"}]
+    [submitted] = site.scheduler.requests
+    text = site.tokenizer.to_text(submitted.submission.prompt_token_ids)
+    assert text == f"[user] hello\n[assistant] {prefill}"
+    counted = await site.http.post("/v1/messages/count_tokens", json={"messages": history})
+    assert counted.json()["input_tokens"] == len(submitted.submission.prompt_token_ids)
+
+
+async def test_what_is_left_out_is_named_in_a_header(site: Site) -> None:
+    site.scheduler.behaviour = says(EOS)
+    used = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {"query": "x"}}
+    history = [*HELLO, {"role": "assistant", "content": [used]}, *HELLO]
+    tools = [WEATHER, {"type": "web_search_20250305", "name": "web_search"}]
+    for is_streamed in (False, True):
+        answer = await send(site, messages=history, tools=tools, mood=1, stream=is_streamed)
+        assert answer.status_code == 200
+        assert answer.headers["x-orcinus-ignored-fields"] == (
+            "messages.content.server_tool_use, mood, tools.web_search_20250305"
+        )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "is_anthropics"),
+    [
+        ("GET", "/v1/messages/batches", {}, True),
+        ("POST", "/v1/messages/batches/b1/cancel", {}, True),
+        ("DELETE", "/v1/messages", {}, True),
+        ("GET", "/v1/messages/count_tokens", {}, True),
+        ("POST", "/v1/messages/", {}, True),
+        ("POST", "/v1/files", {"anthropic-version": "2023-06-01"}, True),
+        ("POST", "/v1/complete", {"Anthropic-Version": "2023-06-01"}, True),
+        ("POST", "/v1/messagesx", {}, False),
+        ("GET", "/v1/message", {}, False),
+        ("POST", "/v1/files", {}, False),
+        ("GET", "/v1/models/none", {"anthropic-version": "2023-06-01"}, False),
+    ],
+)
+async def test_paths_that_are_not_served_have_the_errors_of_their_protocol(
+    site: Site, method: str, path: str, headers: dict[str, str], is_anthropics: bool
+) -> None:
+    answer = await site.http.request(method, path, headers=headers)
+    assert answer.status_code in (404, 405)
+    body = answer.json()
+    assert (body.get("type") == "error") is is_anthropics
+    assert ("request-id" in answer.headers) is is_anthropics
+    if is_anthropics:
+        kinds = {404: "not_found_error", 405: "invalid_request_error"}
+        assert body["error"]["type"] == kinds[answer.status_code]
 
 
 async def test_other_errors_have_anthropics_shape_too(site: Site) -> None:

@@ -16,9 +16,9 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.request.request_id import new_request_id
-from services.frontend.text.hermes import Hermes
+from services.frontend.text.formats.call_reader import CallRules
+from services.frontend.text.formats.hermes import Hermes
 from services.frontend.text.message_reader import MessageReader, PlainReader
-from services.frontend.text.tool_calls import CallRules
 
 CALL = ["hi ", "<tool", "_call>", '{"name":"f",', '"arguments":{}}', "</tool_call>"]
 
@@ -39,6 +39,9 @@ class FakeGeneration:
 
     def message_reader(self, _: int) -> MessageReader:
         return self.reader
+
+    def n_shown(self, piece: Piece) -> int:
+        return len(piece.token_ids)
 
     def prompt_of(self, _: int) -> Any:
         return SimpleNamespace(prompt="x")

@@ -183,8 +183,13 @@ async def test_format_of_the_output_leaves_the_choice_to_call(site: Site) -> Non
     composed = sampling(site).grammar
     assert "json_schema" in composed
     assert "tool_call" in composed
-    long = {"guided_choice": ["a" * 1000] * 65}
-    assert (await refused(site, **long))[0] == "guided_choice"
+
+
+@pytest.mark.parametrize("choice", ["required", tool("find")], ids=["required", "named"])
+async def test_a_call_that_is_forced_wins_over_a_format(site: Site, choice: Any) -> None:
+    called = await chat(site, CALLS, tool_choice=choice, regex="a+")
+    assert called["message"]["tool_calls"]
+    assert "a+" not in sampling(site).grammar
 
 
 @pytest.mark.parametrize(
@@ -207,11 +212,10 @@ async def test_wrong_schema_is_named(site: Site, body: dict[str, Any], field: st
         ({"tools": None, "tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": tool("swim")}, "tool_choice"),
         ({"tool_choice": "any"}, "tool_choice"),
-        ({"tool_choice": "required", "regex": "a"}, "tool_choice"),
         ({"tool_choice": "required", "ignore_eos": True}, "ignore_eos"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type"),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [FIND] * 129}, "tools"),
+        ({"tools": [FIND] * 513}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "f"}, "function_call"),
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
@@ -266,9 +270,11 @@ async def test_stream_has_the_deltas_that_clients_put_together(site: Site) -> No
     deltas = [delta.model_dump(exclude_unset=True) for delta in others]
     kinds = [name for delta in deltas for name in delta]
     assert list(dict.fromkeys(kinds)) == ["reasoning_content", "content", "tool_calls"]
-    assert "".join(delta.get("content", "") for delta in deltas) == "Well. "
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Well. "
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     begun = [call for call in calls if "id" in call]
+    beginnings = [d for d in deltas if any("id" in call for call in d.get("tool_calls", ()))]
+    assert [delta["content"] for delta in beginnings] == [None, None]
     assert [(call["index"], call["function"]["name"]) for call in begun] == [
         (0, "find"),
         (1, "dive"),
@@ -440,3 +446,21 @@ async def test_parsers_are_settings(tmp_path: Path) -> None:
         assert choice["finish_reason"] == "tool_calls"
         choice = await chat(site, "<think>Hm.</think>")
         assert choice["message"]["content"] == "<think>Hm.</think>"
+
+
+async def test_conversation_goes_on_where_templates_take_one_call_and_one_system(
+    tmp_path: Path,
+) -> None:
+    refusals = (
+        "{% for m in messages %}{% if m.tool_calls and m.tool_calls | length != 1 %}"
+        "{{ raise_exception('one call') }}{% endif %}"
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('first') }}{% endif %}"
+        "{% endfor %}"
+    )
+    async with running(tmp_path, wide(), template=refusals + chat_templates.HERMES) as site:
+        choice = await chat(site, CALLS)
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"]["name"] == "find"
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "1"}
+        system = {"role": "system", "content": "now dive"}
+        await chat(site, "done", messages=[USER, choice["message"], result, system])

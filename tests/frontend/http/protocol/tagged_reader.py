@@ -9,6 +9,8 @@ from services.frontend.text.message_reader import CallDelta, MessageDelta, Part,
 class TaggedReader:
     """Reads such a text; a name that is not complete is held back."""
 
+    ends_in_call = False
+
     def __init__(self) -> None:
         self.n_tool_calls = 0
         self._mode = "¶"

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from services.frontend.generation.answer import Piece
 from services.frontend.http.protocol.message_items import Grew, Item, MessageItems, whole_items
 from services.frontend.request.finish_reason import FinishReason
-from services.frontend.text.message_format import FAMILIES, AnswerFormat
+from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
+from services.frontend.text.message_format import AnswerFormat
 
 Items = list[tuple[str, str, str]]
 
@@ -24,8 +25,9 @@ TEXTS = {
 
 
 def answers(family: str) -> MessageItems:
-    names = frozenset({"find", "dive"})
-    written = AnswerFormat(family=FAMILIES[family], tool_names=names, thinks=True)
+    tools = {"find": "", "dive": ""}
+    think = REASONING_FORMATS["think"]
+    written = AnswerFormat(family=TOOL_FORMATS[family], tools=tools, reasoning=think)
     return MessageItems(written.reader("request", 0))
 
 
@@ -59,7 +61,7 @@ def test_items_are_in_the_order_of_the_text() -> None:
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", TEXTS)
 def test_each_place_of_a_cut_gives_the_items_of_the_whole(family: str) -> None:
     text = TEXTS[family]
     expected = whole(family, text)
@@ -77,7 +79,7 @@ PARTS = [
 
 
 @given(
-    family=st.sampled_from([*FAMILIES]),
+    family=st.sampled_from([*TOOL_FORMATS]),
     parts=st.lists(st.sampled_from(PARTS), max_size=12),
     data=st.data(),
 )

@@ -229,7 +229,11 @@ async def test_openais_client_reads_streams_and_sends_their_items_back(site: Sit
         ({"tool_choice": {"type": "custom", "name": "f"}}, "tool_choice.type"),
         ({"tool_choice": "many"}, "tool_choice"),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
-        ({"text": {"format": {"type": "json_schema", "schema": {"type": "x"}}}}, "text.format"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "x"}}}},
+            "text.format.schema",
+        ),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 2**31}, "max_output_tokens"),
         ({"truncation": "all"}, "truncation"),

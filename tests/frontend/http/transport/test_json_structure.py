@@ -39,7 +39,7 @@ def listed(item: bytes, count: int) -> bytes:
         (listed(b"[]", MAX_CONTAINERS), "objects and arrays"),
         (listed(b"{}", MAX_CONTAINERS), "objects and arrays"),
         (listed(b'"a,"', MAX_STRINGS + 1), "strings"),
-        (listed(b'{"":""}', MAX_CONTAINERS - 1)[:-1] + b',"","","",""]', "strings"),
+        (listed(b'{"":"","":""}', MAX_CONTAINERS - 1)[:-1] + b',"","","","",""]', "strings"),
         (listed(b"7", MAX_VALUES + 1), "values"),
         (b'["\\\\",' + listed(b"[]", MAX_CONTAINERS), "objects and arrays"),
         (b'["\\\\\\",' + b'",' + listed(b"[]", MAX_CONTAINERS), "objects and arrays"),

@@ -9,18 +9,23 @@ beginning of the call is dropped too if another call came before or a call is re
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
-import pydantic_core
-
-from services.frontend.text.arriving_text import SPACES, ArrivingText, Steps
+from services.frontend.text import near_json
+from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, Steps
 from services.frontend.text.message_reader import CallDelta, MessageDelta, Part, Words
 
 ARGUMENTS = ("arguments", "parameters")
 """Names of the member that has the arguments of a call."""
 
+NAMES = ("name", "tool_name")
+"""Names of the member that has the name of a tool."""
+
 _SCALAR = re.compile(r"[^,}\]\s]+")
+_BRACES = re.compile(r"[} \t\r\n]+")
+CLOSING = re.compile(r"[}\]]+")
+"""Brackets that close nothing where a call has ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +34,9 @@ class CallRules:
 
     new_id: Callable[[int], str]
     """Returns the id of the call with an index; always the same id for an index."""
-    names: frozenset[str] = frozenset()
-    """Names of the existing tools."""
+    tools: Mapping[str, str] = field(default_factory=dict)
+    """Schema of the arguments of each existing tool, as JSON, by the tool's name. An empty text
+    stands for any object."""
     is_single: bool = False
     """Whether all calls after the first are left out."""
     must_call: bool = False
@@ -62,6 +68,12 @@ class ToolCallReader(ABC):
         self._spaces: list[str] = []  # white space that is content only if words follow
         self._is_speaking = False
         self._is_left_out = False
+        self._is_in_arguments = False
+
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the text that has been read ends inside the arguments of a call."""
+        return self._is_in_arguments
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
@@ -95,23 +107,25 @@ class ToolCallReader(ABC):
         self._end_arguments()
         self._new += [Words(text) for text in texts if text]
 
-    def _until(self, marker: str) -> Steps[bool]:
-        """Adds the text before a marker as content; returns False if the text ends without a
-        marker."""
+    def _until(self, *markers: str) -> Steps[str]:
+        """Adds the text before the next marker as content, and returns the marker; returns an empty
+        text if the text ends without a marker."""
         text = self._text
         if not self._rules.is_exclusive:
-            return (yield from text.until(marker, self._say, self._say_cut_marker))
+            return (yield from text.until(markers, self._say, self._say_cut_marker))
         if not self._is_speaking:
             text.keep()
             yield from text.run(SPACES)
-            is_next = yield from text.begins_with(marker)
+            for marker in markers:
+                if (yield from text.begins_with(marker)):
+                    self._say(text.kept())
+                    return marker
             self._say(text.kept())
-            if is_next:
-                return True
             if self.n_tool_calls:
-                yield from text.skip(marker)
+                for marker in markers:
+                    yield from text.skip(marker)
         yield from text.rest(self._say)
-        return False
+        return ""
 
     def _say_cut_marker(self, text: str) -> None:
         """Adds `text`, the beginning of a marker at the end of the answer, as content. Drops the
@@ -127,17 +141,20 @@ class ToolCallReader(ABC):
         if not may_be_cut:
             self._say(text)
 
-    def _begin(self, name: str) -> None:
-        """Begins a call. The text that was kept belongs to the call."""
+    def _begin(self, name: str, call_id: str = "") -> None:
+        """Begins a call, whose arguments follow until `_end_call`. The text that was kept belongs
+        to the call. `call_id` is the id that the model has written; empty if the model writes no
+        ids."""
         self._text.kept()
         self._spaces.clear()
         self._is_speaking = False
         self._end_arguments()
+        self._is_in_arguments = True
         self._is_left_out = self._rules.is_single and self.n_tool_calls > 0
         if not self._is_left_out:
             index = self.n_tool_calls
             self.n_tool_calls += 1
-            delta = CallDelta(index=index, id=self._rules.new_id(index), name=name)
+            delta = CallDelta(index=index, id=call_id or self._rules.new_id(index), name=name)
             self._new.append(delta)
 
     def _argue(self, text: str) -> None:
@@ -145,9 +162,40 @@ class ToolCallReader(ABC):
         if not self._is_left_out:
             self._new_arguments.append(text)
 
+    def _end_call(self) -> None:
+        """Ends the arguments of the call that has begun."""
+        self._is_in_arguments = False
+
+    def _skip_marks(self, *marks: str) -> Steps[None]:
+        """Moves past marks that end a call, in any order and number, and past white space between
+        them. White space after the last mark is kept."""
+        text = self._text
+        text.keep()
+        yield from text.run(SPACES)
+        while (yield from text.take_one(*marks)):
+            text.kept()
+            text.keep()
+            yield from text.run(SPACES)
+        yield from text.skip_cut(*marks)
+
+    def _read_object_of(self, name: str, *ends: str, call_id: str = "") -> Steps[bool]:
+        """Reads the arguments of a tool, a JSON object, or nothing before one of the marks `ends`.
+        Returns False if something else comes: then there is no call."""
+        text = self._text
+        has_object = yield from text.begins_with("{")
+        if not has_object and not (yield from text.comes_next(*ends)):
+            yield from text.skip_cut(*ends)
+            return False
+        self._begin(name, call_id)
+        if not has_object:
+            self._argue("{}")
+        if not has_object or (yield from text.json_value(self._argue)):
+            self._end_call()
+        return True
+
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
-        """Reads one or several calls, with or without the brackets of a list. `is_call` returns
-        whether a name is the name of a call.
+        """Reads one or several calls, with or without the brackets of a list. Brackets that close
+        nothing are left out. `is_call` returns whether a name is the name of a call.
 
         Returns False if the text is not a call; in this case the text since the last call is kept.
         """
@@ -160,14 +208,14 @@ class ToolCallReader(ABC):
             if not (yield from self._read_call(is_call)):
                 return False
             text.keep()
-            yield from text.run(SPACES)
+            yield from text.run(_BRACES)
             follows = yield from text.peek()
             if follows in (",", ";"):
                 text.take(1)
             elif follows != "{":
                 break
-        if has_brackets and (yield from text.begins_with("]")):
-            text.take(1)
+        if follows == "]":
+            yield from text.run(CLOSING)
         return True
 
     def _read_call(self, is_call: Callable[[str], object]) -> Steps[bool]:
@@ -191,6 +239,7 @@ class ToolCallReader(ABC):
         if call.name and not call.has_begun:
             self._begin(call.name)
             self._argue(call.arguments)
+            self._end_call()
         return bool(call.name)
 
     def _read_member(self, call: _CallSoFar, is_call: Callable[[str], object]) -> Steps[bool]:
@@ -207,15 +256,17 @@ class ToolCallReader(ABC):
             self._begin(call.name)
             call.has_begun = True
             is_whole = yield from text.json_value(self._argue)
+            if is_whole:
+                self._end_call()
             text.keep()
             return is_whole
-        if first not in ("{", "[", '"'):
+        if first not in ("{", "[", '"', "'"):
             return bool((yield from text.run(_SCALAR)))
         parts: list[str] = []
         if not (yield from text.json_value(parts.append)):
             return False
         value = "".join(parts)
-        if key == "name" and not call.name:
+        if key in NAMES and not call.name:
             name = _string_of(value)
             call.name = name if name and is_call(name) else ""
             return bool(call.name)
@@ -225,9 +276,9 @@ class ToolCallReader(ABC):
         return True
 
     def _read_string(self) -> Steps[str | None]:
-        """Returns the value of the JSON string that is next; None if there is none."""
+        """Returns the value of the string that is next; None if there is none."""
         parts: list[str] = []
-        if not (yield from self._text.begins_with('"')):
+        if (yield from self._text.peek()) not in ('"', "'"):
             return None
         if not (yield from self._text.json_value(parts.append)):
             return None
@@ -252,11 +303,7 @@ _NOTHING = MessageDelta()
 
 
 def _string_of(text: str) -> str | None:
-    """Returns the value of a JSON string; None if the text is not one."""
-    if not text.startswith('"'):
+    """Returns the value of a string of JSON, or of nearly JSON; None if the text is not one."""
+    if not text.startswith(('"', "'")):
         return None
-    try:
-        value: str = pydantic_core.from_json(text)
-    except ValueError:
-        return None
-    return value
+    return near_json.string_of(text)

@@ -8,7 +8,8 @@ tokens, since texts in a grammar never match special tokens.
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from services.frontend.request.output_format import quoted
 
@@ -18,10 +19,17 @@ TEXT = r"TEXT: /(.|\n)*/"
 
 @dataclass(frozen=True, slots=True)
 class ToolRule:
-    """A tool, and the name of the rule that its arguments follow."""
+    """A tool, and the rule that its arguments follow."""
 
     name: str
     arguments: str
+    """Name of the grammar's rule of the arguments as JSON."""
+    schema: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    """Schema of the arguments, for formats in which they are not JSON."""
+    is_strict: bool = False
+    """Whether a keyword of the schema that the grammar cannot enforce is an error."""
+    schema_field: str = ""
+    """Field of the request that holds the schema."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +46,44 @@ class Markers:
         """Returns whether a mark is a special token."""
         return marker in self.special
 
+    def written(self, text: str) -> str:
+        """Returns the expression for a text in which marks may occur; empty for no text."""
+        return " ".join(self[part] for part in self._parts(text))
+
+    def divided(self, text: str) -> tuple[str, str]:
+        """Returns the part of a text before its first special token, and the expression for the
+        rest of the text; the expression is empty if the text has no special token."""
+        parts = self._parts(text)
+        if parts and not self.is_special(parts[0]):
+            return parts[0], " ".join(self[part] for part in parts[1:])
+        return "", " ".join(self[part] for part in parts)
+
     def up_to(self, name: str, marker: str) -> str:
         """Returns the rule `name`: any text, up to and with the first mark."""
-        if self.is_special(marker):
-            return f"{name}: TEXT {self[marker]}"
-        pattern = re.escape(marker).replace("/", r"\/")
-        return rf"{name}[lazy]: /(.|\n)*{pattern}/"
+        head, rest = self.divided(marker)
+        if not rest:
+            return rf"{name}[lazy]: /(.|\n)*{pattern_of(head)}/"
+        if not head:
+            return f"{name}: TEXT {rest}"
+        return f"{name}: {name.upper()} {rest}\n{name.upper()}: /(.|\\n)*{pattern_of(head)}/"
+
+    def _parts(self, text: str) -> list[str]:
+        """Returns the special tokens of a text, and the texts between them."""
+        if not self.special:
+            return [text] if text else []
+        marks = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
+        return [part for part in re.split(f"({marks})", text) if part]
 
     def after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
         """Returns the rule `answer`: text in which `rule` follows each mark, or only the first if
         `is_single`."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"
         return f"answer: {answer}\n{self.up_to('until', marker)}\n"
+
+
+def pattern_of(text: str) -> str:
+    """Returns the regular expression that matches only a text, as a part of a literal of Lark."""
+    return re.escape(text).replace("\\\n", r"\n").replace("/", r"\/")
 
 
 def repeated(rule: str, separator: str, *, is_single: bool) -> str:

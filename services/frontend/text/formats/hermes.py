@@ -10,28 +10,34 @@ A tag may also hold a list of calls.
 from collections.abc import Sequence
 
 from services.frontend.request.output_format import quoted
-from services.frontend.text.arriving_text import SPACES, Steps
-from services.frontend.text.message_reader import MessageReader
-from services.frontend.text.tool_calls import CallRules, ToolCallReader
-from services.frontend.text.tool_grammar import (
+from services.frontend.text.formats.arriving_text import SPACES, Steps
+from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import (
     Markers,
     ToolRule,
     call_object,
     one_of,
     repeated,
 )
+from services.frontend.text.formats.tool_format import ToolFormat
+from services.frontend.text.message_reader import MessageReader
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
 NEWLINE = "\n"
 
 
-class Hermes:
+class Hermes(ToolFormat):
     """The format of Hermes."""
 
+    name = "hermes"
+    models = "Hermes, Qwen 2.5, Qwen 3, SmolLM 3"
     markers = (BEGIN, END)
-    id_prefix, id_length = "call_", 24
-    has_bare_calls = False
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the template holds the tag."""
+        return BEGIN in checkpoint.template
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a new reader for an answer."""
@@ -55,12 +61,19 @@ class HermesReader(ToolCallReader):
 
     def _read(self) -> Steps[None]:
         text = self._text
-        while (yield from self._until(BEGIN)):
+        while marker := (yield from self._until(*self._marks())):
             text.keep()
-            text.take(len(BEGIN))
+            text.take(len(marker))
+            if marker == END:
+                text.kept()
+                continue
             yield from text.run(SPACES)
             if not (yield from self._read_calls()):
                 self._say_no_call(text.kept())
                 continue
             text.kept()
             yield from text.skip(END)
+
+    def _marks(self) -> tuple[str, ...]:
+        """Returns the marks that are no content. After a call, these include the closing tag."""
+        return (BEGIN, END) if self.n_tool_calls else (BEGIN,)

@@ -8,20 +8,34 @@ name of an existing tool: other JSON is content.
 
 from collections.abc import Callable, Sequence
 
-from services.frontend.text.arriving_text import SPACES, Steps
+from services.frontend.text.formats.arriving_text import SPACES, Steps
+from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import (
+    Markers,
+    ToolRule,
+    call_object,
+    one_of,
+    repeated,
+)
+from services.frontend.text.formats.tool_format import ToolFormat
 from services.frontend.text.message_reader import MessageReader
-from services.frontend.text.tool_calls import CallRules, ToolCallReader
-from services.frontend.text.tool_grammar import Markers, ToolRule, call_object, one_of, repeated
 
 TAG = "<|python_tag|>"
 
 
-class Llama3:
+class Llama3(ToolFormat):
     """The format of Llama 3."""
 
+    name = "llama3"
+    models = "Llama 3.1, 3.2, 3.3"
     markers = (TAG,)
-    id_prefix, id_length = "call_", 24
     has_bare_calls = True
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the template shows tools, and holds the tag or the tag is a special
+        token."""
+        return "tools" in checkpoint.template and checkpoint.has(TAG)
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a new reader for an answer."""
@@ -48,7 +62,7 @@ class Llama3Reader(ToolCallReader):
         text.keep()
         yield from text.run(SPACES)
         if (yield from text.peek()) in ("{", "["):
-            yield from self._read_all(self._rules.names.__contains__)
+            yield from self._read_all(self._rules.tools.__contains__)
         self._say_no_call(text.kept())
         while (yield from self._until(TAG)):
             text.keep()

@@ -17,8 +17,18 @@ Steps = Generator[None, None, Result]
 SPACES = re.compile(r"[ \t\r\n]+")
 NEWLINES = re.compile(r"\n+")
 
-_IN_STRING = re.compile(r'[^"\\]+|\\.|"', re.DOTALL)
-_OUTSIDE = re.compile(r'[^"{}\[\]]+|["{}\[\]]')
+_IN_STRING = {
+    '"': re.compile(r'[^"\\]+|\\.|"', re.DOTALL),
+    "'": re.compile(r"[^'\\]+|\\.|'", re.DOTALL),
+}
+_OUTSIDE = re.compile(r"[^\"'{}\[\]/#]+|[\"'{}\[\]/#]")
+_NOT_NEWLINE = re.compile(r"[^\n]+")
+
+_BEFORE_STRING = ("{", "[", ",", ":")
+"""Characters after which a single quote begins a string."""
+
+_AFTER_STRING = ("", " ", "\t", "\r", "\n", ",", ":", "}", "]")
+"""Characters before which a single quote ends a string; else the quote is an apostrophe."""
 
 
 class ArrivingText:
@@ -91,6 +101,30 @@ class ArrivingText:
         elif marker.startswith(self._text[self._at :]):
             self.take_rest()
 
+    def comes_next(self, *markers: str) -> Steps[bool]:
+        """Returns whether the text continues with one of the markers."""
+        for marker in markers:
+            if (yield from self.begins_with(marker)):
+                return True
+        return False
+
+    def take_one(self, *markers: str) -> Steps[bool]:
+        """Moves past one of the markers if one comes next; returns whether one did. Moves past the
+        beginning of a marker too if the text ends with that beginning."""
+        for marker in markers:
+            if (yield from self.begins_with(marker)):
+                self.take(len(marker))
+                return True
+        yield from self.skip_cut(*markers)
+        return False
+
+    def skip_cut(self, *markers: str) -> Steps[None]:
+        """Moves past the beginning of a marker if the text ends with that beginning."""
+        for marker in markers:
+            is_next = yield from self.begins_with(marker)
+            if not is_next and marker.startswith(self._text[self._at :]):
+                self.take_rest()
+
     def run(self, characters: re.Pattern[str]) -> Steps[str]:
         """Returns the next characters that match a pattern, and moves past them. The pattern must
         match each character separately."""
@@ -106,23 +140,31 @@ class ArrivingText:
 
     def until(
         self,
-        marker: str,
+        markers: str | tuple[str, ...],
         pass_on: Callable[[str], None],
         pass_on_cut: Callable[[str], None] | None = None,
-    ) -> Steps[bool]:
-        """Passes text on until a marker comes next; returns False if the text ends without a
-        marker. If the text ends with the beginning of a marker, this beginning is passed to
-        `pass_on_cut`, if that is given."""
+    ) -> Steps[str]:
+        """Passes text on until one of the markers comes next, and returns this marker; returns an
+        empty text if the text ends without a marker. If the text ends with the beginning of a
+        marker, this beginning is passed to `pass_on_cut`, if that is given.
+
+        No marker may be the beginning of another marker.
+        """
+        if isinstance(markers, str):
+            markers = (markers,)
         while True:
-            found = self._text.find(marker, self._at)
-            if found >= 0:
-                pass_on(self.take(found - self._at))
-                return True
+            found = [self._text.find(marker, self._at) for marker in markers]
+            places = [(at, marker) for at, marker in zip(found, markers, strict=True) if at >= 0]
+            if places:
+                at, marker = min(places)
+                pass_on(self.take(at - self._at))
+                return marker
             n_unread = len(self._text) - self._at
-            pass_on(self.take(n_unread - _n_begun(self._text, marker, n_unread)))
+            n_begun = max(_n_begun(self._text, marker, n_unread) for marker in markers)
+            pass_on(self.take(n_unread - n_begun))
             if self._is_over:
                 (pass_on_cut or pass_on)(self.take_rest())
-                return False
+                return ""
             yield
 
     def rest(self, pass_on: Callable[[str], None]) -> Steps[None]:
@@ -132,10 +174,11 @@ class ArrivingText:
 
     def json_value(self, pass_on: Callable[[str], None]) -> Steps[bool]:
         """Passes a JSON object, list or string on as it comes; returns False if the text ends
-        inside it. Only brackets and strings are looked at."""
-        depth, is_in_string = 0, False
+        inside it. Only brackets, strings and comments are looked at, and strings may also have
+        single quotes."""
+        depth, before, quote = 0, ":", ""
         while (yield from self.peek()):
-            match = (_IN_STRING if is_in_string else _OUTSIDE).match(self._text, self._at)
+            match = (_IN_STRING[quote] if quote else _OUTSIDE).match(self._text, self._at)
             if match is None:  # the last character that has arrived is a backslash
                 if self._is_over:
                     break
@@ -143,14 +186,34 @@ class ArrivingText:
                 continue
             part = self.take(len(match[0]))
             pass_on(part)
-            if part == '"':
-                is_in_string = not is_in_string
-            elif not is_in_string:
+            if quote:
+                if part != quote:
+                    continue
+                if quote == "'" and (yield from self.peek()) not in _AFTER_STRING:
+                    continue
+                quote = ""
+            elif part == '"' or (part == "'" and before in _BEFORE_STRING):
+                quote = part
+            elif part in ("/", "#"):
+                yield from self._comment(part, pass_on)
+                continue
+            else:
                 depth += (part in ("{", "[")) - (part in ("}", "]"))
-            if depth == 0 and not is_in_string:
+            before = part.rstrip()[-1:] or before
+            if depth == 0 and not quote:
                 return True
         pass_on(self.take_rest())
         return False
+
+    def _comment(self, first: str, pass_on: Callable[[str], None]) -> Steps[None]:
+        """Passes the rest of a comment on, if one begins with the character before, `first`."""
+        follows = yield from self.peek()
+        if first == "#" or follows == "/":
+            pass_on((yield from self.run(_NOT_NEWLINE)))
+        elif follows == "*":
+            pass_on(self.take(1))
+            if (yield from self.until("*/", pass_on)):
+                pass_on(self.take(2))
 
 
 def _n_begun(text: str, marker: str, n_unread: int) -> int:

@@ -11,28 +11,35 @@ import re
 from collections.abc import Sequence
 
 from services.frontend.request.output_format import quoted
-from services.frontend.text.arriving_text import SPACES, Steps
-from services.frontend.text.message_reader import MessageReader
-from services.frontend.text.tool_calls import CallRules, ToolCallReader
-from services.frontend.text.tool_grammar import (
+from services.frontend.text.formats.arriving_text import SPACES, Steps
+from services.frontend.text.formats.call_reader import CLOSING, CallRules, ToolCallReader
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import (
     Markers,
     ToolRule,
     call_object,
     one_of,
     repeated,
 )
+from services.frontend.text.formats.tool_format import ToolFormat
+from services.frontend.text.message_reader import MessageReader
 
 BEGIN, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 _NAME = re.compile(r"[\w.-]+")
 
 
-class Mistral:
+class Mistral(ToolFormat):
     """The format of Mistral."""
 
+    name = "mistral"
+    models = "Mistral, Ministral, Devstral, Magistral"
     markers = (BEGIN, CALL_ID, ARGS)
     id_prefix, id_length = "", 9
-    has_bare_calls = False
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the mark of calls is in the template or is a special token."""
+        return checkpoint.has(BEGIN)
 
     def reader(self, rules: CallRules) -> MessageReader:
         """Returns a new reader for an answer."""
@@ -87,5 +94,7 @@ class MistralReader(ToolCallReader):
         if not name or not (yield from text.begins_with("{")):
             return False
         self._begin(name)
-        yield from text.json_value(self._argue)
+        if (yield from text.json_value(self._argue)):
+            self._end_call()
+            yield from text.run(CLOSING)
         return True

@@ -1,0 +1,117 @@
+"""Checks the finished values of answers against the JSON schemas of which not all is enforced.
+
+A value is the content of an answer whose format has such a schema, or the arguments of a call of a
+tool that has one. The text of an answer is kept until the answer ends, and then read as a whole.
+Nothing is changed in the answer: its last piece says whether the values match.
+"""
+
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
+
+from services.frontend.generation.answer import Piece
+from services.frontend.generation.encoded_prompt import EncodedPrompt
+from services.frontend.request.conversation import Conversation
+from services.frontend.request.json_schema.client_schema import ClientSchema
+from services.frontend.text.message_reader import MessageDelta, MessageReader
+
+CheckValue = Callable[[ClientSchema, str], Awaitable[bool | None]]
+"""A function that returns whether a text is JSON that matches a schema; None if that could not be
+found out within the limits."""
+
+KEPT_BYTES = 4
+"""Largest number of bytes of memory that a kept character takes."""
+
+
+class ValueChecks:
+    """The checks of the values of one call."""
+
+    def __init__(
+        self,
+        check: CheckValue,
+        prompts: Sequence[EncodedPrompt],
+        schema: ClientSchema | None,
+        *,
+        keep: Callable[[int], None],
+        note: Callable[[bool | None], None],
+    ) -> None:
+        """`schema` is the schema of the requested format, if there is one. `keep` takes bytes of
+        memory for text that is kept, and `note` takes the verdict on each answer that has values to
+        check."""
+        self._check = check
+        self._prompts = prompts
+        must_call = any(prompt.answer_format.must_call for prompt in prompts)
+        self._schema = None if must_call or schema is None or not schema.unenforced else schema
+        self._keep = keep
+        self._note = note
+        self._texts: dict[int, list[str]] = {}
+
+    @property
+    def unenforced(self) -> tuple[str, ...]:
+        """Names of the keywords that are not enforced."""
+        names = () if self._schema is None else self._schema.unenforced_names
+        found = dict.fromkeys(names)
+        for prompt in self._prompts:
+            for schema in prompt.answer_format.schemas.values():
+                found.update(dict.fromkeys(schema.unenforced_names))
+        return tuple(found)
+
+    def add(self, index: int, text: str) -> None:
+        """Takes new text of an answer."""
+        self._keep(KEPT_BYTES * len(text))
+        self._texts.setdefault(index, []).append(text)
+
+    async def checked(self, piece: Piece, prompt: EncodedPrompt) -> Piece:
+        """Takes the next piece of an answer to a prompt, and returns the piece. The last piece of
+        the answer gets the verdict."""
+        self.add(piece.index, piece.text)
+        if piece.finish_reason is None:
+            return piece
+        text = "".join(self._texts.pop(piece.index))
+        verdicts = [await self._check(*value) for value in self._values(text, prompt)]
+        if not verdicts:
+            return piece
+        is_valid = None if None in verdicts else True
+        verdict = False if False in verdicts else is_valid
+        self._note(verdict)
+        return replace(piece, schema_valid=verdict)
+
+    def _values(self, text: str, prompt: EncodedPrompt) -> Iterator[tuple[ClientSchema, str]]:
+        """Yields the values in the text of an answer, each with its schema."""
+        content, calls = text, MessageDelta().tool_calls
+        if isinstance(prompt.prompt, Conversation):
+            reader = prompt.answer_format.reader("", 0)
+            message = reader.feed(text) + reader.flush()
+            content, calls = message.content, message.tool_calls
+        for call in calls:
+            if (schema := prompt.answer_format.schemas.get(call.name)) is not None:
+                yield schema, call.arguments
+        if self._schema is not None and not calls:
+            yield self._schema, content
+
+
+class RecordingReader:
+    """A reader that passes the text on to `checks`, and to another reader."""
+
+    def __init__(self, reader: MessageReader, checks: ValueChecks, index: int) -> None:
+        self._reader = reader
+        self._checks = checks
+        self._index = index
+
+    @property
+    def n_tool_calls(self) -> int:
+        """Number of tool calls that have begun."""
+        return self._reader.n_tool_calls
+
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the text that has been read ends inside the arguments of a call."""
+        return self._reader.ends_in_call
+
+    def feed(self, text: str) -> MessageDelta:
+        """Takes new text and returns what the text adds to the message."""
+        self._checks.add(self._index, text)
+        return self._reader.feed(text)
+
+    def flush(self) -> MessageDelta:
+        """Ends the text, and returns the part of the message that was held back."""
+        return self._reader.flush()

@@ -1,0 +1,287 @@
+"""The blocks of a turn's content in Anthropic's protocol.
+
+Blocks of other types are left out of the prompt, unless text of the user would be lost
+(`unknown_items.py`).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import FailFast, Field, Tag
+from typing_extensions import TypeAliasType
+
+from services.frontend.http.anthropic.tools import MessagesTool
+from services.frontend.http.bodies.object_kinds import ExactModel, LeftOutItem, by_type
+from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
+from services.frontend.http.protocol.conversation_tools import ToolName
+from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
+from services.frontend.http.protocol.unknown_items import (
+    LEFT_OUT,
+    LeftOut,
+    Refused,
+    tag_of_unknown,
+)
+from services.frontend.request.conversation import MAX_TURNS
+
+
+class Block(ExactModel):
+    """Fields that blocks of all types have."""
+
+    cache_control: Any = None
+    """Does nothing: prompts are cached without being asked."""
+
+
+class TextBlock(Block):
+    """A block of text."""
+
+    type: Literal["text"]
+    """Kind of the block."""
+    text: str
+    """Text of the block; several blocks are joined by line ends."""
+    citations: Any = None
+    """Does nothing."""
+
+
+TextOnly = Annotated[
+    Annotated[TextBlock, Tag("text")] | LeftOut | Refused,
+    by_type({"text": "text"}, others=tag_of_unknown),
+]
+TextBlocks = TypeAliasType(
+    "TextBlocks", Annotated[list[TextOnly], FailFast(), Field(max_length=MAX_TURNS)]
+)
+Text = Annotated[Annotated[str, Tag("text")] | Annotated[TextBlocks, Tag("list")], TEXT_OR_LIST]
+"""A text, whole or in blocks."""
+
+
+class PlainTextSource(ExactModel):
+    """The text of a document."""
+
+    type: Literal["text"]
+    """Kind of the source."""
+    media_type: str | None = None
+    """Does nothing: the text is read as plain text."""
+    data: str
+    """Text of the document."""
+
+    @property
+    def text(self) -> str:
+        """The text of the document."""
+        return self.data
+
+
+class ContentSource(ExactModel):
+    """The text of a document, in blocks."""
+
+    type: Literal["content"]
+    """Kind of the source."""
+    content: Text
+    """Text of the document, as a text or in blocks."""
+
+    @property
+    def text(self) -> str:
+        """The text of the document."""
+        return joined(self.content)
+
+
+class DocumentBlock(Block):
+    """A document of plain text. Documents of other kinds are refused."""
+
+    type: Literal["document"]
+    """Kind of the block."""
+    source: Annotated[
+        Annotated[PlainTextSource, Tag("text")]
+        | Annotated[ContentSource, Tag("content")]
+        | Refused,
+        by_type({"text": "text", "content": "content"}),
+    ]
+    """Text of the document."""
+    title: str | None = None
+    """Title of the document, which the model reads before the text."""
+    context: str | None = None
+    """Text about the document, which the model reads before the text."""
+    citations: Any = None
+    """Does nothing."""
+
+    @property
+    def text(self) -> str:
+        """The title, the context and the text of the document, one after the other."""
+        return "\n".join(filter(None, (self.title, self.context, joined((self.source,)))))
+
+
+class SearchResultBlock(Block):
+    """A result of a search."""
+
+    type: Literal["search_result"]
+    """Kind of the block."""
+    source: str
+    """Address of the result."""
+    title: str
+    """Title of the result."""
+    content: TextBlocks
+    """Text of the result."""
+    citations: Any = None
+    """Does nothing."""
+
+    @property
+    def text(self) -> str:
+        """The title, the address and the text of the result, one after the other."""
+        return "\n".join(filter(None, (self.title, self.source, joined(self.content))))
+
+
+class ThinkingBlock(Block):
+    """Reasoning of the assistant, which a client sends back unchanged."""
+
+    type: Literal["thinking"]
+    """Kind of the block."""
+    thinking: str
+    """Reasoning of the assistant before a text or a call."""
+    signature: str | None = None
+    """Does nothing."""
+
+
+class RedactedThinkingBlock(Block):
+    """Encrypted reasoning, which only the server that wrote it can read. The block is left out of
+    the prompt."""
+
+    type: Literal["redacted_thinking"]
+    """Kind of the block. The block is left out of the prompt, since only the server that wrote it
+    can read it."""
+    data: Any = None
+    """Does nothing."""
+
+
+class CompactionBlock(Block):
+    """A summary of earlier turns by the assistant."""
+
+    type: Literal["compaction"]
+    """Kind of the block."""
+    content: str | None = None
+    """Text of the summary. The block is left out of the prompt if there is none."""
+    encrypted_content: Any = None
+    """Does nothing."""
+    signature: Any = None
+    """Does nothing."""
+    tool_changes: Any = None
+    """Does nothing."""
+
+
+class ToolUseBlock(Block):
+    """A call of a tool by the assistant."""
+
+    type: Literal["tool_use"]
+    """Kind of the block."""
+    id: str
+    """Id of the call. The block with the call's result repeats the id."""
+    name: ToolName
+    """Name of the tool."""
+    input: dict[str, Any]
+    """Arguments."""
+    caller: Any = None
+    """Does nothing."""
+    toolset_name: str | None = None
+    """Does nothing."""
+
+
+class ToolReferenceBlock(Block):
+    """A tool that a search for tools has found."""
+
+    type: Literal["tool_reference"]
+    """Kind of the block."""
+    tool_name: str
+    """Name of the tool, which the model reads. Tools of `tools` need not be found before the model
+    sees them."""
+
+    @property
+    def text(self) -> str:
+        """A line that names the tool."""
+        return f"Found tool: {self.tool_name}"
+
+
+ResultPart = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[DocumentBlock, Tag("document")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
+    | LeftOut,
+    by_type(
+        {kind: kind for kind in ("text", "document", "search_result", "tool_reference")},
+        others=LEFT_OUT,
+    ),
+]
+ResultParts = TypeAliasType(
+    "ResultParts", Annotated[list[ResultPart], FailFast(), Field(max_length=MAX_TURNS)]
+)
+
+
+class ToolResultBlock(Block):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    """Kind of the block."""
+    tool_use_id: str
+    """Id of the call, which must be an earlier block."""
+    content: (
+        Annotated[Annotated[str, Tag("text")] | Annotated[ResultParts, Tag("list")], TEXT_OR_LIST]
+        | None
+    ) = None
+    """Result of the call, as a text or in blocks; empty by default. An image, or a block of another
+    type that is not served, is replaced by a note with the type of the block."""
+    is_error: bool | None = None
+    """Does nothing: the text of the result says what has failed."""
+    toolset_name: str | None = None
+    """Does nothing."""
+
+    @property
+    def text(self) -> str:
+        """The text of the result."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(
+            f"[{part.type[:MAX_NAME_LENGTH]} left out]"
+            if isinstance(part, LeftOutItem)
+            else part.text
+            for part in self.content or ()
+        )
+
+
+class ToolDefinition(ExactModel):
+    """A tool that is not in `tools`."""
+
+    type: Literal["tool_definition"]
+    """Kind of the change."""
+    definition: MessagesTool
+    """The tool."""
+
+
+class ReferencedTool(ExactModel):
+    """The name of a tool."""
+
+    type: Literal["tool_reference"]
+    """Kind of the change."""
+    name: str
+    """Name of the tool."""
+
+
+class ToolAdditionBlock(Block):
+    """A tool that the model may call from now on."""
+
+    type: Literal["tool_addition"]
+    """Kind of the block."""
+    tool: Annotated[
+        Annotated[ToolDefinition, Tag("definition")]
+        | Annotated[ReferencedTool, Tag("reference")]
+        | LeftOut,
+        by_type({"tool_definition": "definition", "tool_reference": "reference"}, others=LEFT_OUT),
+    ]
+    """The tool, or the name of a tool that was removed."""
+
+
+class ToolRemovalBlock(Block):
+    """A tool that the model may not call any more."""
+
+    type: Literal["tool_removal"]
+    """Kind of the block."""
+    tool: Annotated[
+        Annotated[ReferencedTool, Tag("reference")] | LeftOut,
+        by_type({"tool_reference": "reference"}, others=LEFT_OUT),
+    ]
+    """The name of the tool."""

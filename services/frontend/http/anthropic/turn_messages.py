@@ -1,0 +1,146 @@
+"""Converts the turns of a conversation in Anthropic's protocol to messages.
+
+A user's turn may hold results of tools, each of which becomes a separate message. If the last turn
+is the assistant's, the answer continues the turn.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from services.common import errors
+from services.frontend.http.anthropic.blocks import (
+    CompactionBlock,
+    DocumentBlock,
+    ReferencedTool,
+    SearchResultBlock,
+    TextBlock,
+    ThinkingBlock,
+    ToolAdditionBlock,
+    ToolDefinition,
+    ToolRemovalBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from services.frontend.http.anthropic.tools import CustomTool
+from services.frontend.http.anthropic.turns import AssistantTurn, SystemTurn, Turn, UserTurn
+from services.frontend.http.bodies.object_kinds import UnknownRole
+from services.frontend.http.protocol.conversation_tools import ClientTool, json_text
+from services.frontend.http.protocol.gathered_turn import GatheredTurn
+from services.frontend.request.conversation import ChatMessage, EarlierCall
+
+
+def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
+    """Yields the messages that the turns become. A last turn of the assistant that has no text is
+    left out, since there is nothing to continue.
+
+    Raises:
+        InvalidRequest: a result has the id of no earlier call, or the last turn is the assistant's
+        and has a call, whose result would have to follow.
+    """
+    call_ids: set[str] = set()
+    last_user = max((i for i, turn in enumerate(turns) if isinstance(turn, UserTurn)), default=-1)
+    for index, turn in enumerate(turns):
+        match turn:
+            case AssistantTurn():
+                message = _assistant_message(turn)
+                call_ids.update(call.id for call in message.tool_calls)
+                if index < len(turns) - 1 or _is_continued(message, f"messages.{index}.content"):
+                    yield message
+            case UserTurn():
+                yield from _user_messages(turn, call_ids, f"messages.{index}.content")
+            case SystemTurn():
+                if turn.clear_at != "next_user_message" or index > last_user:
+                    yield from _system_messages(turn)
+
+
+def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[str, ClientTool]:
+    """Returns the tools that the model sees after the turns, which may add and remove tools. Tools
+    are keyed by their path in the body."""
+    defined: dict[str, tuple[str, ClientTool]] = {}
+    removed: set[str] = set()
+    for index, turn in enumerate(turns):
+        for place, block in enumerate(_blocks(turn)):
+            match block:
+                case ToolAdditionBlock(tool=ToolDefinition(definition=CustomTool() as tool)):
+                    path = f"messages.{index}.content.{place}.tool.definition"
+                    defined[tool.name] = path, tool
+                    removed.discard(tool.name)
+                case ToolAdditionBlock(tool=ReferencedTool(name=name)):
+                    removed.discard(name)
+                case ToolRemovalBlock(tool=ReferencedTool(name=name)):
+                    removed.add(name)
+    if not defined and not removed:
+        return dict(tools)
+    changed = removed | defined.keys()
+    kept = {path: tool for path, tool in tools.items() if tool.to_tool().name not in changed}
+    return kept | dict(found for name, found in defined.items() if name not in removed)
+
+
+def _blocks(turn: Turn) -> Sequence[object]:
+    """Returns the blocks of a turn; none if the content is a text."""
+    content = None if isinstance(turn, UnknownRole) else turn.content
+    return () if content is None or isinstance(content, str) else content
+
+
+def _is_continued(last: ChatMessage, field: str) -> bool:
+    if last.tool_calls:
+        raise errors.InvalidRequest(field, "ends with a call: a turn with its result must follow")
+    return bool(last.content and last.content.strip())
+
+
+def _assistant_message(turn: AssistantTurn) -> ChatMessage:
+    if isinstance(turn.content, str):
+        return ChatMessage("assistant", turn.content)
+    gathered = GatheredTurn()
+    for block in turn.content:
+        match block:
+            case ThinkingBlock():
+                gathered.reasoning.append(block.thinking)
+            case TextBlock():
+                gathered.texts.append(block.text)
+            case CompactionBlock(content=str(summary)):
+                gathered.texts.append(summary)
+            case ToolUseBlock():
+                gathered.calls.append(EarlierCall(block.id, block.name, json_text(block.input)))
+    if not gathered.texts and not gathered.calls:
+        gathered.texts.append("")  # content that is null stands only beside calls
+    return gathered.to_message()
+
+
+def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[ChatMessage]:
+    """Yields the messages that a turn of the user becomes: one for each result of a call, and one
+    for the texts before, between and after results.
+
+    Raises:
+        InvalidRequest: a result has the id of no earlier call.
+    """
+    if isinstance(turn.content, str):
+        yield ChatMessage("user", turn.content)
+        return
+    texts: list[str] = []
+    has_results = False
+    for index, block in enumerate(turn.content):
+        match block:
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
+                texts.append(block.text)
+            case ToolResultBlock():
+                if block.tool_use_id not in call_ids:
+                    raise errors.InvalidRequest(
+                        f"{field}.{index}.tool_use_id", "answers no tool_use before it"
+                    )
+                if texts:
+                    yield ChatMessage("user", "\n".join(texts))
+                    texts = []
+                has_results = True
+                yield ChatMessage("tool", block.text, tool_call_id=block.tool_use_id)
+    if texts or not has_results:
+        yield ChatMessage("user", "\n".join(texts))
+
+
+def _system_messages(turn: SystemTurn) -> Iterator[ChatMessage]:
+    """Yields the message of a turn of the system, if the turn has text."""
+    if isinstance(turn.content, str):
+        yield ChatMessage("system", turn.content)
+        return
+    texts = [block.text for block in turn.content or () if isinstance(block, TextBlock)]
+    if texts:
+        yield ChatMessage("system", "\n".join(texts))

@@ -1,0 +1,43 @@
+"""Whole numbers that clients write with a fraction of zero: `3.0` is an integer in JSON Schema.
+
+Bodies are read strictly, so that such a number is an error at first. Only then the number is
+replaced, where a whole number is wanted, and the body is read again.
+"""
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from services.frontend.http.bodies.type_errors import places_of
+
+ERRORS = ("int_type", "int_from_float")
+"""Types of pydantic's errors for values that are no whole numbers."""
+
+MAX_WHOLE = 2.0**63
+"""Numbers of this size and above are not replaced."""
+
+MAX_READINGS = 8
+"""Largest number of times that a body is read. Each time all wrong numbers of lists that were found
+are replaced; most bodies have one list of numbers."""
+
+
+def make_whole(error: ValidationError, body: Any) -> bool:
+    """Replaces the numbers of a body that have a fraction of zero, at the places where `error` says
+    that a whole number is wanted. Returns whether there was such a number."""
+    has_changed = False
+    for item in error.errors(include_url=False, include_context=False, include_input=False):
+        places = places_of(item["loc"], body)
+        if item["type"] not in ERRORS or not places:
+            continue
+        *path, last = places
+        holder = body
+        for place in path:
+            holder = holder[place]
+        # A list fails at its first wrong item, so all its numbers are replaced together.
+        names = range(len(holder)) if isinstance(holder, list) else (last,)
+        for name in names:
+            value = holder[name]
+            if isinstance(value, float) and value.is_integer() and abs(value) < MAX_WHOLE:
+                holder[name] = int(value)
+                has_changed = True
+    return has_changed

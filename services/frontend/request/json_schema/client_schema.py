@@ -1,0 +1,67 @@
+"""A JSON schema as a client has written it, with what of it is enforced."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from services.common import errors
+from services.frontend.request.json_schema.translation import Translation
+from services.frontend.request.json_schema.unenforced import Unenforced
+from services.frontend.request.json_schema.work import WrongSchema
+
+AdditionalProperties = Literal["declared", "allowed"]
+"""Members of an object whose schema has `properties` and says nothing of others: only the declared
+ones, or any, as JSON Schema has it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSchema:
+    """A JSON schema of a client."""
+
+    schema: Mapping[str, Any]
+    field: str
+    """Field of the request that has the schema."""
+    is_strict: bool = False
+    """Whether the request is refused if a keyword cannot be enforced."""
+    additional_properties: AdditionalProperties = "declared"
+
+    @cached_property
+    def _translation(self) -> Translation:
+        closes = self.additional_properties == "declared"
+        try:
+            found = Translation(dict(self.schema), closes=closes)
+        except WrongSchema as error:
+            raise errors.InvalidRequest(self.field, str(error)) from None
+        if self.is_strict and found.reported:
+            raise errors.InvalidRequest(
+                self.field, f"{next(iter(found.reported))} cannot be enforced"
+            )
+        return found
+
+    @property
+    def enforced(self) -> dict[str, Any]:
+        """The schema that the grammar engine enforces.
+
+        Raises:
+            InvalidRequest: the schema is wrong, or is strict and has a keyword that cannot be
+            enforced. The error names the keyword and its place.
+        """
+        found = self._translation.enforced
+        return found if isinstance(found, dict) else ({} if found else {"enum": []})
+
+    @property
+    def unenforced(self) -> tuple[Unenforced, ...]:
+        """Keywords that are not enforced; raises what `enforced` raises."""
+        return tuple(self._translation.reported)
+
+    @property
+    def unenforced_names(self) -> tuple[str, ...]:
+        """Names of the keywords that are not enforced, each with the field and the place."""
+        return tuple(one.name_in(self.field) for one in self.unenforced)
+
+    @cached_property
+    def text(self) -> str:
+        """The schema as JSON."""
+        return json.dumps(self.schema, ensure_ascii=False)

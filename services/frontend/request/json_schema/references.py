@@ -1,0 +1,140 @@
+"""References within a schema: `$ref` and the parts of the schema that can be referred to.
+
+Only references to parts of the same document are followed. A `$id` inside the document begins
+another resource, whose references begin at the resource's own root.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from services.frontend.request.json_schema.unenforced import Path
+from services.frontend.request.json_schema.work import Work
+
+DRAFTS_WITH_LONE_REFERENCES = ("draft-03", "draft-04", "draft-06", "draft-07")
+"""Parts of `$schema` that name the drafts in which `$ref` has no effect beside other keywords but
+replaces them."""
+
+
+class ExternalReference(Exception):
+    """A reference to a part of another document."""
+
+
+class BrokenReference(Exception):
+    """A reference to a part of the schema that does not exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a schema."""
+
+    value: Any
+    path: Path = ()
+    root: Any = None
+    """Resource that the part belongs to: the value with the nearest `$id` around the part."""
+    root_path: Path = ()
+
+    def member(self, *names: str | int) -> "Part":
+        """Returns the part with the given name, or at the given index, within this part."""
+        part = self
+        for name in names:
+            value = part.value[name]
+            part = Part(value, (*part.path, str(name)), part.root, part.root_path)
+            if isinstance(value, dict) and _begins_resource(value):
+                part = Part(value, part.path, value, part.path)
+        return part
+
+
+def whole(schema: Any) -> Part:
+    """Returns a whole schema as a part."""
+    return Part(schema, (), schema, ())
+
+
+class References:
+    """The references of one schema."""
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self._anchors: dict[int, dict[str, Part]] = {}
+        """Parts by their anchors, for each resource that was searched."""
+
+    def target(self, part: Part) -> Part:
+        """Returns the part to which the `$ref` of a part refers.
+
+        Raises:
+            ExternalReference: the reference leaves the document.
+            BrokenReference: there is no such part, or the reference is not a text.
+            WrongSchema: the schema takes too much work.
+        """
+        reference = part.value["$ref"]
+        if not isinstance(reference, str):
+            raise BrokenReference(reference)
+        own = part.root.get("$id") if isinstance(part.root, dict) else None
+        base, _, fragment = reference.partition("#")
+        if base and base != str(own or "").partition("#")[0]:
+            raise ExternalReference(reference)
+        root = Part(part.root, part.root_path, part.root, part.root_path)
+        if fragment and not fragment.startswith("/"):
+            return self._anchored(root, fragment)
+        found = root
+        for token in fragment.split("/")[1:]:
+            self.work.spend()
+            found = _step(found, unquote(token).replace("~1", "/").replace("~0", "~"))
+        return found
+
+    def find(self, part: Part) -> Part | None:
+        """Returns the part to which a part refers; None if the part refers to nothing, or to a part
+        that is not here."""
+        if not isinstance(part.value, dict) or "$ref" not in part.value:
+            return None
+        try:
+            return self.target(part)
+        except (ExternalReference, BrokenReference):
+            return None
+
+    def _anchored(self, root: Part, name: str) -> Part:
+        anchors = self._anchors.get(id(root.value))
+        if anchors is None:
+            anchors = self._anchors[id(root.value)] = dict(self._all_anchors(root))
+        if name not in anchors:
+            raise BrokenReference(name)
+        return anchors[name]
+
+    def _all_anchors(self, root: Part) -> Iterator[tuple[str, Part]]:
+        """Yields the parts of a resource that have anchors, without other resources in it."""
+        unseen = [root]
+        while unseen:
+            part = unseen.pop()
+            self.work.spend()
+            names: list[str | int] = []
+            if isinstance(part.value, dict):
+                names = [name for name in part.value if name not in ("const", "enum")]
+                for keyword in ("$anchor", "$dynamicAnchor", "$id"):
+                    if isinstance(name := part.value.get(keyword), str):
+                        yield name.removeprefix("#"), part
+            elif isinstance(part.value, list):
+                names = list(range(len(part.value)))
+            members = [part.member(name) for name in names]
+            unseen += [member for member in members if member.root is root.root]
+
+
+def replaces_siblings(schema: Any) -> bool:
+    """Returns whether `$ref` replaces the keywords beside it in this schema, as in drafts up to
+    7."""
+    draft = schema.get("$schema") if isinstance(schema, dict) else None
+    return isinstance(draft, str) and any(one in draft for one in DRAFTS_WITH_LONE_REFERENCES)
+
+
+def _step(part: Part, name: str) -> Part:
+    value = part.value
+    if isinstance(value, dict) and name in value:
+        return part.member(name)
+    if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+        return part.member(int(name))
+    raise BrokenReference(name)
+
+
+def _begins_resource(schema: dict[str, Any]) -> bool:
+    name = schema.get("$id")
+    return isinstance(name, str) and not name.startswith("#")

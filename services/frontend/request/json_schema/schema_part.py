@@ -1,0 +1,67 @@
+"""A part of a schema while it is translated: the client's keywords, and the translated ones."""
+
+from typing import Any, Protocol
+
+from services.frontend.request.json_schema.members import is_combined
+from services.frontend.request.json_schema.references import Part, References
+from services.frontend.request.json_schema.unenforced import Path, Unenforced
+from services.frontend.request.json_schema.work import WrongSchema
+
+Json = Any
+
+
+class Translating(Protocol):
+    """The translation of the whole schema."""
+
+    closes: bool
+    """Whether an object that declares members gets no others, unless the schema says otherwise."""
+    reported: dict[Unenforced, None]
+    """Keywords that are not enforced, in order."""
+    references: References
+
+    def schema(self, place: Part, *, closes: bool, depth: int) -> Json:
+        """Returns the translation of a part that is a schema."""
+
+    def reference(self, place: Part, *, closes: bool) -> Json:
+        """Returns a reference to the translated target of a part's `$ref`."""
+
+
+class SchemaPart:
+    """A part of a schema while it is translated."""
+
+    def __init__(self, translation: Translating, place: Part, *, closes: bool, depth: int) -> None:
+        """`closes` says whether this part alone declares the members of its object."""
+        self.translation = translation
+        self.place = place
+        self.schema: dict[str, Json] = place.value
+        self.closes = closes
+        self.depth = depth
+        self.out: dict[str, Json] = {}
+        """The translated keywords."""
+        self.has_several = is_combined(self.schema)
+        """Whether the part combines several schemas of one value."""
+        self.is_combined = self.has_several or not closes
+        """Whether other schemas apply to the same value."""
+        self.branches_close = closes and not self.has_several
+        """Whether each schema that this part combines alone declares the members of the object."""
+
+    def report(self, keyword: str) -> None:
+        """Notes that a keyword is not enforced."""
+        self.translation.reported[Unenforced(self.place.path, keyword)] = None
+
+    def member(self, *names: str | int, closes: bool | None = None) -> Json:
+        """Returns the translation of a schema within this part."""
+        return self.translation.schema(
+            self.place.member(*names),
+            closes=self.translation.closes if closes is None else closes,
+            depth=self.depth + 1,
+        )
+
+    def wrong(self, keyword: str, what: str) -> WrongSchema:
+        """Returns the error that a keyword has a value other than `what`."""
+        return WrongSchema(f"'{keyword}' at {place_name(self.place.path)} must be {what}")
+
+
+def place_name(path: Path) -> str:
+    """Returns the name of a part of a schema in messages."""
+    return ".".join(path) or "the root"

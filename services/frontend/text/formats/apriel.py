@@ -1,0 +1,20 @@
+"""Tool calls as Apriel writes them, after content.
+
+<tool_calls>[{"name": "find", "arguments": {"what": "whales"}}]</tool_calls>
+"""
+
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.tagged_json import TaggedJson
+
+
+class Apriel(TaggedJson):
+    """The format of Apriel."""
+
+    name = "apriel"
+    models = "Apriel 1.5, Apriel 1.6"
+    begin, end = "<tool_calls>", "</tool_calls>"
+    markers = (begin, end)
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the template writes a list between the tags."""
+        return f"{self.begin}[" in checkpoint.template

@@ -1,0 +1,106 @@
+"""Tool calls as Kimi K2 writes them, after content.
+
+    <|tool_calls_section_begin|><|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>
+    {"what": "whales"}<|tool_call_end|><|tool_calls_section_end|>
+
+The text between the first marks is the id of the call. Templates show this id again beside the
+result of the call, so clients get the id that the model has written.
+"""
+
+import re
+from collections.abc import Sequence
+
+from services.frontend.request.output_format import quoted
+from services.frontend.text.formats.arriving_text import SPACES, Steps
+from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import Markers, ToolRule, one_of, repeated
+from services.frontend.text.formats.tool_format import ToolFormat
+from services.frontend.text.message_reader import MessageReader
+
+BEGIN, END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+
+CALL, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+
+ARGUMENTS = "<|tool_call_argument_begin|>"
+
+NAMESPACE = "functions."
+
+_ID = re.compile(r"[^\s<{]+")
+_NUMBERED = re.compile(r"(?:functions\.)?(.+?)(?::(\d{1,9}))?")
+
+
+class KimiK2(ToolFormat):
+    """The format of Kimi K2."""
+
+    name = "kimi_k2"
+    models = "Kimi K2"
+    markers = (BEGIN, END, CALL, CALL_END, ARGUMENTS)
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the mark of arguments is in the template or is a special token."""
+        return checkpoint.has(ARGUMENTS)
+
+    def reader(self, rules: CallRules) -> MessageReader:
+        """Returns a new reader for an answer."""
+        return KimiK2Reader(rules)
+
+    def grammar(
+        self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
+    ) -> str:
+        """Returns the rule `answer` of a grammar: one block of calls, or text before such a block
+        if `is_free`."""
+        if is_free:
+            answer = markers.after_text(BEGIN, "body", is_single=True)
+        else:
+            answer = f"answer: {markers[BEGIN]} body\n"
+        answer += f"body: {repeated('marked', '', is_single=is_single)} {markers[END]}\n"
+        answer += f"marked: {markers[CALL]} call {markers[CALL_END]}\n"
+        answer += "NUMBER: /[0-9]{1,4}/\n"
+        return answer + one_of(
+            tools,
+            lambda tool: (
+                f"{quoted(f'{NAMESPACE}{tool.name}:')} NUMBER {markers[ARGUMENTS]} {tool.arguments}"
+            ),
+        )
+
+
+class KimiK2Reader(ToolCallReader):
+    """Reads an answer in the format of Kimi K2."""
+
+    def __init__(self, rules: CallRules) -> None:
+        super().__init__(rules)
+        self._numbers: set[int] = set()  # in the ids of the calls so far
+
+    def _read(self) -> Steps[None]:
+        text = self._text
+        while (yield from self._until(BEGIN, CALL)):
+            text.keep()
+            yield from text.take_one(BEGIN)
+            yield from text.run(SPACES)
+            while (yield from self._read_marked()):
+                yield from self._skip_marks("}", CALL_END, END)
+            self._say_no_call(text.kept())
+
+    def _read_marked(self) -> Steps[bool]:
+        """Reads a call; returns False if there is none. In this case the text stays kept."""
+        text = self._text
+        if not (yield from text.take_one(CALL)):
+            return False
+        yield from text.run(SPACES)
+        call_id = yield from text.run(_ID)
+        yield from text.run(SPACES)
+        match = _NUMBERED.fullmatch(call_id)
+        if match is None or not (yield from text.take_one(ARGUMENTS)):
+            return False
+        yield from text.run(SPACES)
+        return (yield from self._read_object_of(match[1], CALL_END, call_id=self._id(match)))
+
+    def _id(self, match: re.Match[str]) -> str:
+        """Returns the id of a call as templates want it, also if the model leaves out a part or
+        writes an id twice."""
+        number = self.n_tool_calls if match[2] is None else int(match[2])
+        while number in self._numbers:
+            number += 1
+        self._numbers.add(number)
+        return f"{NAMESPACE}{match[1]}:{number}"

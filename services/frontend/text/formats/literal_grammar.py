@@ -1,0 +1,227 @@
+"""Rules for values in the notations of Python and of Gemma, made from a JSON schema.
+
+Numbers, and strings of Python, are written as in JSON. Keywords of a schema that combine or refine
+objects and lists beyond their members, items and number of items are not enforced.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from services.frontend.request.output_format import json_rule, quoted
+from services.frontend.text.formats.grammar import Markers, ToolRule
+from services.frontend.text.formats.literals import GEMMA_QUOTE
+from services.frontend.text.formats.parameter_grammar import required_names
+from services.frontend.text.formats.parameters import resolved, types_of
+from services.frontend.text.formats.rule_set import RuleSet
+from services.frontend.text.formats.text_rules import TextRules
+
+NOTHING = '""'
+"""Expression for no text."""
+
+MAX_COUNTED_ITEMS = 100
+"""Largest bound of a list's length that is enforced."""
+
+MAX_NESTED = 64
+"""Largest number of schemas inside one another, references included. Values further inside may be
+any."""
+
+_OF_STRINGS = ("minLength", "maxLength", "pattern", "format")
+_NUMERIC = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+class LiteralGrammar(ABC):
+    """Makes the rules of values in a notation."""
+
+    words: ClassVar[Mapping[object, str]]
+    """How the notation writes true, false and null."""
+    separator: ClassVar[str]
+    """Text between two members or items."""
+
+    def __init__(self, tool: ToolRule, prefix: str) -> None:
+        """`prefix` begins the names of all rules."""
+        self.rules = RuleSet(prefix)
+        """Rules to which the expressions refer."""
+        self._tool = tool
+        self._references: dict[str, str] = {}
+        self._any = ""
+        self._depth = 0
+
+    def members(self, schema: Mapping[str, Any], to_key: Callable[[str], str]) -> str:
+        """Returns the expression for the members of an object, in the order of the schema; empty if
+        there can be none. `to_key` returns the expression for a key and the text after the key."""
+        properties = schema.get("properties")
+        if not isinstance(properties, dict):
+            return ""
+        required = required_names(schema)
+        first = after = ""
+        for name in reversed(dict.fromkeys((*properties, *required))):
+            value = f"{to_key(name)} {self.value(properties.get(name))}"
+            member = self.rules.add("member", value)
+            one, another = f"{member} {after}", f"{quoted(self.separator)} {member}"
+            if name in required:
+                first = one
+            else:
+                first, another = f"({one} | {first or NOTHING})", f"({another})?"
+            after = self.rules.add("after", f"{another} {after}")
+            first = self.rules.add("members", first)
+        return first
+
+    def value(self, schema: object) -> str:
+        """Returns the expression for the values of a schema."""
+        if not isinstance(schema, dict) or self._depth == MAX_NESTED:
+            return self._any_value()
+        self._depth += 1
+        try:
+            return self._value(schema)
+        finally:
+            self._depth -= 1
+
+    def literal(self, value: object) -> str:
+        """Returns the expression for one value."""
+        if isinstance(value, str):
+            return self._constant(value)
+        if isinstance(value, dict):
+            members = [f"{self._key(name)} {self.literal(one)}" for name, one in value.items()]
+            return self._bracketed("{", members, "}")
+        if isinstance(value, list):
+            return self._bracketed("[", list(map(self.literal, value)), "]")
+        word = self.words.get(value) if value is None or isinstance(value, bool) else None
+        return quoted(json.dumps(value) if word is None else word)
+
+    @abstractmethod
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        """Returns the expression for the strings of a schema."""
+
+    @abstractmethod
+    def _constant(self, text: str) -> str:
+        """Returns the expression for one string."""
+
+    @abstractmethod
+    def _key(self, name: str) -> str:
+        """Returns the expression for the key of a member and the text after the key."""
+
+    @abstractmethod
+    def _any_key(self) -> str:
+        """Returns the expression for any key and the text after the key."""
+
+    def _value(self, schema: Mapping[str, Any]) -> str:
+        if isinstance(schema.get("$ref"), str):
+            return self._referred(schema["$ref"])
+        choices = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(choices, list) and choices and "type" not in schema:
+            return f"({' | '.join(map(self.value, choices))})"
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(listed, list) and listed:
+            return f"({' | '.join(map(self.literal, listed))})"
+        types = types_of(schema, self._tool.schema)
+        if types is None:
+            return self._any_value()
+        return f"({' | '.join(self._typed(schema, sorted(types)))})"
+
+    def _typed(self, schema: Mapping[str, Any], types: list[str]) -> Iterator[str]:
+        """Yields an expression for the values of a schema of each type."""
+        for one in types:
+            match one:
+                case "string":
+                    yield self._string(schema)
+                case "boolean":
+                    yield f"{quoted(self.words[True])} | {quoted(self.words[False])}"
+                case "null":
+                    yield quoted(self.words[None])
+                case "integer" | "number":
+                    bounds = {key: schema[key] for key in _NUMERIC if key in schema}
+                    yield self.rules.add("number", json_rule({"type": one, **bounds}))
+                case "array":
+                    yield self._list(schema)
+                case "object":
+                    yield self._object(schema)
+
+    def _list(self, schema: Mapping[str, Any]) -> str:
+        item = self.rules.add("item", self.value(schema.get("items")))
+        low, high = schema.get("minItems"), schema.get("maxItems")
+        low = min(low, MAX_COUNTED_ITEMS) if isinstance(low, int) else 0
+        high = high if isinstance(high, int) and high <= MAX_COUNTED_ITEMS else None
+        if high == 0:
+            return '"[]"'
+        most = "" if high is None else str(high - 1)
+        items = f"{item} ({quoted(self.separator)} {item}){{{max(low - 1, 0)},{most}}}"
+        return f'"[" {items} "]"' if low else f'"[" ({items})? "]"'
+
+    def _object(self, schema: Mapping[str, Any]) -> str:
+        if not isinstance(schema.get("properties"), dict):
+            value = self.value(schema.get("additionalProperties"))
+            member = self.rules.add("member", f"{self._any_key()} {value}")
+            return f'"{{" ({member} ({quoted(self.separator)} {member})*)? "}}"'
+        return f'"{{" {self.members(schema, self._key)} "}}"'
+
+    def _referred(self, reference: str) -> str:
+        """Returns the name of the rule of the schema to which a reference refers."""
+        if reference not in self._references:
+            name = self._references[reference] = self.rules.new_name("reference")
+            self.rules.define(name, self.value(resolved(reference, self._tool.schema)))
+        return self._references[reference]
+
+    def _any_value(self) -> str:
+        """Returns the name of the rule of any value."""
+        if not self._any:
+            self._any = self.rules.new_name("any")
+            types = ["array", "boolean", "null", "number", "object", "string"]
+            self.rules.define(self._any, " | ".join(self._typed({}, types)))
+        return self._any
+
+    def _bracketed(self, begin: str, parts: list[str], end: str) -> str:
+        inside = f" {quoted(self.separator)} ".join(parts)
+        return f"{quoted(begin)} {inside} {quoted(end)}"
+
+
+class PythonGrammar(LiteralGrammar):
+    """Makes the rules of literals of Python, and of the arguments of a call in Python."""
+
+    words: ClassVar[Mapping[object, str]] = {True: "True", False: "False", None: "None"}
+    separator = ", "
+
+    def arguments(self) -> str:
+        """Returns the expression for the arguments of the tool, between the brackets."""
+        if isinstance(self._tool.schema.get("properties"), dict):
+            return self.members(self._tool.schema, lambda name: quoted(f"{name}="))
+        argument = f'{self.rules.add("NAME", "/[a-z_][a-z0-9_]*/")} "=" {self._any_value()}'
+        return f"({argument} ({quoted(self.separator)} {argument})*)?"
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        kept = {key: schema[key] for key in _OF_STRINGS if key in schema}
+        return self.rules.add("string", json_rule({"type": "string", **kept}))
+
+    def _constant(self, text: str) -> str:
+        return quoted(json.dumps(text, ensure_ascii=False))
+
+    def _key(self, name: str) -> str:
+        return quoted(f"{json.dumps(name, ensure_ascii=False)}: ")
+
+    def _any_key(self) -> str:
+        return f'{self._string({})} ": "'
+
+
+class GemmaGrammar(LiteralGrammar):
+    """Makes the rules of values in Gemma's notation."""
+
+    words: ClassVar[Mapping[object, str]] = {True: "true", False: "false", None: "null"}
+    separator = ","
+
+    def __init__(self, tool: ToolRule, prefix: str, markers: Markers) -> None:
+        super().__init__(tool, prefix)
+        self._markers = markers
+        self._texts = TextRules(self.rules, markers, GEMMA_QUOTE)
+
+    def _string(self, schema: Mapping[str, Any]) -> str:
+        return f"{self._markers.written(GEMMA_QUOTE)} {self._texts.of(schema, self._tool)}"
+
+    def _constant(self, text: str) -> str:
+        return self._markers.written(f"{GEMMA_QUOTE}{text}{GEMMA_QUOTE}")
+
+    def _key(self, name: str) -> str:
+        return quoted(f"{name}:")
+
+    def _any_key(self) -> str:
+        return f'{self.rules.add("KEY", "/[A-Za-z_][A-Za-z0-9_]*/")} ":"'

@@ -1,0 +1,296 @@
+"""Values as models write them, turned into JSON while they arrive: JSON, literals of Python, and
+Gemma's notation.
+
+    {"a": [1, true]}    {'a': (1, True), 'b': None}    {a:[1,true],b:<|"|>text<|"|>}
+
+The reader takes all three notations, mixed in any way, and commas before closing brackets too.
+"""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, Steps
+
+GEMMA_QUOTE = '<|"|>'
+"""Mark before and after a string in Gemma's notation, in which nothing is escaped."""
+
+QUOTES = ('"""', "'''", '"', "'")
+"""Quotes of strings, the longer ones first."""
+
+MAX_DEPTH = 128
+"""Largest number of brackets that are open at once."""
+
+_OPENING = {"[": "]", "(": ")", "{": "}"}
+_WORD = re.compile(r"""[^\s,:=\[\](){}'"<>]+""")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
+_PLAIN = re.compile(r"""[^\\'"]+""")
+_HEX = re.compile(r"[0-9a-fA-F]")
+_OCTAL = re.compile(r"[0-7]")
+
+_WORDS = {"true": "true", "True": "true", "false": "false", "False": "false"}
+_WORDS |= {"null": "null", "None": "null"}
+
+_ESCAPES = {"\n": "", "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_ESCAPES |= {"\\": "\\", "'": "'", '"': '"', "/": "/"}
+
+_N_HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
+
+
+def escaped(text: str) -> str:
+    """Returns a text as a part of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def word_as_json(word: str) -> str | None:
+    """Returns a number or a constant as JSON; None if the word is neither."""
+    if word in _WORDS:
+        return _WORDS[word]
+    if _NUMBER.fullmatch(word):
+        return word
+    try:
+        return str(int(word, 0))
+    except ValueError:
+        pass
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return repr(value) if math.isfinite(value) else None
+
+
+def word_or_text_as_json(word: str) -> str:
+    """Returns a number or a constant as JSON, and any other word as a JSON string."""
+    return word_as_json(word) or json.dumps(word, ensure_ascii=False)
+
+
+def literal_as_json(text: str) -> str | None:
+    """Returns a whole text that is one value as JSON; None if the text is something else."""
+    arriving, parts = ArrivingText(), list[str]()
+    arriving.add(f"{text}\n")
+    arriving.end()
+    try:
+        next(_whole(arriving, parts))
+    except StopIteration as end:
+        return "".join(parts) if end.value else None
+    raise AssertionError("a text that has ended needs no more text")
+
+
+def _whole(text: ArrivingText, parts: list[str]) -> Steps[bool]:
+    is_read = yield from LiteralReader(text, parts.append).read()
+    yield from text.run(SPACES)
+    return is_read and text.is_read
+
+
+@dataclass(slots=True)
+class _Level:
+    """An open bracket."""
+
+    closing: str
+    n_members: int = 0
+
+    @property
+    def is_object(self) -> bool:
+        """Whether the members have keys."""
+        return self.closing == "}"
+
+
+class LiteralReader:
+    """Reads one value from an arriving text, and passes JSON on."""
+
+    def __init__(
+        self,
+        text: ArrivingText,
+        pass_on: Callable[[str], None],
+        to_json: Callable[[str], str | None] = word_as_json,
+    ) -> None:
+        """`to_json` returns the JSON of a word without quotes; None if there is none."""
+        self._text = text
+        self._pass_on = pass_on
+        self._to_json = to_json
+        self._open: list[_Level] = []
+
+    def read(self) -> Steps[bool]:
+        """Reads the value. Returns False if the text ends inside the value or right after a word,
+        or if the value is in none of the notations; the parts before are passed on all the same."""
+        while True:
+            yield from self._text.run(SPACES)
+            first = yield from self._text.peek()
+            if not (self._open and self._close(first)):
+                if self._open and not (yield from self._begin_member()):
+                    return False
+                first = yield from self._text.peek()
+                if first in _OPENING and len(self._open) < MAX_DEPTH:
+                    self._begin(first)
+                    continue
+                if not (yield from self._read_scalar()):
+                    return False
+            if not (yield from self._end_member()):
+                return False
+            if not self._open:
+                return True
+
+    def read_all(self) -> Steps[bool]:
+        """Reads the value as `read` does. If the text goes on after a part that is in none of the
+        notations, the JSON is closed there, and the rest of the text is not read."""
+        is_read = yield from self.read()
+        if not is_read and not self._text.is_read:
+            while self._open:
+                self._pass_on("}" if self._open.pop().is_object else "]")
+        return is_read
+
+    def _begin(self, bracket: str) -> None:
+        self._text.take(1)
+        level = _Level(_OPENING[bracket])
+        self._open.append(level)
+        self._pass_on("{" if level.is_object else "[")
+
+    def _close(self, bracket: str) -> bool:
+        """Moves past a closing bracket; returns False if there is none."""
+        if bracket != self._open[-1].closing:
+            return False
+        self._text.take(1)
+        self._pass_on("}" if self._open.pop().is_object else "]")
+        return True
+
+    def _begin_member(self) -> Steps[bool]:
+        """Moves to the value of the next member; returns False if the member has no key."""
+        level = self._open[-1]
+        if level.n_members:
+            self._pass_on(", ")
+        level.n_members += 1
+        if not level.is_object:
+            return True
+        quote = yield from self._quote()
+        if quote:
+            if not (yield from self._read_string(quote)):
+                return False
+        else:
+            word = yield from self._text.run(_WORD)
+            if not word or self._text.is_read:
+                return False
+            self._pass_on(json.dumps(word, ensure_ascii=False))
+        yield from self._text.run(SPACES)
+        if not (yield from self._text.begins_with(":")):
+            return False
+        self._text.take(1)
+        self._pass_on(": ")
+        yield from self._text.run(SPACES)
+        return True
+
+    def _end_member(self) -> Steps[bool]:
+        """Moves past the brackets and the comma after a value; returns False if something else
+        follows."""
+        while self._open:
+            yield from self._text.run(SPACES)
+            first = yield from self._text.peek()
+            if first == ",":
+                self._text.take(1)
+                return True
+            if not self._close(first):
+                return False
+        return True
+
+    def _quote(self) -> Steps[str]:
+        """Returns the quote that is next; an empty text if there is none."""
+        first = yield from self._text.peek()
+        if not first or first not in "\"'<":
+            return ""
+        for quote in (*QUOTES, GEMMA_QUOTE):
+            if quote.startswith(first) and (yield from self._text.begins_with(quote)):
+                return quote
+        yield from self._text.skip_cut(GEMMA_QUOTE)
+        return ""
+
+    def _read_scalar(self) -> Steps[bool]:
+        quote = yield from self._quote()
+        if quote:
+            return (yield from self._read_string(quote))
+        word = yield from self._text.run(_WORD)
+        value = self._to_json(word) if word and not self._text.is_read else None
+        if value is None:
+            return False
+        self._pass_on(value)
+        return True
+
+    def _read_string(self, quote: str) -> Steps[bool]:
+        """Reads a string up to its quote; returns False if the text ends inside the string."""
+        text = self._text
+        text.take(len(quote))
+        self._pass_on('"')
+        if quote == GEMMA_QUOTE:
+            is_whole = bool((yield from text.until(quote, self._pass_on_escaped, _drop)))
+        else:
+            is_whole = yield from self._read_escaped(quote)
+        if is_whole:
+            text.take(len(quote))
+            self._pass_on('"')
+        return is_whole
+
+    def _pass_on_escaped(self, text: str) -> None:
+        self._pass_on(escaped(text))
+
+    def _read_escaped(self, quote: str) -> Steps[bool]:
+        text = self._text
+        while first := (yield from text.peek()):
+            if first == "\\":
+                text.take(1)
+                if not (yield from self._read_escape()):
+                    return False
+            elif first != quote[0]:
+                self._pass_on_escaped((yield from text.run(_PLAIN)) or text.take(1))
+            elif (yield from text.begins_with(quote)):
+                return True
+            else:
+                self._pass_on_escaped(text.take(1))
+        return False
+
+    def _read_escape(self) -> Steps[bool]:
+        """Reads what follows a backslash; returns False if the text ends there. What is no escape
+        stays as written."""
+        text = self._text
+        kind = yield from text.peek()
+        if not kind:
+            return False
+        if kind in _ESCAPES:
+            text.take(1)
+            self._pass_on_escaped(_ESCAPES[kind])
+        elif kind in "01234567":
+            digits = yield from self._digits(_OCTAL, 3)
+            self._pass_on_escaped(chr(int(digits, 8)))
+        elif kind in _N_HEX_DIGITS:
+            text.take(1)
+            n_digits = _N_HEX_DIGITS[kind]
+            digits = yield from self._digits(_HEX, n_digits)
+            self._pass_on(_character(kind, digits, n_digits))
+            return len(digits) == n_digits or bool((yield from text.peek()))
+        else:
+            self._pass_on_escaped("\\")
+        return True
+
+    def _digits(self, digit: re.Pattern[str], most: int) -> Steps[str]:
+        digits = ""
+        while len(digits) < most:
+            following = yield from self._text.peek()
+            if not following or not digit.match(following):
+                break
+            digits += self._text.take(1)
+        return digits
+
+
+def _character(kind: str, digits: str, n_digits: int) -> str:
+    """Returns the character with a number, as a part of a JSON string. Halves of characters stay
+    escapes, since two of them make one character."""
+    if len(digits) == n_digits:
+        code = int(digits, 16)
+        if 0xD800 <= code < 0xE000:
+            return f"\\u{code:04x}"
+        if code <= 0x10FFFF:
+            return escaped(chr(code))
+    return escaped(f"\\{kind}{digits}")
+
+
+def _drop(text: str) -> None:
+    """Takes the beginning of a mark at the end of a text that is cut off."""

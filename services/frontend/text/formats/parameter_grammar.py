@@ -1,0 +1,119 @@
+"""Rules for arguments that are written as named texts, made from the schema of the tool.
+
+Strings are written as they are, up to the mark that ends a value. Other values are JSON.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.frontend.request.output_format import json_rule
+from services.frontend.text.formats.grammar import Markers, ToolRule
+from services.frontend.text.formats.parameters import MAX_VISITS, resolved, types_of
+from services.frontend.text.formats.rule_set import RuleSet
+from services.frontend.text.formats.text_rules import TextRules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spelling:
+    """The texts around the name and the value of an argument."""
+
+    before_name: str
+    after_name: str
+    """Text between the name and the value of an argument that is a string."""
+    after_value_name: str
+    """Text between the name and the value of an argument that is not a string."""
+    name_end: str
+    """Character that no name holds."""
+    end: str
+    """Text that ends a value, and that no value holds."""
+    after: str
+    """Text after the end of a value."""
+
+
+class ParameterGrammar:
+    """Makes the rules of the arguments of several tools."""
+
+    def __init__(self, markers: Markers, spelling: Spelling) -> None:
+        self.rules = RuleSet()
+        """Rules to which the expressions refer."""
+        self._markers = markers
+        self._spelling = spelling
+        self._texts = TextRules(self.rules, markers, spelling.end)
+
+    def of(self, tool: ToolRule) -> str:
+        """Returns the expression for the arguments of a tool, in the order of the schema.
+
+        Raises:
+            InvalidRequest: the tool is strict, and its schema has a keyword that the format cannot
+            enforce.
+        """
+        properties = tool.schema.get("properties")
+        if not isinstance(properties, dict):
+            return f"{self._any_parameter(tool)}*"
+        required = required_names(tool.schema)
+        parts = []
+        for name in dict.fromkeys((*properties, *required)):
+            parameter = " | ".join(self._parameter(name, properties.get(name), tool))
+            parts.append(f"({parameter}){'' if name in required else '?'}")
+        return " ".join(parts)
+
+    def _parameter(self, name: str, schema: object, tool: ToolRule) -> Iterator[str]:
+        """Yields the expressions for an argument with its name."""
+        spelling, written = self._spelling, self._markers.written
+        values = dict[str, list[str]]()
+        for is_text, value in self._values(schema, tool, iter(range(MAX_VISITS))):
+            after = spelling.after_name if is_text else spelling.after_value_name
+            values.setdefault(after, []).append(value)
+        for after, some in values.items():
+            begin = written(f"{spelling.before_name}{name}{after}")
+            yield f"{begin} ({' | '.join(some)}) {written(spelling.after)}"
+
+    def _values(
+        self, schema: object, tool: ToolRule, visits: Iterator[int]
+    ) -> Iterator[tuple[bool, str]]:
+        """Yields expressions for a value with its end, and whether each value is a string."""
+        types = types_of(schema, tool.schema)
+        if not isinstance(schema, dict) or types is None or next(visits, None) is None:
+            yield True, self._texts.of({}, tool)
+            return
+        if isinstance(schema.get("$ref"), str):
+            yield from self._values(resolved(schema["$ref"], tool.schema), tool, visits)
+            return
+        choices = schema.get("anyOf", schema.get("oneOf"))
+        if isinstance(choices, list) and "type" not in schema:
+            for one in choices:
+                yield from self._values(one, tool, visits)
+            return
+        listed = [schema["const"]] if "const" in schema else schema.get("enum")
+        if isinstance(listed, list):
+            for value in listed:
+                is_text = isinstance(value, str)
+                text = value if is_text else json.dumps(value, ensure_ascii=False)
+                yield is_text, self._markers.written(text + self._spelling.end)
+            return
+        if "string" in types:
+            yield True, self._texts.of(schema, tool)
+        if others := types - {"string"}:
+            yield False, self._json({**schema, "type": sorted(others)}, tool.schema)
+
+    def _json(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
+        """Returns the expression for JSON that matches a schema, with the end of a value."""
+        shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        name = self.rules.add("value", json_rule({**shared, **schema}))
+        return f"{name} {self._markers.written(self._spelling.end)}"
+
+    def _any_parameter(self, tool: ToolRule) -> str:
+        """Returns the expression for an argument of any name."""
+        spelling, written = self._spelling, self._markers.written
+        name = self.rules.add("NAME", f"/[^\\n{re.escape(spelling.name_end)}]+/")
+        begin = f"{written(spelling.before_name)} {name} {written(spelling.after_name)}"
+        return f"({begin} {self._texts.of({}, tool)} {written(spelling.after)})"
+
+
+def required_names(schema: Mapping[str, Any]) -> list[str]:
+    """Returns the names of the members that an object must have."""
+    listed = schema.get("required")
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []

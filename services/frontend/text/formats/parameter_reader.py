@@ -1,0 +1,103 @@
+"""Reads calls whose arguments are a series of named texts, and makes a JSON object of the
+arguments.
+
+Strings are passed on as they come. Other values are converted by the schema of the tool when they
+are complete.
+"""
+
+import json
+from collections.abc import Callable
+
+from services.frontend.text.formats.arriving_text import Steps
+from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
+from services.frontend.text.formats.literals import escaped
+from services.frontend.text.formats.parameters import (
+    TEXT,
+    Parameters,
+    Types,
+    read_schema,
+    text_as_json,
+)
+
+
+class ParameterReader(ToolCallReader):
+    """Reads an answer in which the arguments of calls are named texts."""
+
+    has_padding = False
+    """Whether a value stands between two newlines that do not belong to the value."""
+
+    def __init__(self, rules: CallRules) -> None:
+        super().__init__(rules)
+        self._parameters = Parameters({})
+        self._n_values = 0
+
+    def _begin_object(self, name: str) -> None:
+        """Begins a call, and the object of its arguments."""
+        self._begin(name)
+        self._parameters = Parameters(read_schema(self._rules.tools.get(name, "")))
+        self._n_values = 0
+        self._argue("{")
+
+    def _end_object(self) -> None:
+        """Ends the object of a call's arguments."""
+        self._argue("}")
+        self._end_call()
+
+    def _end_broken_object(self, *marks: str) -> Steps[None]:
+        """Ends the object of a call where none of the marks that may come next does. If the answer
+        ends here, the object stays open, and the beginning of a mark is dropped. Otherwise the text
+        that was kept is content."""
+        text = self._text
+        yield from text.skip_cut(*marks)
+        if text.is_read:
+            text.kept()
+            return
+        self._end_object()
+        self._say_no_call(text.kept())
+
+    def _read_value(self, name: str, end: str, types: Types) -> Steps[bool]:
+        """Reads the value of a parameter up to the mark `end`, and moves past the mark. Returns
+        False if the text ends without the mark: then the value stays open."""
+        self._argue(", " if self._n_values else "")
+        self._argue(f"{json.dumps(name, ensure_ascii=False)}: ")
+        self._n_values += 1
+        text, parts = self._text, list[str]()
+        if types == TEXT:
+            self._argue('"')
+            take: Callable[[str], None] = lambda part: self._argue(escaped(part))  # noqa: E731
+        else:
+            take = parts.append
+        padded = _Padded(take) if self.has_padding else None
+        is_whole = bool((yield from text.until(end, padded.add if padded else take, _drop)))
+        if is_whole:
+            text.take(len(end))
+        if types == TEXT:
+            self._argue('"' if is_whole else "")
+        else:
+            value = "".join(parts)
+            self._argue(text_as_json(value, types) if is_whole else value)
+        return is_whole
+
+
+class _Padded:
+    """Passes a text on without one newline at its beginning and one at its end."""
+
+    def __init__(self, pass_on: Callable[[str], None]) -> None:
+        self._pass_on = pass_on
+        self._held = ""
+        self._has_begun = False
+
+    def add(self, text: str) -> None:
+        """Takes the next part of the text."""
+        if not text:
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            text = text.removeprefix("\n")
+        text = self._held + text
+        self._held = "\n" if text.endswith("\n") else ""
+        self._pass_on(text.removesuffix("\n"))
+
+
+def _drop(text: str) -> None:
+    """Takes the beginning of a mark at the end of an answer that is cut off."""

@@ -1,0 +1,36 @@
+"""Tool calls as Qwen3-Coder and Qwen 3.5 write them, between pieces of content.
+
+<tool_call>
+<function=find>
+<parameter=what>
+whales
+</parameter>
+</function>
+</tool_call>
+"""
+
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.tagged_parameters import TaggedParameters, Tags
+
+
+class Qwen3Coder(TaggedParameters):
+    """The format of Qwen3-Coder."""
+
+    name = "qwen3_coder"
+    models = "Qwen3-Coder, Qwen 3.5, Nemotron 3"
+    tags = Tags(
+        block="<tool_call>",
+        block_end="</tool_call>",
+        call="<function=",
+        call_end="</function>",
+        parameter="<parameter=",
+        parameter_end="</parameter>",
+        name_end=">",
+        has_padding=True,
+        has_one_call=True,
+    )
+    markers = (tags.block, tags.block_end)
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the template holds the tags of calls."""
+        return self.tags.block in checkpoint.template and self.tags.call in checkpoint.template

@@ -1,0 +1,51 @@
+"""What a format of reasoning is: how it is recognised, and its reader and its grammar."""
+
+from abc import ABC, abstractmethod
+
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import Markers
+from services.frontend.text.message_reader import MessageReader
+
+
+class ReasoningFormat(ABC):
+    """The format in which a family of models writes its reasoning, before the message itself."""
+
+    name: str
+    """Name by which the setting `reasoning_parser` selects the format."""
+    models: str
+    """Models that write the format, for the table in the docs."""
+    markers: tuple[str, ...]
+    """Texts that mark reasoning. In some checkpoints these texts are special tokens, which are
+    shown to the reader."""
+
+    @abstractmethod
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the model of a checkpoint writes this format."""
+
+    @abstractmethod
+    def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
+        """Returns whether a prompt ends inside reasoning, which was opened at the end of the prompt
+        or in the text `begun`. `prompt` is the end of the prompt, with special tokens; `begun` is
+        the beginning of the answer, if the client has written one."""
+
+    @abstractmethod
+    def reader(
+        self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
+    ) -> MessageReader:
+        """Returns a new reader of an answer, which leaves all but the reasoning to `rest`.
+
+        `has_begun` says whether the answer begins inside the reasoning. With `must_call`, only
+        calls may follow the reasoning: if the text ends with the beginning of a mark, this
+        beginning does not become content.
+        """
+
+    @abstractmethod
+    def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
+        """Returns the rule `start` of a grammar, with the rules that it needs except `TEXT`: the
+        rule `reply` after the reasoning. The reasoning may be left out, unless the prompt has begun
+        the reasoning (`is_thinking`)."""
+
+    def message(self, rule: str, markers: Markers) -> str:
+        """Returns an expression for a message whose content follows a rule of a grammar, with the
+        marks that stand around the content."""
+        return rule

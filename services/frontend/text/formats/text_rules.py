@@ -1,0 +1,80 @@
+"""Rules for strings that are written as they are, up to a mark."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from services.common import errors
+from services.frontend.text.formats.grammar import Markers, ToolRule, pattern_of
+from services.frontend.text.formats.rule_set import RuleSet
+
+MAX_COUNTED = 1000
+"""Largest bound of a string's length that is enforced: a grammar counts with one state for each
+character."""
+
+_ANY = r"(.|\n)"
+
+
+class TextRules:
+    """Makes the rules of strings that end with a mark."""
+
+    def __init__(self, rules: RuleSet, markers: Markers, end: str) -> None:
+        """Rules to which expressions refer are added to `rules`. `end` is the mark: no string holds
+        it."""
+        self._rules = rules
+        head, self._end = markers.divided(end)
+        self._head = pattern_of(head)
+
+    def of(self, schema: Mapping[str, Any], tool: ToolRule) -> str:
+        """Returns the expression of the strings that match a schema, with the mark at their end.
+
+        Raises:
+            InvalidRequest: the tool is strict, and the schema has a keyword that is not enforced.
+        """
+        bodies = list(_patterns(schema, tool))
+        if not bodies and not self._end:
+            return self._rules.add("text", f"/{_ANY}*{self._head}/", "[lazy]")
+        whole = " & ".join(f"/{body}{self._head}/" for body in bodies or [f"{_ANY}*"])
+        if not self._end:  # the mark ends the string where it occurs first
+            whole += f" & ~/{_ANY}*{self._head}{_ANY}+/"
+        return f"{self._rules.add('TEXT', whole)} {self._end}".rstrip()
+
+
+def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
+    """Returns the regular expressions that a string of a schema matches."""
+    low, high = _bound(schema, "minLength", tool), _bound(schema, "maxLength", tool)
+    _check(tool, "format", "format" not in schema)
+    patterns = []
+    if low or high is not None:
+        most = "" if high is None else str(high)
+        patterns.append(f"{_ANY}{{{low or 0},{most}}}")
+    if isinstance(schema.get("pattern"), str):
+        patterns.append(_searched(schema["pattern"]))
+    return patterns
+
+
+def _bound(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> int | None:
+    """Returns a bound of a string's length; None if there is none that is enforced."""
+    bound = schema.get(keyword)
+    if not isinstance(bound, int):
+        return None
+    _check(tool, keyword, bound <= MAX_COUNTED)
+    return bound if bound <= MAX_COUNTED else None
+
+
+def _check(tool: ToolRule, keyword: str, is_enforced: bool) -> None:
+    """Raises InvalidRequest if a strict tool has a keyword that is not enforced."""
+    if tool.is_strict and not is_enforced:
+        raise errors.InvalidRequest(
+            tool.schema_field,
+            f"'{keyword}' of a string cannot be enforced in the model's format of tool calls",
+        )
+
+
+def _searched(pattern: str) -> str:
+    """Returns the regular expression of the texts in which a pattern of JSON Schema is found."""
+    is_ended = pattern.endswith("$") and not pattern.endswith(r"\$")
+    begin = "" if pattern.startswith("^") else f"{_ANY}*"
+    body = pattern.removeprefix("^")
+    body = re.sub(r"(?<!\\)/", r"\/", body.removesuffix("$") if is_ended else body)
+    return f"{begin}({body}){'' if is_ended else f'{_ANY}*'}"

@@ -1,0 +1,205 @@
+"""Reasoning between two tags, before the message itself.
+
+    <think>Whales are mammals, so …</think>They are mammals.
+
+Some templates open the tag themselves, so that the answer begins inside it. If the reasoning is
+never closed, the message has no content and no calls. Some models write tags around the message
+itself too; these are left out.
+"""
+
+from dataclasses import dataclass
+
+from services.frontend.request.output_format import quoted
+from services.frontend.text.formats.arriving_text import NEWLINES, SPACES, ArrivingText, Steps
+from services.frontend.text.formats.checkpoint import Checkpoint
+from services.frontend.text.formats.grammar import Markers
+from services.frontend.text.formats.reasoning_format import ReasoningFormat
+from services.frontend.text.message_reader import MessageDelta, MessageReader, Words
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Tags around the reasoning and, if the format has them, around the message that follows.
+    `title` is the text that follows the opening tag of reasoning."""
+
+    begin: str
+    end: str
+    title: str = ""
+    begin_message: str = ""
+    end_message: str = ""
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """The tags that the format has."""
+        return tuple(filter(None, (self.begin, self.end, self.begin_message, self.end_message)))
+
+
+MAX_SPACES = 2
+"""Largest number of white spaces between the opening tag and reasoning that a prompt has begun."""
+
+THINK = Tags("<think>", "</think>")
+
+
+class TaggedReasoning(ReasoningFormat):
+    """A format with tags around the reasoning."""
+
+    def __init__(self, name: str, models: str, tags: Tags, *, mark: str = "") -> None:
+        """`mark` is the text by which templates are recognised, if that is not the tag that closes
+        the reasoning."""
+        self.name = name
+        self.models = models
+        self.markers = tags.all
+        self._tags = tags
+        self._mark = mark or tags.end
+
+    def is_written_by(self, checkpoint: Checkpoint) -> bool:
+        """Returns whether the template holds the mark of the format."""
+        return self._mark in checkpoint.template
+
+    def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
+        """Returns whether a prompt ends inside reasoning, which was opened at the end of the prompt
+        or in the text `begun`."""
+        prompt, begin = prompt.rstrip(), (self._tags.begin + self._tags.title).rstrip()
+        at = prompt.rfind(begin)
+        earliest = len(prompt) - len(begin) - len(begun.strip()) - MAX_SPACES
+        return at >= max(0, earliest) and at > prompt.rfind(self._tags.end)
+
+    def reader(
+        self, rest: MessageReader, *, has_begun: bool, must_call: bool = False
+    ) -> MessageReader:
+        """Returns a new reader for an answer."""
+        return ThinkReader(rest, has_begun=has_begun, must_call=must_call, tags=self._tags)
+
+    def grammar(self, markers: Markers, *, is_thinking: bool) -> str:
+        """Returns the rule `start`: a reply after its reasoning."""
+        thought = r"thought /\n*/ reply"
+        if not is_thinking:
+            title = quoted(self._tags.title) if self._tags.title else ""
+            thought = f"{markers[self._tags.begin]} {title} {thought} | reply"
+        return f"start: {thought}\n{markers.up_to('thought', self._tags.end)}"
+
+    def message(self, rule: str, markers: Markers) -> str:
+        """Returns the rule between the tags of a message."""
+        tags = (self._tags.begin_message, self._tags.end_message)
+        begin, end = (markers[tag] if tag else "" for tag in tags)
+        return f"{begin} {rule} {end}"
+
+
+FORMATS = (
+    TaggedReasoning(
+        "granite",
+        "Granite 3.3",
+        Tags("<think>", "</think>", begin_message="<response>", end_message="</response>"),
+        mark="<response></response>",
+    ),
+    TaggedReasoning(
+        "command",
+        "Command R7B, Command A",
+        Tags(
+            "<|START_THINKING|>",
+            "<|END_THINKING|>",
+            begin_message="<|START_RESPONSE|>",
+            end_message="<|END_RESPONSE|>",
+        ),
+    ),
+    TaggedReasoning("magistral", "Magistral, Ministral 3 Reasoning", Tags("[THINK]", "[/THINK]")),
+    TaggedReasoning("kimi", "Kimi-VL Thinking", Tags("◁think▷", "◁/think▷")),
+    TaggedReasoning("seed", "Seed-OSS", Tags("<seed:think>", "</seed:think>")),
+    TaggedReasoning("gemma4", "Gemma 4", Tags("<|channel>", "<channel|>", "thought\n")),
+    TaggedReasoning("think", "DeepSeek R1 and V3, GLM 4, Kimi K2, Qwen 3, SmolLM 3", THINK),
+)
+"""Formats in the order in which they are looked for."""
+
+
+class ThinkReader:
+    """Reads the reasoning of an answer, and leaves the rest to another reader."""
+
+    def __init__(
+        self, rest: MessageReader, *, has_begun: bool, must_call: bool = False, tags: Tags = THINK
+    ) -> None:
+        """`has_begun` says whether the answer begins inside the tag. With `must_call`, only calls
+        may follow the reasoning: if the text ends with the beginning of a tag, this beginning does
+        not become content."""
+        self._rest = rest
+        self._must_call = must_call
+        self._tags = tags
+        self._text = ArrivingText()
+        self._new = MessageDelta()
+        self._is_read = False
+        self._steps = self._read(has_begun=has_begun)
+
+    @property
+    def n_tool_calls(self) -> int:
+        """Number of tool calls that have begun."""
+        return self._rest.n_tool_calls
+
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the text that has been read ends inside the arguments of a call."""
+        return self._rest.ends_in_call
+
+    def feed(self, text: str) -> MessageDelta:
+        """Takes new text and returns what it adds to the message."""
+        if self._is_read:
+            return self._rest.feed(text)
+        self._text.add(text)
+        next(self._steps, None)
+        if self._is_read:
+            self._pass_on(self._text.take_rest())
+        delta, self._new = self._new, MessageDelta()
+        return delta
+
+    def flush(self) -> MessageDelta:
+        """Ends the text, and returns the part of the message that was held back."""
+        self._text.end()
+        return self.feed("") + self._rest.flush()
+
+    def _read(self, *, has_begun: bool) -> Steps[None]:
+        text, tags = self._text, self._tags
+        begin = tags.begin + tags.title
+        if not has_begun:
+            text.keep()
+            yield from text.run(SPACES)
+            has_begun = yield from text.begins_with(begin)
+            if has_begun:
+                text.take(len(begin))
+                text.kept()
+        if has_begun:
+            yield from text.run(NEWLINES)
+            if (yield from text.until(tags.end, self._think)):
+                text.take(len(tags.end))
+                yield from text.run(NEWLINES)
+        elif (yield from text.begins_with(tags.end)):
+            text.take(len(tags.end))
+            text.kept()
+            yield from text.run(NEWLINES)
+        elif self._must_call:
+            text.kept()
+            yield from text.skip(begin)
+        else:
+            self._pass_on(text.kept())
+        if tags.begin_message:
+            yield from self._read_message()
+        self._is_read = True
+
+    def _read_message(self) -> Steps[None]:
+        """Passes the message between its tags on, if the tags come next."""
+        text, tags = self._text, self._tags
+        text.keep()
+        yield from text.run(SPACES)
+        if not (yield from text.begins_with(tags.begin_message)):
+            self._pass_on(text.kept())
+            return
+        text.take(len(tags.begin_message))
+        text.kept()
+        if (yield from text.until(tags.end_message, self._pass_on)):
+            text.take(len(tags.end_message))
+
+    def _think(self, text: str) -> None:
+        if text:
+            self._new += MessageDelta((Words(text, is_reasoning=True),))
+
+    def _pass_on(self, text: str) -> None:
+        """Leaves a text to the reader of the rest."""
+        if text:
+            self._new += self._rest.feed(text)

@@ -1,0 +1,105 @@
+"""The files of a checkpoint that hold its chat templates, and the special tokens for them.
+
+The order is that of the `transformers` library. A file `chat_template.jinja` replaces all templates
+of `tokenizer_config.json`. The default template of older checkpoints may be in
+`chat_template.json`. Templates with other names are files `additional_chat_templates/NAME.jinja`.
+`special_tokens_map.json` counts only if `tokenizer_config.json` does not list the added tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from services.common import bounded_file
+from services.common.gguf.header import read_header
+from services.common.gguf.tokenizer import special_tokens
+
+MAX_CONFIG_BYTES = 16 << 20
+"""Largest size of a `tokenizer_config.json` in bytes: some such files list a hundred thousand added
+tokens."""
+
+MAX_TEMPLATE_BYTES = 1 << 20
+"""Largest size of a template in bytes; long templates have a fiftieth of this size."""
+
+GGUF_TEMPLATE = "tokenizer.chat_template"
+"""Key of a GGUF file's template. The same key followed by a dot and a name is the key of a further
+template."""
+
+DEFAULT, WITH_TOOLS = "default", "tool_use"
+"""Names of the template for all conversations, and of the template for those with tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateFiles:
+    """The sources of a checkpoint's templates, by name, and the texts of its special tokens."""
+
+    sources: Mapping[str, str]
+    special_tokens: Mapping[str, str]
+
+    @classmethod
+    def of_directory(cls, directory: Path) -> Self:
+        """Reads the files in a checkpoint's directory.
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError, LookupError, TypeError: a file is broken.
+        """
+        config = _json(directory / "tokenizer_config.json")
+        older = _json(directory / "chat_template.json").get("chat_template")
+        file, folder = directory / "chat_template.jinja", directory / "additional_chat_templates"
+        if file.is_file():
+            sources = {DEFAULT: _template(file)}
+        else:
+            sources = _named(config.get("chat_template")) | _named(older)
+        sources |= {other.stem: _template(other) for other in sorted(folder.glob("*.jinja"))}
+        if "added_tokens_decoder" not in config:
+            config |= _json(directory / "special_tokens_map.json")
+        return cls(sources, _special_tokens(config))
+
+    @classmethod
+    def of_gguf(cls, file: Path) -> Self:
+        """Reads a GGUF file.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: the file is broken, or a template is too long.
+        """
+        metadata = read_header(file).metadata
+        keys = {DEFAULT: GGUF_TEMPLATE, WITH_TOOLS: f"{GGUF_TEMPLATE}.{WITH_TOOLS}"}
+        found = {name: metadata.get(key) for name, key in keys.items()}
+        sources = {name: source for name, source in found.items() if isinstance(source, str)}
+        if any(len(source) > MAX_TEMPLATE_BYTES for source in sources.values()):
+            raise ValueError(f"{file}: {GGUF_TEMPLATE} has more than {MAX_TEMPLATE_BYTES} bytes")
+        return cls(sources, special_tokens(metadata))
+
+
+def _json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    return bounded_file.read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
+
+
+def _template(path: Path) -> str:
+    return bounded_file.read_bytes(path, max_bytes=MAX_TEMPLATE_BYTES).decode()
+
+
+def _named(template: object) -> dict[str, str]:
+    """Returns templates by their names; a single template is the default."""
+    if isinstance(template, list):
+        return {named["name"]: str(named["template"]) for named in template}
+    if isinstance(template, dict):
+        return {name: str(source) for name, source in template.items()}
+    return {DEFAULT: template} if isinstance(template, str) else {}
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the texts of special tokens, which a configuration holds as strings or as
+    `{"content": ...}`, by their names: `bos_token`, and names that only one model has."""
+    more = config.get("extra_special_tokens")
+    named = {**config, **(more if isinstance(more, dict) else {})}
+    return {
+        name: token["content"] if isinstance(token, dict) else token
+        for name, token in named.items()
+        if name.endswith("_token") and isinstance(token, str | dict)
+    }

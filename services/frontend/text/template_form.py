@@ -1,0 +1,163 @@
+"""The form in which a chat template takes the turns of a conversation and the tools."""
+
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import pydantic_core
+
+from services.common import errors
+from services.frontend.request.conversation import ChatMessage, EarlierCall, Tool
+
+REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+"""Names under which templates look for the reasoning of a turn."""
+
+SYSTEM_ROLES = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateForm:
+    """The form that one template takes. The defaults are the form that most templates take: that of
+    the `transformers` library."""
+
+    reasoning_names: tuple[str, ...] = REASONING_NAMES[:1]
+    """Names under which the template gets the reasoning of a turn."""
+    knows_developers: bool = False
+    """Whether the template has a role `developer`. If not, such messages are system messages."""
+    part_roles: frozenset[str] = frozenset()
+    """Roles whose content the template takes as a list of parts, not as a text."""
+    has_null_content: bool = True
+    """Whether a turn of calls without content has the content None, not an empty text."""
+    has_text_arguments: bool = False
+    """Whether the template takes the arguments of a call as the text of a JSON object, not as a
+    mapping."""
+    has_late_systems: bool = True
+    """Whether the template shows system messages after the first message. If not, all of them are
+    merged into a first message."""
+    has_parallel_calls: bool = True
+    """Whether the template shows several calls in a turn. If not, such a turn becomes turns of one
+    call each, followed by its result."""
+    has_reasoning_beside_content: bool = True
+    """Whether the template takes reasoning and content in a turn of calls. If not, the reasoning
+    becomes the beginning of the content."""
+    has_tools_without_description: bool = True
+    """Whether the template takes tools without a description; if not, the description is empty."""
+    takes_tool_results: bool = True
+    """Whether the template takes tools and shows messages of the role `tool`."""
+    left_out_roles: frozenset[str] = frozenset()
+    """Roles whose messages the template would leave out without an error."""
+
+    @classmethod
+    def of_source(cls, source: str) -> Self:
+        """Returns the form as far as the source of a template shows it."""
+        words = set(re.findall(r"\w+", source))
+        names = tuple(name for name in REASONING_NAMES if name in words)
+        return cls(
+            reasoning_names=names or REASONING_NAMES[:1], knows_developers="developer" in source
+        )
+
+    def turns(
+        self, messages: Sequence[ChatMessage], *, continues_last: bool = False
+    ) -> list[dict[str, Any]]:
+        """Returns the turns of a conversation; missing fields are left out. With `continues_last`
+        the last message stays the last one.
+
+        Raises:
+            InvalidRequest: the template would leave out a message.
+        """
+        for message in messages:
+            if self._role(message) in self.left_out_roles and message.content:
+                raise errors.InvalidRequest(
+                    "messages",
+                    "the model's chat template leaves out messages of the role "
+                    f"{self._role(message)!r}",
+                )
+        at = len(messages) - (1 if continues_last else 0)
+        adapted = messages[:at]
+        if not self.has_late_systems:
+            adapted = _with_one_system(adapted)
+        if not self.has_parallel_calls:
+            adapted = _with_single_calls(adapted)
+        return [self._turn(message) for message in (*adapted, *messages[at:])]
+
+    def tool(self, tool: Tool) -> dict[str, Any]:
+        """Returns a tool in the form that OpenAI's clients write."""
+        function: dict[str, Any] = {"name": tool.name}
+        if tool.description or not self.has_tools_without_description:
+            function["description"] = tool.description
+        if tool.parameters:
+            function["parameters"] = _read(tool.parameters, {})
+        if tool.is_strict:
+            function["strict"] = True
+        return {"type": "function", "function": function}
+
+    def _role(self, message: ChatMessage) -> str:
+        is_system = message.role == "developer" and not self.knows_developers
+        return "system" if is_system else message.role
+
+    def _turn(self, message: ChatMessage) -> dict[str, Any]:
+        if message.tool_calls and message.content and not self.has_reasoning_beside_content:
+            texts = filter(None, (message.reasoning_content, message.content))
+            message = replace(message, content="\n\n".join(texts), reasoning_content=None)
+        role = self._role(message)
+        turn: dict[str, Any] = {"role": role, "content": self._content(role, message)}
+        given = {"name": message.name, "tool_call_id": message.tool_call_id}
+        given |= dict.fromkeys(self.reasoning_names, message.reasoning_content)
+        turn |= {name: value for name, value in given.items() if value is not None}
+        if message.tool_calls:
+            turn["tool_calls"] = [self._call(call) for call in message.tool_calls]
+        return turn
+
+    def _content(self, role: str, message: ChatMessage) -> object:
+        if message.content is None and message.tool_calls and self.has_null_content:
+            return None
+        content = message.content or ""
+        return [{"type": "text", "text": content}] if role in self.part_roles else content
+
+    def _call(self, call: EarlierCall) -> dict[str, Any]:
+        """Returns a call. Arguments that are no JSON object stay a text."""
+        text = call.arguments
+        arguments = text if self.has_text_arguments else _read(text, text)
+        function = {"name": call.name, "arguments": arguments}
+        return {"id": call.id, "type": "function", "function": function}
+
+
+def _with_one_system(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Returns messages that begin with all system messages as one, separated by blank lines."""
+    systems = [message for message in messages if message.role in SYSTEM_ROLES]
+    rest = [message for message in messages if message.role not in SYSTEM_ROLES]
+    if not systems:
+        return rest
+    texts = [message.content for message in systems if message.content]
+    return [replace(systems[0], content="\n\n".join(texts)), *rest]
+
+
+def _with_single_calls(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Returns messages in which each turn has one call at most, followed by its result."""
+    rest, found = deque(messages), list[ChatMessage]()
+    while rest:
+        message = rest.popleft()
+        if len(message.tool_calls) < 2:
+            found.append(message)
+            continue
+        results = []
+        while rest and rest[0].role == "tool":
+            results.append(rest.popleft())
+        for call in message.tool_calls:
+            found.append(replace(message, tool_calls=(call,)))
+            found += [result for result in results if result.tool_call_id == call.id]
+            results = [result for result in results if result.tool_call_id != call.id]
+            message = replace(message, content=None, reasoning_content=None)
+        found += results
+    return found
+
+
+def _read(text: str, otherwise: object) -> object:
+    """Returns the JSON object in a text, or `otherwise` if there is none."""
+    try:
+        value = pydantic_core.from_json(text.encode())
+    except ValueError:
+        return otherwise
+    return value if isinstance(value, dict) else otherwise

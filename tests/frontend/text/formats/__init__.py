@@ -1,0 +1,1 @@
+"""Formats of tool calls: their readers, their grammars, and their templates."""

@@ -1,0 +1,42 @@
+"""What a client hears of a message that a reader reads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.frontend.text.message_reader import MessageDelta, MessageReader
+
+Readers = Callable[[], MessageReader]
+
+
+@dataclass
+class Said:
+    """A message, as far as deltas have said it."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[list[str]] = field(default_factory=list)
+    is_cut: bool = False
+
+    def add(self, delta: MessageDelta) -> None:
+        """Adds a delta as a client does."""
+        self.reasoning += delta.reasoning
+        self.content += delta.content
+        for call in delta.tool_calls:
+            if call.id:
+                assert call.index == len(self.calls)
+                assert call.id == f"id-{call.index}"
+                self.calls.append([call.name, ""])
+            else:
+                assert call.name == ""
+            self.calls[call.index][1] += call.arguments
+
+
+def read(readers: Readers, *pieces: str) -> Said:
+    """Returns the message of a text that comes in pieces."""
+    reader, said = readers(), Said()
+    for piece in pieces:
+        said.add(reader.feed(piece))
+    said.add(reader.flush())
+    assert reader.n_tool_calls == len(said.calls)
+    said.is_cut = reader.ends_in_call
+    return said
