@@ -17,9 +17,9 @@ MENDED = 'print("heron", 1 + 1, "wings")\n'
 TOOLS = "Bash,Edit,Read"
 DIARY = "Day {}: {} on the pond, and it rained in the evening.\n"
 N_DAYS = {"first": 45, "second": 132}
-"""Days of two diaries. Both are longer than the model's context, and the second fits beside a
-summary of the first. Claude Code keeps what came last, if a quarter of its characters are at least
-the tokens that are too many."""
+"""Days of two diaries. Both are longer than the context; the second fits beside a summary of
+the first. Claude Code keeps what came last if a quarter of its characters are at least the tokens
+that are too many."""
 
 SCRIPT = [
     Line(

@@ -1,5 +1,7 @@
-"""Codex edits a file, runs a program, and goes on after its conversation was compacted."""
+"""Codex edits a file, by its shell or by a tool of free text, runs a program, and goes on after its
+conversation was compacted."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,27 @@ PATCH = """\
 *** End Patch
 """
 
+KNOWN_MODEL = {
+    "slug": PARROT,
+    "display_name": "Parrot",
+    "description": "Repeats what it reads.",
+    "visibility": "list",
+    "supported_in_api": True,
+    "priority": 1,
+    "base_instructions": "Mend what is broken.",
+    "supported_reasoning_levels": [],
+    "default_reasoning_summary": "none",
+    "supports_reasoning_summaries": False,
+    "support_verbosity": False,
+    "supports_parallel_tool_calls": False,
+    "shell_type": "unified_exec",
+    "apply_patch_tool_type": "freeform",
+    "truncation_policy": {"mode": "tokens", "limit": 10_000},
+    "context_window": 16_384,
+    "experimental_supported_tools": [],
+}
+"""A model in the words of Codex's catalogue, that gets patches by a tool of free text."""
+
 SCRIPT = [
     Line(
         to="CONTEXT CHECKPOINT COMPACTION",
@@ -34,6 +57,7 @@ SCRIPT = [
     Line(to="How is the otter?", says="I know of no summary."),
     Line(to="otter 4 legs", says="The otter is mended."),
     Line(to="M otter.py", says=call("exec_command", cmd="python3 otter.py")),
+    Line(to="Patch the otter", says=call("apply_patch", input=PATCH)),
     Line(
         to="Mend the otter",
         says="Too many.\n" + call("exec_command", cmd=f"apply_patch <<'EOF'\n{PATCH}EOF\n"),
@@ -87,3 +111,11 @@ def test_codex_goes_on_after_a_compaction(codex: Codex) -> None:
     question = "How is the otter?"
     answer = codex.ask("resume", "--last", "--config", limit, question)
     assert answer == "As the summary says, well."
+
+
+def test_codex_edits_a_file_by_a_tool_of_free_text(codex: Codex, project: Path, home: Path) -> None:
+    catalogue = home / "models.json"
+    catalogue.write_text(json.dumps({"models": [KNOWN_MODEL]}))
+    answer = codex.ask("--config", f'model_catalog_json="{catalogue}"', "Patch the otter")
+    assert answer == "The otter is mended."
+    assert (project / "otter.py").read_text() == MENDED
