@@ -157,7 +157,7 @@ async def load(stack: Stack) -> Clients:
                 for n in range(5)
             ),
             *(one(clients.hang_up()) for _ in range(10)),
-            *(one(clients.complete(prompt=text, max_tokens=-n)) for n in range(10)),
+            *(one(clients.complete(prompt=text, max_tokens=-1 - n)) for n in range(10)),
             *(one(clients.complete(prompt=text, max_tokens=2, model="other")) for _ in range(5)),
         )
         await at_rest(stack)
