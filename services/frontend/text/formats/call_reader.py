@@ -23,7 +23,7 @@ ARGUMENTS = ("arguments", "parameters")
 NAMES = ("name", "tool_name")
 """Names of the member that has the name of a tool."""
 
-MARGINAL = ("id", "call_id", "type", "index")
+MARGINAL = ("id", "call_id", "tool_call_id", "type", "index")
 """Names of members that are left out of a call, and may follow the arguments."""
 
 _NO_KEY = re.compile(r"[{}\[\]\"]")
@@ -165,8 +165,8 @@ class ToolCallReader(ABC):
         self._spaces.clear()
         self._is_speaking = False
         self._end_arguments()
-        self._is_in_arguments = True
         self._is_left_out = self._rules.is_single and self.n_tool_calls > 0
+        self._is_in_arguments = not self._is_left_out
         if not self._is_left_out:
             index = self.n_tool_calls
             self.n_tool_calls += 1

@@ -43,11 +43,12 @@ def _begun(*words: str) -> str:
 
 
 _CUT_HEADER = re.compile(
-    rf"(?=\s*<\||\s*to=functions)\s*(?:<\|start\|>{_begun('assistant')})?(?:\s*to=[\w.-]*)?\s*"
-    rf"(?:<\|channel\|>{_begun('analysis', 'commentary', 'final')}(?:\s*to=[\w.-]*)?)?\s*"
-    rf"(?:<\|constrain\|>)?{_begun('json')}\s*"
+    rf"(?=<\||to=functions)(?:<\|start\|>{_begun('assistant')})? ?(?:to=[\w.-]*)? ?"
+    rf"(?:<\|channel\|>{_begun('analysis', 'commentary', 'final')}(?: to=[\w.-]*)?)? ?"
+    rf"(?:<\|constrain\|>)? ?{_begun('json')}"
 )
-"""The header of a message, or the beginning of one."""
+"""The header of a message, or the beginning of one, without white space around it and with single
+spaces."""
 
 
 class Harmony(ToolFormat):
@@ -189,7 +190,7 @@ class HarmonyReader(ToolCallReader):
                 return "".join(parts)
             if mark in (END, CALL, RETURN):
                 break
-        is_cut = text.is_read and _CUT_HEADER.fullmatch("".join(parts))
+        is_cut = text.is_read and _CUT_HEADER.fullmatch(" ".join("".join(parts).split()))
         kept = text.kept()
         if not is_cut:
             self._say(kept)

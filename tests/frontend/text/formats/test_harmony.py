@@ -133,3 +133,18 @@ def test_tokens_that_end_a_turn_end_the_answer(tmp_path: Path) -> None:
     ids = checkpoint.tokenizer.special_tokens(("<|return|>", "<|call|>"))
     assert set(answers.end_tokens) == set(ids.values())
     assert set(answers.marks.values()) == set(MARKERS)
+
+
+def test_white_space_in_a_cut_header_is_read_in_one_pass() -> None:
+    text = f"<|start|>{' ' * 20_000}\u00e9"  # a pattern that goes back at each space takes hours
+    said = read(lambda: TOOL_FORMATS["harmony"].reader(CallRules(new_id="id-{}".format)), text)
+    assert said.content.split() == text.split()
+
+
+def test_a_cut_call_that_is_left_out_leaves_the_first_whole() -> None:
+    rules = CallRules(new_id="id-{}".format, tools={"find": ""}, is_single=True)
+    reader = TOOL_FORMATS["hermes"].reader(rules)
+    call = '<tool_call>{"name": "find", "arguments": {"n": 1}}</tool_call>'
+    reader.feed(call + call[:45])
+    reader.flush()
+    assert (reader.n_tool_calls, reader.ends_in_call) == (1, False)
