@@ -1,5 +1,6 @@
-"""Handles unknown fields of bodies, and items that are left out. By default they are ignored, and
-named in a header of the answer and in the log. A setting makes the server refuse such bodies.
+"""Handles unknown fields of bodies, and items that are left out. By default such fields and items
+are ignored, and named in a header of the answer and in the log. A setting makes the server refuse a
+body that has them.
 
 Clients may send an unknown field with every request, and may make up any name. The log therefore
 has only one line for each field, and a limited number of lines in all.

@@ -46,7 +46,7 @@ from services.frontend.http.responses.items import (
 )
 from services.frontend.http.responses.reply import ReplyRules, ResponsesReply
 from services.frontend.http.responses.tool_table import ListedTool, ToolTable, listed
-from services.frontend.http.responses.tools import HostedTool, ResponsesTools
+from services.frontend.http.responses.tools import FreeformTool, HostedTool, ResponsesTools
 from services.frontend.http.responses.turns import Turns
 from services.frontend.http.transport.event_stream import Event
 from services.frontend.request import output_format
@@ -107,11 +107,21 @@ class InputTokensBody(ConversationBody):
 
     @property
     def _shown_tools(self) -> Mapping[str, ClientTool]:
-        shown = self.table.shown()
-        if not isinstance(self.tool_choice, ResponsesAllowed):
-            return shown
-        names = self.tool_choice.shown_names(self.table)
-        return {path: tool for path, tool in shown.items() if tool.to_tool().name in names}
+        return self.table.shown(self._allowed)
+
+    @property
+    def _allowed(self) -> set[str]:
+        """Names of the tools that the model sees, as the model knows them."""
+        if isinstance(self.tool_choice, ResponsesAllowed):
+            return self.tool_choice.shown_names(self.table)
+        return self.table.names
+
+    def spelled(self, field: str) -> str:
+        spelled = super().spelled(field)
+        for path, tool in self._shown_tools.items():
+            if isinstance(tool, FreeformTool) and spelled.startswith(f"{path}.parameters"):
+                return f"{path}.format"
+        return spelled
 
     @property
     def _template_kwargs(self) -> dict[str, Any]:
@@ -243,14 +253,13 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
 
     def _echoed_tools(self) -> Iterator[dict[str, Any]]:
         """Yields the tools of the field `tools` that the model sees."""
-        names = {tool.to_tool().name for tool in self._shown_tools.values()}
         for place, tool in enumerate(self.tools or ()):
-            if self.table.is_shown(f"tools.{place}", names) and not isinstance(tool, HostedTool):
+            is_shown = self.table.is_shown(f"tools.{place}", self._allowed)
+            if is_shown and not isinstance(tool, HostedTool):
                 yield tool.echo()
 
     def _echo(self, sampling: SamplingParams) -> RequestEcho:
         """Returns the fields of an answer that repeat the request."""
-        choice = self.tool_choice
         form = self.text.format if self.text else None
         return {
             "instructions": self.instructions,
@@ -267,13 +276,17 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
                 if form
                 else {"type": "text"}
             },
-            "tool_choice": (
-                choice.echo()
-                if isinstance(choice, ResponsesChoice | ResponsesAllowed)
-                else "auto"
-                if choice is None
-                else str(choice)
-            ),
+            "tool_choice": _echoed_choice(self.tool_choice),
             "tools": list(self._echoed_tools()),
             "top_p": sampling.top_p,
         }
+
+
+def _echoed_choice(choice: Choice | None) -> str | dict[str, Any]:
+    """Returns the choice of tools as the answer repeats it."""
+    match choice:
+        case ResponsesChoice() | ResponsesAllowed():
+            return choice.echo()
+        case str():
+            return choice
+    return "auto"

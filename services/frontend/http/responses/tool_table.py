@@ -6,7 +6,7 @@ conversation.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.frontend.http.protocol.conversation_tools import ClientTool
@@ -38,7 +38,7 @@ class ListedTool:
     @property
     def key(self) -> Key:
         """The names by which clients call the tool."""
-        return self.namespace, self.tool.name if isinstance(self.tool, NamedClientTool) else SEARCH
+        return self.namespace, self.tool.name
 
 
 def listed(
@@ -83,8 +83,9 @@ class ToolTable:
         self._names = dict(_names(self._tools))
         self._keys = {name: key for key, name in self._names.items()}
 
-    def shown(self) -> dict[str, ClientTool]:
-        """Returns the tools as the model sees them, keyed by the path of the tool in the body."""
+    def shown(self, among: Collection[str]) -> dict[str, ClientTool]:
+        """Returns the tools whose names for the model are in `among`, as the model sees them, keyed
+        by the path of the tool in the body."""
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)
@@ -92,6 +93,7 @@ class ToolTable:
                 else listed.tool
             )
             for key, listed in self._tools.items()
+            if self._names[key] in among
         }
 
     def name_of(self, namespace: str | None, name: str) -> str:
@@ -120,7 +122,7 @@ class ToolTable:
         """The names of all tools, as the model knows them."""
         return set(self._keys)
 
-    def is_shown(self, path: str, among: set[str]) -> bool:
+    def is_shown(self, path: str, among: Collection[str]) -> bool:
         """Returns whether a tool of the body, or a tool of the namespace there, is one of the tools
         `among`, which are named as the model knows them."""
         return any(

@@ -8,7 +8,7 @@ was not told of; the reader of bodies reports such tools like unknown fields.
 import json
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import FailFast, Field, GetJsonSchemaHandler, Tag, WithJsonSchema
 from pydantic.json_schema import JsonSchemaValue
@@ -144,6 +144,8 @@ class SearchTool(ClientTool):
     """A search for tools that the client runs. The model sees a function `tool_search`; the tools
     that the client finds come in an item `tool_search_output`."""
 
+    name: ClassVar[str] = SEARCH
+
     type: Literal["tool_search"]
     """Kind of the tool."""
     execution: Literal["client"]
@@ -156,7 +158,7 @@ class SearchTool(ClientTool):
 
     def to_tool(self) -> Tool:
         return Tool(
-            name=SEARCH,
+            name=self.name,
             description=self.description or "Searches for further tools.",
             parameters=json_text(self.parameters or _ANY_OBJECT),
         )

@@ -17,6 +17,7 @@ from services.frontend.http.responses.items import (
     AdditionalToolsItem,
     AgentMessageItem,
     AssistantItem,
+    ConfigurationUpdateItem,
     CustomToolCallItem,
     CustomToolCallOutputItem,
     FunctionCallItem,
@@ -71,7 +72,7 @@ class Turns:
         for item in self._items:
             if isinstance(item, MessageItem) and item.role in SYSTEM_ROLES:
                 system.append(joined(item.content))
-            elif not isinstance(item, AdditionalToolsItem | LeftOutItem):
+            elif not isinstance(item, AdditionalToolsItem | ConfigurationUpdateItem | LeftOutItem):
                 break
             n_system += 1
         if system:

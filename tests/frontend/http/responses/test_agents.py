@@ -290,3 +290,28 @@ async def test_the_header_names_what_was_left_out(site: Site) -> None:
         assert response.status_code == 200
         named = response.headers["x-orcinus-ignored-fields"]
         assert named == "input.web_search_call, tools.file_search"
+
+
+@pytest.mark.parametrize(
+    ("definition", "unenforced"),
+    [
+        ("[a-z]+( [a-z]+)*", None),
+        ("a|b", None),
+        ("\\d{4}-\\d{2}", None),
+        ("(", "tools.1.format"),
+        ("(?=a)b", "tools.1.format"),
+    ],
+    ids=str,
+)
+async def test_a_forced_input_keeps_its_regular_expression_or_the_header_names_it(
+    site: Site, definition: str, unenforced: str | None
+) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": definition}
+    tools = [{"type": "web_search"}, {**CUSTOM, "format": form}]
+    site.scheduler.behaviour = says(*site.tokens("¶hi"), EOS)
+    body = {"input": "x", "tools": tools, "tool_choice": {"type": "custom", "name": "patch"}}
+    response = await site.http.post("/v1/responses", json=body)
+    assert response.status_code == 200, response.text
+    [submitted] = site.scheduler.requests
+    assert "input" in submitted.submission.sampling.grammar
+    assert response.headers.get("x-orcinus-unenforced") == unenforced

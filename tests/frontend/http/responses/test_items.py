@@ -264,6 +264,42 @@ def test_pictures_of_tools_are_left_out_of_results() -> None:
     assert told == ("input.output.input_image",)
 
 
+@pytest.mark.parametrize(
+    ("tools", "names"),
+    [
+        ([FUNCTION], ["patch", "status"]),
+        ([{**CUSTOM, "name": "edit"}], ["patch", "edit"]),
+        ([NAMESPACE], ["patch", "status"]),
+        ([FUNCTION, {**FUNCTION, "name": "other"}], ["patch", "status", "other"]),
+        ([SEARCH], ["patch", "tool_search"]),
+        ([{**CUSTOM, "description": "newer"}], ["patch"]),
+        ([{"type": "web_search"}], ["patch"]),
+        ([], ["patch"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["additional_tools", "tool_search_output"])
+def test_the_model_is_told_the_tools_of_items(
+    kind: str, tools: list[Any], names: list[str]
+) -> None:
+    body, _ = read({"type": kind, "role": "developer", "tools": tools}, tools=[CUSTOM])
+    conversation = body.to_conversation()
+    assert [tool.name for tool in conversation.tools] == names
+    assert conversation.messages == (ASKED,)
+
+
+def test_developers_and_their_tools_begin_with_one_system_message() -> None:
+    items = [
+        {"type": "additional_tools", "role": "developer", "tools": [FUNCTION]},
+        {"role": "developer", "content": "a"},
+        {"type": "configuration_update", "reasoning": {"effort": "low"}},
+        {"role": "system", "content": "b"},
+        USER,
+    ]
+    body = parse_body(ResponsesBody, json.dumps({"input": items, "instructions": "c"}).encode())
+    assert body.to_conversation().messages == (ChatMessage("system", "c\n\na\n\nb"), ASKED)
+
+
 def test_tools_come_in_items_too() -> None:
     body, told = read(
         {"type": "additional_tools", "role": "developer", "tools": [FUNCTION, {"type": "mcp"}]},
