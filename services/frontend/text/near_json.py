@@ -6,6 +6,7 @@ Beyond JSON, these are read: raw newlines and tabs in strings, backslashes that 
 `#`).
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -54,25 +55,44 @@ def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
     if not text.strip():
         return {}
     try:
-        value = pydantic_core.from_json(text)
+        value = _value_of(text, is_cut=is_cut)
     except ValueError:
-        try:
-            value = _Reader(text, is_cut=is_cut).whole()
-        except ValueError:
-            return None
-    return value if isinstance(value, dict) else None
+        return None
+    return value if isinstance(value, dict) and _is_finite(value) else None
 
 
 def string_of(text: str) -> str | None:
     """Returns the value of a string; None if the text is not one."""
     try:
-        value = pydantic_core.from_json(text)
+        value = _value_of(text, is_cut=False)
     except ValueError:
-        try:
-            value = _Reader(text, is_cut=False).whole()
-        except ValueError:
-            return None
+        return None
     return value if isinstance(value, str) else None
+
+
+def _value_of(text: str, *, is_cut: bool) -> Any:
+    """Returns the value of a text that is JSON or nearly JSON.
+
+    Raises:
+        ValueError: the text is neither.
+    """
+    try:
+        return pydantic_core.from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return _Reader(text, is_cut=is_cut).whole()
+
+
+def _is_finite(value: Any) -> bool:
+    """Returns whether a value has only numbers that JSON can hold. A number such as 1e999 is read
+    as infinite."""
+    match value:
+        case float():
+            return math.isfinite(value)
+        case dict():
+            return all(map(_is_finite, value.values()))
+        case list():
+            return all(map(_is_finite, value))
+    return True
 
 
 class _Cut(Exception):

@@ -1,8 +1,8 @@
 """Checks whether a finished value matches a JSON schema, for the keywords that no grammar enforces.
 
 References to other documents are not followed: neither files nor the network are read. The regular
-expressions of a schema, and the work on the value, are not limited here; `checker` limits the
-process that calls this module.
+expressions of a schema, and the work on the value, are not limited here; `grammar_checker`
+limits the process that calls this module.
 """
 
 import json

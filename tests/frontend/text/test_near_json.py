@@ -29,7 +29,22 @@ def test_object_that_was_meant_is_read(text: str, value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["[1]", "1", "{", '{"a": ', '{"a" 1}', '{"a": b}', "{'a': 'b", "{[}", "x", "{" * 9999]
+    "text",
+    [
+        "[1]",
+        "1",
+        "{",
+        '{"a": ',
+        '{"a" 1}',
+        '{"a": b}',
+        "{'a': 'b",
+        "{[}",
+        "x",
+        "{" * 9999,
+        '{"a": 1e999}',
+        "{'a': [-1e999]}",
+        '{"a": Infinity}',
+    ],
 )
 def test_other_text_is_no_object(text: str) -> None:
     assert near_json.object_of(text) is None

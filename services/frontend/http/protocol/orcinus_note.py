@@ -1,4 +1,4 @@
-"""The field `orcinus` of answers: what this server says beside the protocol."""
+"""The field `orcinus` of answers, with facts about an answer that the protocol has no field for."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ from services.frontend.http.protocol.answer_object import answer_object
 
 @answer_object
 class OrcinusNote(TypedDict):
-    """What the server says beside the protocol."""
+    """Facts about an answer that the protocol has no field for."""
 
     schema_valid: bool
     """Whether the values of the answer match their JSON schemas, as checked at the end of the

@@ -48,7 +48,7 @@ twice: as the arguments of a function, and as the text."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyRules:
-    """What a request asks of the items of its answer."""
+    """The parts of a request that decide which fields the items of its answer have."""
 
     echo: RequestEcho
     """Fields of the response that repeat the request."""

@@ -53,10 +53,7 @@ class DeepSeekV3(ToolFormat):
         """Returns the rule `answer` of a grammar: one block of calls, or text before such a block
         if `is_free`."""
         calls = repeated("marked", self.between_calls, is_single=is_single)
-        if is_free:
-            answer = markers.after_text(BEGIN, "body", is_single=True)
-        else:
-            answer = f"answer: {markers[BEGIN]} body\n"
+        answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=True)
         answer += f"body: {calls} {markers[END]}\n"
         answer += f"marked: {markers[CALL]} call {markers[CALL_END]}\n"
         return answer + one_of(tools, lambda tool: self._call(tool, markers))

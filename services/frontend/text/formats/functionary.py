@@ -10,7 +10,7 @@ from services.frontend.request.output_format import quoted
 from services.frontend.text.formats.arriving_text import SPACES, Steps
 from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
 from services.frontend.text.formats.checkpoint import Checkpoint
-from services.frontend.text.formats.grammar import Markers, ToolRule, one_of, repeated
+from services.frontend.text.formats.grammar import Markers, ToolRule, one_of
 from services.frontend.text.formats.tool_format import ToolFormat
 from services.frontend.text.message_reader import MessageReader
 
@@ -38,11 +38,7 @@ class Functionary31(ToolFormat):
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
-        if is_free:
-            answer = markers.after_text(BEGIN, "call", is_single=is_single)
-        else:
-            answer = f"answer: {repeated('tagged', '', is_single=is_single)}\n"
-            answer += f"tagged: {quoted(BEGIN)} call\n"
+        answer = markers.answer(BEGIN, "call", is_free=is_free, is_single=is_single)
         return answer + one_of(
             tools, lambda tool: f"{quoted(f'{tool.name}>')} {tool.arguments} {quoted(END)}"
         )

@@ -12,7 +12,7 @@ from services.frontend.request.output_format import quoted
 from services.frontend.text.formats.arriving_text import SPACES, Steps
 from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
 from services.frontend.text.formats.checkpoint import Checkpoint
-from services.frontend.text.formats.grammar import Markers, ToolRule, one_of, repeated
+from services.frontend.text.formats.grammar import Markers, ToolRule, one_of
 from services.frontend.text.formats.literal_grammar import GemmaGrammar
 from services.frontend.text.formats.literals import (
     GEMMA_QUOTE,
@@ -50,11 +50,7 @@ class Gemma4(ToolFormat):
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
-        if is_free:
-            answer = markers.after_text(BEGIN, "body", is_single=is_single)
-        else:
-            answer = f"answer: {repeated('marked', '', is_single=is_single)}\n"
-            answer += f"marked: {markers[BEGIN]} body\n"
+        answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=is_single)
         values = {tool.name: GemmaGrammar(tool, f"{tool.arguments}_", markers) for tool in tools}
         rules = one_of(
             tools,

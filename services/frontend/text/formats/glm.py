@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from services.frontend.text.formats.arriving_text import SPACES, Steps
 from services.frontend.text.formats.call_reader import CallRules
 from services.frontend.text.formats.checkpoint import Checkpoint
-from services.frontend.text.formats.grammar import Markers, ToolRule, one_of, repeated
+from services.frontend.text.formats.grammar import Markers, ToolRule, one_of
 from services.frontend.text.formats.parameter_grammar import ParameterGrammar, Spelling
 from services.frontend.text.formats.parameter_reader import ParameterReader
 from services.frontend.text.formats.tool_format import ToolFormat
@@ -51,11 +51,9 @@ class Glm(ToolFormat):
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
-        if is_free:
-            answer = markers.after_text(BEGIN, "body", is_single=is_single)
-        else:
-            answer = f"answer: {repeated('tagged', self.newline, is_single=is_single)}\n"
-            answer += f"tagged: {markers[BEGIN]} body\n"
+        answer = markers.answer(
+            BEGIN, "body", is_free=is_free, is_single=is_single, between=self.newline
+        )
         between = f"{KEY_END}{self.newline}{VALUE}"
         spelling = Spelling(
             before_name=KEY,

@@ -74,7 +74,18 @@ class Markers:
         marks = "|".join(map(re.escape, sorted(self.special, key=len, reverse=True)))
         return [part for part in re.split(f"({marks})", text) if part]
 
-    def after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
+    def answer(
+        self, marker: str, rule: str, *, is_free: bool, is_single: bool, between: str = ""
+    ) -> str:
+        """Returns the rule `answer`: `rule` after a mark, once if `is_single`, else any number of
+        times with the text `between` two of them. If `is_free`, text stands around them, or the
+        answer is only text."""
+        if is_free:
+            return self._after_text(marker, rule, is_single=is_single)
+        marked = repeated("marked_body", between, is_single=is_single)
+        return f"answer: {marked}\nmarked_body: {self.written(marker)} {rule}\n"
+
+    def _after_text(self, marker: str, rule: str, *, is_single: bool) -> str:
         """Returns the rule `answer`: text in which `rule` follows each mark, or only the first if
         `is_single`."""
         answer = f"until {rule} | TEXT" if is_single else f"(until {rule})* TEXT"

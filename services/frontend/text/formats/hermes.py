@@ -18,7 +18,6 @@ from services.frontend.text.formats.grammar import (
     ToolRule,
     call_object,
     one_of,
-    repeated,
 )
 from services.frontend.text.formats.tool_format import ToolFormat
 from services.frontend.text.message_reader import MessageReader
@@ -48,11 +47,9 @@ class Hermes(ToolFormat):
     ) -> str:
         """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
         rules = one_of(tools, call_object("arguments"))
-        if is_free:
-            answer = markers.after_text(BEGIN, "body", is_single=is_single)
-        else:
-            answer = f"answer: {repeated('tagged', NEWLINE, is_single=is_single)}\n"
-            answer += f"tagged: {markers[BEGIN]} body\n"
+        answer = markers.answer(
+            BEGIN, "body", is_free=is_free, is_single=is_single, between=NEWLINE
+        )
         return f"{answer}body: {quoted(NEWLINE)} call {quoted(NEWLINE)} {markers[END]}\n{rules}"
 
 

@@ -50,10 +50,7 @@ class KimiK2(ToolFormat):
     ) -> str:
         """Returns the rule `answer` of a grammar: one block of calls, or text before such a block
         if `is_free`."""
-        if is_free:
-            answer = markers.after_text(BEGIN, "body", is_single=True)
-        else:
-            answer = f"answer: {markers[BEGIN]} body\n"
+        answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=True)
         answer += f"body: {repeated('marked', '', is_single=is_single)} {markers[END]}\n"
         answer += f"marked: {markers[CALL]} call {markers[CALL_END]}\n"
         answer += "NUMBER: /[0-9]{1,4}/\n"

@@ -56,10 +56,7 @@ class Mistral(ToolFormat):
             calls = repeated("call", ", ", is_single=is_single)
             body = f'list: " "? "[" {calls} "]"\n{one_of(tools, call_object("arguments"))}'
             marked, is_single = "list", True
-        if is_free:
-            return markers.after_text(BEGIN, marked, is_single=is_single) + body
-        answer = repeated("marked", "", is_single=is_single)
-        return f"answer: {answer}\nmarked: {markers[BEGIN]} {marked}\n{body}"
+        return markers.answer(BEGIN, marked, is_free=is_free, is_single=is_single) + body
 
 
 def _named_call(tool: ToolRule, markers: Markers) -> str:

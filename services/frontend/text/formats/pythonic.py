@@ -86,10 +86,7 @@ class Lfm2(Pythonic):
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
         """Returns the rule `answer` of a grammar: calls, or text before calls if `is_free`."""
-        if is_free:
-            answer = markers.after_text(self.begin, "body", is_single=True)
-        else:
-            answer = f"answer: {markers[self.begin]} body\n"
+        answer = markers.answer(self.begin, "body", is_free=is_free, is_single=True)
         return f"{answer}body: list {markers[self.end]}\n{_list(tools, is_single=is_single)}"
 
 

@@ -63,10 +63,7 @@ class TaggedJson(ToolFormat):
         is_single = is_single or not self.has_parallel_calls
         calls = repeated("call", self.separator, is_single=is_single)
         parts = (markers.written(self.opening), calls, markers.written(self.closing + self.end))
-        if is_free:
-            answer = markers.after_text(self.begin, "body", is_single=True)
-        else:
-            answer = f"answer: {markers.written(self.begin)} body\n"
+        answer = markers.answer(self.begin, "body", is_free=is_free, is_single=True)
         return f"{answer}body: {' '.join(parts)}\n{one_of(tools, self._call)}"
 
     def _call(self, tool: ToolRule) -> str:

@@ -93,11 +93,9 @@ class TaggedParameters(ToolFormat):
         calls = "call" if tags.has_one_call else repeated("call", "", is_single=is_single)
         body = f"body: {quoted(NEWLINE)} {calls} {markers.written(tags.block_end)}\n"
         is_one_block = is_single or not tags.has_one_call
-        if is_free:
-            answer = markers.after_text(tags.block, "body", is_single=is_one_block)
-        else:
-            answer = f"answer: {repeated('tagged', NEWLINE, is_single=is_one_block)}\n"
-            answer += f"tagged: {markers.written(tags.block)} body\n"
+        answer = markers.answer(
+            tags.block, "body", is_free=is_free, is_single=is_one_block, between=NEWLINE
+        )
         spelling = Spelling(
             before_name=tags.parameter,
             after_name=(tags.text_kind or tags.name_end) + NEWLINE * tags.has_padding,

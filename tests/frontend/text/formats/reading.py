@@ -13,11 +13,11 @@ from services.frontend.text.message_reader import MessageDelta
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
-        "what": {"type": "string"},
-        "n": {"type": "integer"},
-        "deep": {"type": "boolean"},
-        "tags": {"type": "array", "items": {"type": "string"}},
-        "near": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "what": {"type": "string", "description": "A thing."},
+        "n": {"type": "integer", "description": "A number."},
+        "deep": {"type": "boolean", "description": "A depth."},
+        "tags": {"type": "array", "items": {"type": "string"}, "description": "Tags."},
+        "near": {"anyOf": [{"type": "string"}, {"type": "null"}], "description": "A place."},
     },
     "required": ["what"],
     "additionalProperties": False,

@@ -61,6 +61,17 @@ FORMATS = {
 }
 """The format of the templates whose names begin so."""
 
+SHOW_NO_CALLS = {
+    "Kimi-K2-Instruct": "appends to a list, which the sandbox refuses, as transformers does",
+    "Kimi-K2-Thinking": "appends to a list, which the sandbox refuses, as transformers does",
+    "LFM2-8B-A1B": "leaves out the calls of a turn, and shows their results",
+    "LFM2.5-Instruct": "leaves out the calls of a turn, and shows their results",
+    "fireworks-ai-llama-3-firefunction-v2": "wants a variable `functions`",
+    "ibm-granite-granite-3.3-2B-Instruct": "leaves out the calls of a turn, and shows the results",
+    "llama-cpp-deepseek-r1": "writes a generator as JSON, which is an error",
+}
+"""Templates that show no calls, each with the reason."""
+
 MAX_CHARACTERS = 100_000
 
 TEMPLATES = [
@@ -121,13 +132,14 @@ def test_template_has_its_format_and_its_calls_are_read_back(
     special = ("<|python_tag|>",) if parser == "llama3" else ()
     assert MessageFormat(_tokenizer(tmp_path, *special), source).tools == parser
     # A template that shows one call in a turn shows further calls in turns of their own.
-    is_parallel = ChatTemplate(source).renders_parallel_calls
-    for n_calls in (2, 1) if is_parallel and TOOL_FORMATS[parser].has_parallel_calls else (1,):
+    family = TOOL_FORMATS[parser]
+    is_parallel = family.has_parallel_calls and ChatTemplate(source).renders_parallel_calls
+    n_calls = 2 if is_parallel else 1
+    reason = SHOW_NO_CALLS.get(path.name.removesuffix(".jinja"))
+    if reason is not None:
         with suppress(errors.InvalidRequest):
-            text = _rendered(source, n_calls, is_exact=TOOL_FORMATS[parser].has_bare_calls)
-            if "find" in text:
-                break
-    else:
-        pytest.skip("the template does not show calls in this form")
+            assert "find" not in _rendered(source, n_calls, is_exact=family.has_bare_calls), reason
+        return
+    text = _rendered(source, n_calls, is_exact=family.has_bare_calls)
     calls = [(name, json.loads(arguments)) for name, arguments in read(parser, [text]).calls]
     assert calls == list(CALLS[:n_calls])
