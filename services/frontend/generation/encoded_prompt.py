@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.generation_request import Prompt
-from services.frontend.text.message_format import PLAIN, AnswerFormat
+from services.frontend.text.answer_format import PLAIN, AnswerFormat
 from services.frontend.text.tokenizer import Tokenizer, text_offsets
 
 

@@ -21,13 +21,9 @@ from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.request.limits import ModelLimits
 from services.frontend.request.memory_budget import Share
 from services.frontend.request.resumption import TOKENS_FIELD
+from services.frontend.text.answer_format import PLAIN, AnswerFormat
 from services.frontend.text.grammar_check import GrammarCheck
-from services.frontend.text.message_format import (
-    PLAIN,
-    AnswerFormat,
-    MessageFormat,
-    schema_grammars,
-)
+from services.frontend.text.message_format import MessageFormat, schema_grammars
 from services.frontend.text.prompt_encoder import PromptEncoder
 
 LONG_SCHEMAS = 2**14

@@ -6,13 +6,10 @@ Operators set the format, or it is derived from the chat template and the specia
 checkpoint. If the format is unknown, the whole text is content, and no call can be forced.
 """
 
-import hashlib
 import itertools
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 from services.common import errors
@@ -20,13 +17,12 @@ from services.frontend.request import output_format
 from services.frontend.request.conversation import Conversation, Tool, ToolChoice
 from services.frontend.request.json_schema.client_schema import AdditionalProperties, ClientSchema
 from services.frontend.request.output_format import ANY_OBJECT
-from services.frontend.text.formats.call_reader import CallRules
+from services.frontend.text.answer_format import AnswerFormat
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import TEXT, Markers, ToolRule
 from services.frontend.text.formats.reasoning_format import ReasoningFormat
 from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
 from services.frontend.text.formats.tool_format import ToolFormat
-from services.frontend.text.message_reader import MessageReader, PlainReader
 from services.frontend.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -40,53 +36,6 @@ reasoning."""
 MAX_BLAMED = 16
 """Largest number of tools whose schemas are checked one by one, when the grammar of all cannot be
 followed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerFormat:
-    """The format of the answers to one prompt: makes their readers, and has the grammar that
-    answers follow."""
-
-    family: ToolFormat | None = None
-    tools: Mapping[str, str] = field(default_factory=dict)
-    """Schema of the arguments of each tool, as JSON, by the tool's name."""
-    is_single: bool = False
-    must_call: bool = False
-    is_exclusive: bool = False
-    """Whether an answer consists either of calls or of a text of the client's grammar."""
-    reasoning: ReasoningFormat | None = None
-    is_thinking: bool = False
-    """Whether the prompt ends inside the reasoning, so that the answer begins with reasoning."""
-    marks: Mapping[int, str] = field(default_factory=dict)
-    """Special tokens that readers must see, with their texts."""
-    end_tokens: tuple[int, ...] = ()
-    """Tokens that end the answer, besides those that the pipeline names."""
-    grammar: str = ""
-    """Grammar that answers follow in place of the client's grammar; empty if there is none."""
-    grammar_field: str = ""
-    """Field of the request that is the reason for the grammar."""
-    schemas: Mapping[str, ClientSchema] = field(default_factory=dict)
-    """Schemas of tools that the grammar does not enforce completely, by the name of the tool."""
-
-    def reader(self, request_id: str, index: int) -> MessageReader:
-        """Returns a new reader for the answer with index `index` to a request."""
-        reader: MessageReader = PlainReader()
-        if self.family is not None:
-            new_id = partial(_call_id, self.family, f"{request_id}-{index}")
-            rules = CallRules(
-                new_id=new_id,
-                tools=self.tools,
-                is_single=self.is_single,
-                must_call=self.must_call,
-                is_exclusive=self.is_exclusive,
-            )
-            reader = self.family.reader(rules)
-        if self.reasoning is None:
-            return reader
-        return self.reasoning.reader(reader, has_begun=self.is_thinking, must_call=self.must_call)
-
-
-PLAIN = AnswerFormat()
 
 
 class MessageFormat:
@@ -328,11 +277,6 @@ def _chosen(formats: Mapping[str, Format], name: str, checkpoint: Checkpoint) ->
 
 def _markers(one: ToolFormat | ReasoningFormat | None) -> tuple[str, ...]:
     return one.markers if one is not None else ()
-
-
-def _call_id(family: ToolFormat, answer: str, index: int) -> str:
-    digest = hashlib.sha256(f"{answer}-{index}".encode()).hexdigest()
-    return family.id_prefix + digest[: family.id_length]
 
 
 def _check_json(grammar: str, field: str) -> None:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from services.frontend.generation.answer import Piece
 from services.frontend.http.protocol.message_items import Grew, Item, MessageItems, whole_items
 from services.frontend.request.finish_reason import FinishReason
+from services.frontend.text.answer_format import AnswerFormat
 from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from services.frontend.text.message_format import AnswerFormat
 
 Items = list[tuple[str, str, str]]
 
