@@ -39,6 +39,15 @@ class MessageDelta:
     parts: tuple[Part, ...] = ()
 
     @property
+    def only_words(self) -> Words | None:
+        """The characters of the delta, if all of them are content or all are reasoning in one part;
+        else None."""
+        if len(self.parts) != 1:
+            return None
+        (part,) = self.parts
+        return part if isinstance(part, Words) else None
+
+    @property
     def reasoning(self) -> str:
         """New characters of the reasoning."""
         return self._words(is_reasoning=True)
