@@ -75,10 +75,10 @@ ENV PATH=/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp \
-    ORCINUS_HEALTH_ADDRESS=0.0.0.0:50060
+    ORCINUS_HEALTH_ADDRESS=[::]:50060
 EXPOSE 50060
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10m \
-    CMD ["python", "-m", "services.common.healthcheck", "127.0.0.1:50060", "readiness"]
+    CMD ["python", "-m", "services.common.healthcheck", "localhost:50060", "readiness"]
 RUN python -m venv --without-pip /venv
 COPY LICENSE /venv/
 
@@ -124,7 +124,7 @@ RUN /sbom/bin/cyclonedx-py environment --output-reproducible -o /sbom.cdx.json /
 
 FROM frontend-venv AS frontend
 COPY --from=frontend-sbom /sbom.cdx.json /
-ENV ORCINUS_HTTP_ADDRESS=0.0.0.0:8000 ORCINUS_GRPC_ADDRESS=0.0.0.0:50051
+ENV ORCINUS_HTTP_ADDRESS=[::]:8000 ORCINUS_GRPC_ADDRESS=[::]:50051
 EXPOSE 8000 50051
 USER 65532:65532
 ENTRYPOINT ["python", "-m", "services.frontend"]

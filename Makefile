@@ -267,7 +267,7 @@ status:  ## Print pods, who leads, and which of them give requests tokens now
 	@printf '\nLEADER   %s\n' "$$($(IN_NAMESPACE) get lease orcinus-scheduler -o jsonpath='{.spec.holderIdentity}')"
 	@for pod in $$($(IN_NAMESPACE) get pods -o name \
 	    --selector 'app.kubernetes.io/name=orcinus,app.kubernetes.io/component in (frontend, scheduler)'); do \
-	  why=$$( { timeout 10 $(IN_NAMESPACE) exec $$pod -- python -m services.common.healthcheck 127.0.0.1:50060 serving \
+	  why=$$( { timeout 10 $(IN_NAMESPACE) exec $$pod -- python -m services.common.healthcheck localhost:50060 serving \
 	    || echo 'no answer'; } 2>&1 | head -n 1); \
 	  if [ -z "$$why" ]; then echo "SERVING  $$pod"; else echo "-        $$pod: $$why"; fi; \
 	done

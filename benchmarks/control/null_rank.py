@@ -18,6 +18,7 @@ from orcinus.v1 import worker_pb2
 
 from benchmarks.control.in_band import InBandMember, InBandRelay
 from kernels.forms.logits import Logits
+from services.common.address import Address
 from services.worker import __main__ as worker
 from services.worker.channel import RankEnd
 from services.worker.controller.plan_relay import PlanRelay
@@ -133,7 +134,7 @@ def rank_without_model(
     rendezvous = None
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
-        description.rendezvous_address = f"{settings.data_host}:{rendezvous.port}"
+        description.rendezvous_address = str(Address(settings.data_host, rendezvous.port))
     description.stage_index = settings.stage_index
     description.n_stages = settings.n_stages
     description.tp_size = settings.tp_size

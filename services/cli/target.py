@@ -11,7 +11,7 @@ from services.cli.model import KINDS, say
 from services.cli.programs import options_for
 from services.common.http_api import ApiError, HttpApi
 
-URL = "http://127.0.0.1:8000"
+URL = "http://localhost:8000"
 ANSWER_LIMIT_S = 600.0
 """Seconds without a byte from the server after which a call fails."""
 

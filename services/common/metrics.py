@@ -6,7 +6,13 @@ exemplar of a histogram is the id of the trace to which an observation belongs.
 """
 
 import contextlib
+import socket
+import threading
 from collections.abc import Iterator
+from socketserver import ThreadingMixIn
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+from wsgiref.types import WSGIApplication
 
 from opentelemetry import trace
 from prometheus_client import (
@@ -15,9 +21,11 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
     disable_created_metrics,
-    start_http_server,
+    make_wsgi_app,
 )
 from prometheus_client.exposition import choose_encoder
+
+from services.common import address as addresses
 
 LONG_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 """Buckets for durations that a client waits for, in seconds."""
@@ -59,17 +67,45 @@ def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str 
     if address is None:
         yield None
         return
-    host, _, port = address.rpartition(":")
-    try:
-        server, thread = start_http_server(int(port), host.strip("[]"), registry)
-    except OSError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
-    try:
-        yield f"{host}:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    listeners = addresses.listen(address)
+    app = make_wsgi_app(registry)
+    with contextlib.ExitStack() as serving:
+        for listener in listeners:
+            serving.enter_context(_serving(listener, app))
+        yield addresses.bound_address(listeners, address)
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A server of metrics on a socket that listens already, with a thread for each request."""
+
+    daemon_threads = True
+
+    def __init__(self, listener: socket.socket, app: WSGIApplication) -> None:
+        super().__init__(listener.getsockname(), _SilentHandler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.server_name, self.server_port = listener.getsockname()[:2]
+        self.setup_environ()
+        self.set_app(app)
+
+
+class _SilentHandler(WSGIRequestHandler):
+    """A handler that logs no requests."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Logs nothing."""
+
+
+@contextlib.contextmanager
+def _serving(listener: socket.socket, app: WSGIApplication) -> Iterator[None]:
+    with _Server(listener, app) as server:
+        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def exemplar() -> dict[str, str] | None:

@@ -12,6 +12,7 @@ import grpc
 import grpc.aio
 from google.protobuf.descriptor import ServiceDescriptor
 
+from services.common import address as addresses
 from services.common import errors
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -30,6 +31,8 @@ side. A peer whose event loop hangs still answers pings, since gRPC's threads do
 KEEPALIVE_TIMEOUT_S = 4
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    # A proxy of the environment (`https_proxy`) is for the way out; it knows none of our peers.
+    ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_S * 1000),
@@ -192,15 +195,20 @@ def bind(
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
+        ValueError: the address is not `host:port`.
     """
+    parsed = addresses.parse(address)
     try:
-        if credentials is None:
-            port = server.add_insecure_port(address)
-        else:
-            port = server.add_secure_port(address, credentials)
+        for place in addresses.places(parsed):
+            if credentials is None:
+                port = server.add_insecure_port(str(place))
+            else:
+                port = server.add_secure_port(str(place), credentials)
     except RuntimeError as error:
         raise OSError(f"cannot listen on {address}: {error}") from error
-    return f"{address.rpartition(':')[0]}:{port}"
+    except OSError as error:
+        raise OSError(f"cannot listen on {address}: {addresses.reason_of(error)}") from error
+    return str(parsed._replace(port=port))
 
 
 def bind_unix(server: grpc.aio.Server, path: Path) -> None:

@@ -8,12 +8,13 @@ pod says `enableServiceLinks: false`.)
 """
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, StringConstraints, ValidationError
+from pydantic import AfterValidator, BeforeValidator, StringConstraints, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -24,6 +25,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from services.common import address as addresses
 from services.common.cpus import CGROUPS
 from services.common.ending import ready_fd_of, refuse
 from services.common.errors import shortened
@@ -36,6 +38,27 @@ PREFIX = "ORCINUS_"
 def _names_in(value: object) -> object:
     return [name.strip() for name in value.split(",")] if isinstance(value, str) else value
 
+
+def _as_written(address: str) -> str:
+    return str(addresses.parse(address))
+
+
+HostPort = Annotated[str, AfterValidator(_as_written)]
+"""An address, `host:port`, as `address.py` reads it. For a server, port 0 is any free port."""
+
+_GRPC_TARGET = re.compile(r"(dns|ipv4|ipv6):\S+")
+
+
+def _target(text: str) -> str:
+    return text if _GRPC_TARGET.fullmatch(text) else _as_written(text)
+
+
+Target = Annotated[str, AfterValidator(_target)]
+"""An address to connect to, `host:port`, or a target that names several, as gRPC writes it:
+`ipv4:10.0.0.1:50052,10.0.0.2:50052`."""
+
+Host = Annotated[str, AfterValidator(addresses.parse_host)]
+"""An IP address or a name. An IPv6 address may stand in brackets, which are left out."""
 
 ModelName = Annotated[str, StringConstraints(pattern=r"^[!-+\--~]{1,128}$")]
 
@@ -104,11 +127,11 @@ class ServiceSettings(BaseSettings):
 class ServerSettings(ServiceSettings):
     """Settings of every service that listens."""
 
-    health_address: str | None = None
+    health_address: HostPort | None = None
     """Address, host:port, that answers gRPC health checks without TLS, for probes that cannot do
     TLS. The service's own port answers health checks too. When not set, only that port does."""
 
-    metrics_address: str | None = None
+    metrics_address: HostPort | None = None
     """Address, host:port, that answers `GET /metrics` for Prometheus, always without TLS. When not
     set, the service has no metrics."""
 

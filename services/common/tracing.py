@@ -87,7 +87,8 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     # Imported here because the import takes 0.1 s, which is needed only if traces are recorded.
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-    exporter = OTLPSpanExporter()
+    # Spans go to a collector beside this process, never through a proxy of the environment.
+    exporter = OTLPSpanExporter(channel_options=(("grpc.enable_http_proxy", 0),))
     provider = TracerProvider(
         sampler=_own_decisions() if decides else None,
         resource=_resource(service_name),

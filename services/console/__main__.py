@@ -19,7 +19,7 @@ from services.common.http_api import HttpApi
 from services.console.feed import Feed, LiveFeed, RecordingFeed
 from services.console.screen import BrokenFeed, show, write
 
-URL = "http://127.0.0.1:8000"
+URL = "http://localhost:8000"
 SILENCE_S = 60.0
 """Seconds without a byte from the frontend after which a connection counts as lost.
 

@@ -19,7 +19,7 @@ import logging
 import grpc.aio
 from starlette.types import ASGIApp
 
-from services.common import metrics, rpc, tls, tracing
+from services.common import address, metrics, rpc, tls, tracing
 from services.common.ending import give_up
 from services.common.gguf.header import tokenizer_file
 from services.common.health import Health
@@ -41,7 +41,7 @@ from services.frontend.http.operations.tracing import TracedApp
 from services.frontend.http.protocol.api import Api
 from services.frontend.http.transport.connection_limits import ConnectionLimits, check_descriptors
 from services.frontend.http.transport.request_body import BodyLimits
-from services.frontend.http.transport.server import HttpServer, address_of, listen
+from services.frontend.http.transport.server import BACKLOG, HttpServer
 from services.frontend.http.transport.unix_socket import bound_at, listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
@@ -154,7 +154,7 @@ class Frontend:
         """Returns the HTTP server and its address."""
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
-        listener = listen(settings.http_address)
+        listeners = address.listen(settings.http_address, backlog=BACKLOG)
         unix_listener = None
         if settings.http_socket is not None:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
@@ -181,7 +181,7 @@ class Frontend:
             app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
         server = HttpServer(
             CountedApp(app, self._metrics),
-            listener,
+            listeners,
             unix_listener=unix_listener,
             tls=https,
             limits=ConnectionLimits(
@@ -196,7 +196,7 @@ class Frontend:
             budget=self._budget,
             refusals=self._refusals,
         )
-        return server, address_of(listener, settings.http_address)
+        return server, address.bound_address(listeners, settings.http_address)
 
     def _bind_grpc(self, api_keys: ApiKeys, traces: Tracing) -> tuple[grpc.aio.Server, str]:
         """Returns the gRPC server and its address."""
@@ -261,7 +261,7 @@ class Frontend:
             conversing = tasks.create_task(self._scheduler.run())
             watching = tasks.create_task(self._serving.run(self._health.set_giving_tokens))
             feeding = tasks.create_task(self._feed.run())
-            grpc_port = int(self.grpc_address.rpartition(":")[2])
+            grpc_port = address.parse(self.grpc_address).port
             guarding = tasks.create_task(self._transfers.watch.run(grpc_port))
             tidying = tasks.create_task(give_back_memory())
             http = tasks.create_task(self._http.run_until_stopped())

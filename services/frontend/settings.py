@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,9 +16,7 @@ from pydantic_settings import NoDecode
 
 from services.common.context_length import context_length
 from services.common.memory_limit import MIB, PROCESS
-from services.common.settings import ModelNames, ServerSettings
-
-MAX_PORT = 65535
+from services.common.settings import HostPort, ModelNames, ServerSettings, Target
 
 PROCESS_BYTES = 112 * MIB
 """Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary."""
@@ -65,16 +62,6 @@ N_COPIES = 4.25
 """Factor by which the memory of a running prompt exceeds the bytes that are counted for it. A token
 is counted with 40 bytes. It takes 4 more in each of the 32 submissions that a call may have at the
 scheduler."""
-
-
-def _check_port(address: str) -> str:
-    if int(address.rpartition(":")[2]) > MAX_PORT:
-        raise ValueError(f"there is no port above {MAX_PORT}")
-    return address
-
-
-Address = Annotated[str, StringConstraints(pattern=r"^\S+:\d{1,5}$"), AfterValidator(_check_port)]
-"""An address, `host:port`. If the frontend listens there, port 0 stands for any free port."""
 
 
 def _split(value: object) -> object:
@@ -145,20 +132,21 @@ class FrontendSettings(ServerSettings):
     """Whether a body with an unknown field is refused, which finds misspelt fields. Otherwise
     unknown fields are ignored and named in the answer's header `x-orcinus-ignored-fields`."""
 
-    scheduler: Address
+    scheduler: Target
     """Address, host:port, of the schedulers. If the host name has several addresses, the frontend
-    finds the scheduler that leads."""
+    finds the scheduler that leads. Several addresses are given as gRPC writes them:
+    `ipv4:10.0.0.1:50052,10.0.0.2:50052`."""
 
-    http_address: Address = "127.0.0.1:8000"
-    """Address, host:port, where the HTTP APIs listen. The default is reachable from this machine
-    only."""
+    http_address: HostPort = "localhost:8000"
+    """Address, host:port, where the HTTP APIs listen. The host `::` or `0.0.0.0` stands for all
+    addresses of the machine, of both families. The default is reachable from this machine only."""
 
     http_socket: Path | None = None
     """Path of a Unix socket on which the HTTP APIs are served too, always without TLS, for a proxy
     on the same machine. The file has mode 0660, so the process's user and group may connect. A file
     left by a process that has ended is replaced."""
 
-    grpc_address: Address = "127.0.0.1:50051"
+    grpc_address: HostPort = "localhost:50051"
     """Address, host:port, where the gRPC API listens. The default is reachable from this machine
     only."""
 

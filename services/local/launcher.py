@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
+from services.common.address import Address, loopback, parse, reachable
 from services.common.cpus import usable_cpus
 from services.local.child import Child, OnMessage
 from services.local.settings import LocalSettings
 from services.local.supervisor import RestartLimit, Supervisor
 
-HOST = "127.0.0.1"
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
 DRAIN_S = 5
 """Seconds that running requests get to finish when all services are stopped.
 
@@ -56,6 +55,8 @@ class Launcher:
         Its result is the reason why the service ended.
         """
         self._settings = settings
+        self._host = loopback()  # where services listen for one another
+        self._free_address = str(Address(self._host, 0))
         self._waves: list[list[Supervisor]] = []  # each wave starts and stops together
 
     async def __aenter__(self) -> Self:
@@ -89,7 +90,7 @@ class Launcher:
             for child in (*workers, scheduler, frontend)
             if child.said["metrics"] is not None
         }
-        http, grpc = (_reachable(frontend.said[api]) for api in ("http", "grpc"))
+        http, grpc = (str(reachable(parse(frontend.said[api]))) for api in ("http", "grpc"))
         return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"])
 
     async def _start(
@@ -108,7 +109,7 @@ class Launcher:
             module,
             {
                 **options,
-                "metrics-address": f"{HOST}:0" if self._settings.metrics else None,
+                "metrics-address": self._free_address if self._settings.metrics else None,
                 "log-level": self._settings.log_level,
             },
             ready_key=ready_key,
@@ -134,8 +135,8 @@ class Launcher:
             self.worker_module,
             {
                 "model": settings.model,
-                "address": f"{HOST}:0",
-                "data-host": HOST,
+                "address": self._free_address,
+                "data-host": self._host,
                 "stage-index": index,
                 "n-stages": settings.stages,
                 "tp-size": settings.tp,
@@ -163,7 +164,7 @@ class Launcher:
         """
         settings = self._settings
         return {
-            "address": f"{HOST}:0",
+            "address": self._free_address,
             "stages": ",".join(stages),
             "max-batch-size": settings.max_batch_size,
             "max-batch-tokens": settings.max_batch_tokens,
@@ -187,13 +188,12 @@ class Launcher:
         `scheduler` is the address of the scheduler.
         """
         settings = self._settings
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         return {
             "model": settings.model,
             "served-model-name": ",".join(settings.served_model_name) or None,
             "scheduler": scheduler,
-            "http-address": f"{host}:{settings.http_port}",
-            "grpc-address": f"{host}:{settings.grpc_port}",
+            "http-address": str(Address(settings.host, settings.http_port)),
+            "grpc-address": str(Address(settings.host, settings.grpc_port)),
             "api-keys-file": settings.api_keys_file,
             "public-tls-dir": settings.tls_dir,
             "page": settings.page,
@@ -226,15 +226,6 @@ def share_cpus(
 def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]) -> None:
     if "loaded_bytes" in message:
         on_progress(index, message["loaded_bytes"], message["total_bytes"])
-
-
-def _reachable(address: str) -> str:
-    """Returns an address at which clients on this machine reach a server.
-
-    An address that stands for all interfaces becomes the address of loopback.
-    """
-    host, _, port = address.rpartition(":")
-    return f"{LOOPBACK.get(host, host)}:{port}"
 
 
 def _complain(what: str) -> None:

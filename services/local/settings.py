@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ByteSize, Field
 from pydantic_settings import NoDecode
 
-from services.common.settings import ModelNames, ServiceSettings
+from services.common.address import LOCALHOST
+from services.common.settings import Host, ModelNames, ServiceSettings
 
 _NEXT_OPTION = re.compile(r",(?=[a-z][a-z0-9_-]*=)")
 
@@ -47,9 +48,10 @@ class LocalSettings(ServiceSettings):
     """Source of the weights. `random` is for benchmarks: the weights are random numbers, and only
     config.json and the tokenizer are read."""
 
-    host: str = Field(default="127.0.0.1", pattern=r"^[^\s/]+$")
-    """Address of this machine at which clients reach both APIs; `0.0.0.0` stands for all addresses
-    of the machine. At the default, only clients on this machine reach the APIs."""
+    host: Host = LOCALHOST
+    """Address of this machine at which clients reach both APIs. `::` or `0.0.0.0` stands for all
+    addresses of the machine, of IPv6 and IPv4. At the default, only clients on this machine reach
+    the APIs, at `127.0.0.1` and `::1`."""
 
     http_port: int = Field(default=8000, ge=0, lt=65536)
     """Port of the OpenAI API; 0 takes a free one."""

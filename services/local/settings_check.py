@@ -7,6 +7,7 @@ services check all settings again.
 import ipaddress
 
 from services.common import bounded_file
+from services.common.address import LOCALHOST, loopback
 from services.common.gguf.header import is_gguf, read_header
 from services.common.gguf.model_config import model_config
 from services.local.settings import LocalSettings
@@ -18,7 +19,11 @@ LAYER_KEYS = ("num_hidden_layers", "n_layer")
 
 
 def trouble_with(settings: LocalSettings) -> str:
-    """Returns why a model cannot be served with the settings; empty if no reason is known."""
+    """Returns why a model cannot be served here with the settings; empty if no reason is known."""
+    try:
+        loopback()
+    except OSError:
+        return "this machine has no address of loopback: neither 127.0.0.1 nor ::1"
     model = settings.model
     if not model.is_dir() and not model.is_file():
         return f"model: there is no directory {model}"
@@ -44,7 +49,7 @@ def trouble_with(settings: LocalSettings) -> str:
 
 def is_open_to_all(settings: LocalSettings) -> bool:
     """Returns whether clients on other machines may call the APIs without a key."""
-    if settings.api_keys_file is not None or settings.host == "localhost":
+    if settings.api_keys_file is not None or settings.host == LOCALHOST:
         return False
     try:
         return not ipaddress.ip_address(settings.host).is_loopback

@@ -19,6 +19,7 @@ from uuid import uuid4
 from orcinus.v1 import scheduler_pb2
 
 from services.common import metrics, process, rpc, rpc_handlers, tls, tracing
+from services.common.address import Address, parse
 from services.common.ending import give_up
 from services.common.errors import Unavailable
 from services.common.health import Health
@@ -96,7 +97,7 @@ class SchedulerProcess:
         self._progress = IterationProgress(on_iteration=self._serving.note_progress)
         self._metrics.ask_serving(self._serving.reason_against)
         self._elector: LeaderElector | None = None
-        self._port = ""
+        self._port = 0
 
     async def run(self) -> None:
         """Serves until told to stop.
@@ -154,11 +155,10 @@ class SchedulerProcess:
         candidate, since it has lost its state; it knows that the former candidate has ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
-        host = f"[{settings.pod_ip}]" if ":" in settings.pod_ip else settings.pod_ip
         return LeaderElector(
             client.lease_store(settings.namespace, lease_name),
             identity=container + uuid4().hex[:8],
-            address=f"{host}:{self._port}" if host else "",
+            address=str(Address(settings.pod_ip, self._port)) if settings.pod_ip else "",
             predecessors=container if settings.pod_uid else "",
             lease_duration_s=settings.lease_duration_s,
             retry_period_s=settings.retry_period_s,
@@ -241,7 +241,7 @@ class SchedulerProcess:
             server.add_generic_rpc_handlers((handler,))
         address = rpc.bind(server, settings.address, tls.server_credentials(settings.tls_dir))
         await server.start()
-        self._port = address.rpartition(":")[2]
+        self._port = parse(address).port
         probes = await self._health.listen(settings.health_address)
         await self._health.set_started()
         self._pipe.report({"address": address, "metrics": metrics_address})

@@ -21,6 +21,7 @@ import grpc.aio
 from orcinus.v1 import scheduler_pb2
 
 from services.common import tls
+from services.common.address import of_grpc_peer
 from services.common.errors import InvalidRequest, OrcinusError, Unavailable
 from services.common.stream_places import StreamPlaces
 from services.scheduler.core.admission.admission_control import AdmissionControl
@@ -181,7 +182,9 @@ class SchedulerService:
             if isinstance(error, grpc.aio.BaseError):
                 log.info("a frontend is gone: %s", error)
             elif isinstance(error, TimeoutError) or error is True:
-                log.warning("a frontend does not read, and is cut off: %s", context.peer())
+                log.warning(
+                    "a frontend does not read, and is cut off: %s", of_grpc_peer(context.peer())
+                )
                 raise Unavailable("this frontend does not read")
             elif isinstance(error, Exception):
                 raise error

@@ -6,8 +6,9 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from services.common.address import parse
 from services.common.memory_limit import MIB, PROCESS
-from services.common.settings import ServerSettings
+from services.common.settings import HostPort, ServerSettings
 from services.scheduler.core.order.registry import OrderName
 from services.scheduler.core.policies.registry import PolicyName
 
@@ -41,7 +42,7 @@ recording names tokens."""
 class SchedulerSettings(ServerSettings):
     """All settings of the scheduler, from `ORCINUS_*` variables or the command line."""
 
-    address: str = "127.0.0.1:50052"
+    address: HostPort = "localhost:50052"
     """Address, host:port, where the scheduler listens for frontends. The default is reachable from
     this machine only, since without TLS any process that connects may command the scheduler. With
     port 0 the system chooses a free port."""
@@ -225,11 +226,7 @@ class SchedulerSettings(ServerSettings):
     @field_validator("stages")
     @classmethod
     def _check_stages(cls, stages: str) -> str:
-        for address in filter(None, stages.split(",")):
-            host, _, port = address.strip().rpartition(":")
-            if not host or not port.isdecimal():
-                raise ValueError(f"{address!r} is not host:port")
-        return stages
+        return ",".join(str(parse(address.strip())) for address in stages.split(",") if address)
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 from orcinus.v1 import inference_pb2, sampling_pb2, watch_pb2, watch_pb2_grpc
 
+from services.common import rpc
 from services.local.child import ChildDied
 from services.local.launcher import Launcher
 from services.local.settings import LocalSettings
@@ -152,8 +153,8 @@ async def running(
         except TimeoutError:
             raise SystemFailed(f"does not serve after {START_TIMEOUT_S:g} s") from None
         async with (
-            grpc.aio.insecure_channel(endpoints.grpc) as frontend,
-            grpc.aio.insecure_channel(launcher.scheduler_address) as scheduler,
+            rpc.connect(endpoints.grpc) as frontend,
+            rpc.connect(launcher.scheduler_address) as scheduler,
         ):
             yield System(frontend, scheduler, http_url=f"http://{endpoints.http}")
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ByteSize, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ByteSize, Field, model_validator
 from pydantic_settings import SettingsConfigDict
 
+from services.common.address import LOCALHOST, own_ip
 from services.common.gguf.header import model_name
-from services.common.settings import ServerSettings
+from services.common.settings import Host, HostPort, ServerSettings
 from services.common.telemetry import LogFormat
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -90,9 +91,9 @@ class SharedSettings(BaseModel):
     """Largest number of requests in a batch of decodes that runs as a CUDA graph. Larger batches
     keep a GPU busy without a graph, and each graph takes memory."""
 
-    data_host: str = "127.0.0.1"
-    """IP address of this machine at which ranks of other stages reach its ranks. The default is for
-    pipelines within one machine."""
+    data_host: Annotated[Host, AfterValidator(own_ip)] = Field(LOCALHOST, validate_default=True)
+    """IP address of this machine, of IPv4 or IPv6, at which ranks of other stages reach its ranks;
+    all stages must have the same family. The default is for pipelines within one machine."""
 
     rendezvous_port: int = Field(default=0, ge=0, lt=65536)
     """Port on which the ranks of all stages meet, on stage 0. 0 takes a free port; set a port if a
@@ -137,7 +138,7 @@ class RankSettings(SharedSettings):
 class WorkerSettings(SharedSettings, ServerSettings):
     """All settings of a stage, from `ORCINUS_*` variables or the command line."""
 
-    address: str = "127.0.0.1:50053"
+    address: HostPort = "localhost:50053"
     """Address, host:port, where the controller listens for schedulers and other workers. The
     default is reachable only from this machine, since without TLS every caller may command the
     stage. Port 0 takes a free port."""

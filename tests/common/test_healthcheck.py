@@ -12,19 +12,20 @@ import pytest
 
 from services.common import rpc
 from services.common.health import LIVENESS, READINESS, Health
+from tests.environments import PROXIES
 
 ROOT = Path(__file__).parents[2]
 API = "orcinus.v1.TestService"
 
 
 @contextlib.asynccontextmanager
-async def healthy_process() -> AsyncIterator[tuple[Health, str]]:
+async def healthy_process(at: str = "127.0.0.1:0") -> AsyncIterator[tuple[Health, str]]:
     """Something that tells its health, and where."""
     health = Health(API)
     await health.start()
     server = rpc.create_server()
     health.add_to(server)
-    address = rpc.bind(server, "127.0.0.1:0")
+    address = rpc.bind(server, at)
     await server.start()
     yield health, address
     await server.stop(grace=0)
@@ -35,7 +36,7 @@ async def run(*arguments: str) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "services.common.healthcheck", *arguments),
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **PROXIES, "PYTHONPATH": str(ROOT)},
         stderr=asyncio.subprocess.PIPE,
     )
     _, stderr = await asyncio.wait_for(process.communicate(), 60)
@@ -46,6 +47,12 @@ async def test_it_exits_with_0_and_in_silence_while_the_service_is_serving() -> 
     async with healthy_process() as (health, address):
         await health.set_ready(True)
         assert await run(address, READINESS) == (0, "")
+
+
+async def test_it_finds_a_process_that_listens_by_ipv6_alone() -> None:
+    async with healthy_process("[::1]:0") as (health, address):
+        await health.set_ready(True)
+        assert await run(f"localhost:{address.rpartition(':')[2]}", READINESS) == (0, "")
 
 
 @pytest.mark.thorough

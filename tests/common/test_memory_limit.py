@@ -61,4 +61,4 @@ def test_a_frontend_that_could_need_more_than_it_may_does_not_start(cgroups: Pat
 
 
 def test_a_scheduler_listens_on_this_machine_only_unless_told_otherwise() -> None:
-    assert SchedulerSettings(n_stages=1).address == "127.0.0.1:50052"
+    assert SchedulerSettings(n_stages=1).address == "localhost:50052"

@@ -7,6 +7,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 from prometheus_client import Counter, Histogram
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from services.common.address import parse
 from services.common.metrics import exemplar, listening, new_registry
 
 OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
@@ -26,6 +27,15 @@ def test_a_free_port_is_taken_and_given_back() -> None:
         assert "things_total 3.0\n" in response.text
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://{address}/metrics")
+
+
+@pytest.mark.parametrize("address", ["[::]:0", "0.0.0.0:0", "localhost:0"])
+def test_both_families_of_addresses_are_answered(address: str) -> None:
+    with listening(address, new_registry()) as bound:
+        assert bound is not None
+        for host in ("127.0.0.1", "[::1]"):
+            url = f"http://{host}:{parse(bound).port}/metrics"
+            assert httpx.get(url, trust_env=False).status_code == 200
 
 
 def test_an_address_that_is_taken_is_named() -> None:

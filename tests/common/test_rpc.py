@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import signal
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2
 
 from services.common import errors, rpc, rpc_handlers
+from services.common.address import parse
+from tests.environments import NOBODY, PROXIES
 from tests.frontend.scheduler_process import hurried, scheduler_process
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -68,6 +71,54 @@ async def served(
     await server.start()
     async with rpc.connect(address) as channel:
         yield channel
+    await server.stop(grace=0)
+
+
+@pytest.mark.parametrize("variable", ["grpc_proxy", "https_proxy", "http_proxy"])
+async def test_a_channel_goes_through_no_proxy(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, NOBODY)
+    async with served(Servicer()) as channel:
+        stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        assert (await stub.Generate(inference_pb2.GenerateRequest(model="m"))).model == "m"
+
+
+@pytest.mark.parametrize(
+    ("address", "hosts"),
+    [
+        ("[::]:0", ["127.0.0.1", "::1"]),
+        ("0.0.0.0:0", ["127.0.0.1", "::1"]),
+        ("localhost:0", ["127.0.0.1", "::1"]),
+        ("127.0.0.1:0", ["127.0.0.1"]),
+        ("[::1]:0", ["::1"]),
+    ],
+)
+async def test_a_server_listens_at_all_addresses_that_its_host_stands_for(
+    address: str, hosts: list[str]
+) -> None:
+    server = rpc.create_server()
+    bound = parse(rpc.bind(server, address))
+    assert bound.host == parse(address).host
+    await server.start()
+    reached = []
+    for host in ("127.0.0.1", "::1"):
+        with contextlib.suppress(ConnectionRefusedError):
+            _, writer = await asyncio.open_connection(host, bound.port)
+            writer.close()
+            reached.append(host)
+    await server.stop(grace=0)
+    assert reached == hosts
+
+
+async def test_an_address_that_is_taken_is_named() -> None:
+    server = rpc.create_server()
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+        with pytest.raises(OSError, match=f"cannot listen on {address}"):
+            rpc.bind(server, address)
     await server.stop(grace=0)
 
 

@@ -10,9 +10,10 @@ import contextlib
 import os
 import sys
 
+from services.common.address import Address, parse
 from services.local import __main__ as local
 from services.local.child import Child
-from services.local.launcher import HOST, Launcher, LocalAddresses, OnProgress
+from services.local.launcher import Launcher, LocalAddresses, OnProgress
 from services.local.settings import LocalSettings
 
 SOCKET_VARIABLE = "FAULTS_LINKS"
@@ -23,8 +24,7 @@ class Link:
     """Passes on what comes, both ways, unless it is told not to."""
 
     def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
+        self._host, self._port = parse(target)
         self._is_cut = False
         self._flows = asyncio.Event()
         self._flows.set()
@@ -33,8 +33,8 @@ class Link:
 
     async def listen(self) -> str:
         """Returns the address at which the target is reached over this link."""
-        self._server = await asyncio.start_server(self._serve, HOST, 0)
-        return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._serve, self._host, 0)
+        return str(Address(self._host, self._server.sockets[0].getsockname()[1]))
 
     async def aclose(self) -> None:
         """Takes no more connections, and ends those that there are."""

@@ -172,9 +172,14 @@ async def running(
         FrontendSettings(
             model=directory,
             scheduler=await start_all(*schedulers),
-            http_address="127.0.0.1:0",
-            grpc_address="127.0.0.1:0",
-            **{"max_body_bytes": 100_000, "hold_s": 0.0, "resume_s": 0.0, **settings},
+            **{
+                "http_address": "127.0.0.1:0",
+                "grpc_address": "127.0.0.1:0",
+                "max_body_bytes": 100_000,
+                "hold_s": 0.0,
+                "resume_s": 0.0,
+                **settings,
+            },
         ),
         traces,
     )

@@ -1,13 +1,14 @@
 """A name server that knows what a test tells it: one name, some addresses, or nothing yet."""
 
 import asyncio
-import socket
+import ipaddress
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-TYPE_A, NO_ERROR, NO_SUCH_NAME = 1, 0, 3
+TYPE_A, TYPE_AAAA = 1, 28
+NO_ERROR, NO_SUCH_NAME = 0, 3
 HEADER = struct.Struct("!HHHHHH")
 IS_ANSWER = 0x8180
 NAME_OF_THE_QUESTION = 0xC000 | HEADER.size
@@ -30,12 +31,13 @@ class FakeDns(asyncio.DatagramProtocol):
     def _answer(self, data: bytes) -> bytes:
         end = data.index(0, HEADER.size) + 5  # a name ends with a zero, then come type and class
         (kind,) = struct.unpack("!H", data[end - 4 : end - 2])
-        addresses = self.addresses if kind == TYPE_A else ()
+        packed = [ipaddress.ip_address(address).packed for address in self.addresses]
+        addresses = [it for it in packed if kind == (TYPE_A if len(it) == 4 else TYPE_AAAA)]
         flags = IS_ANSWER | (NO_ERROR if self.addresses else NO_SUCH_NAME)
         (identity,) = struct.unpack("!H", data[:2])
         header = HEADER.pack(identity, flags, 1, len(addresses), 0, 0)
         answers = (
-            struct.pack("!HHHIH", NAME_OF_THE_QUESTION, TYPE_A, 1, 0, 4) + socket.inet_aton(address)
+            struct.pack("!HHHIH", NAME_OF_THE_QUESTION, kind, 1, 0, len(address)) + address
             for address in addresses
         )
         return header + data[HEADER.size : end] + b"".join(answers)

@@ -7,15 +7,15 @@ are those of life.
 import asyncio
 import os
 import shutil
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from orcinus.v1 import scheduler_pb2
 
-from services.frontend.http.transport.server import listen
 from tests.fake_scheduler import FakeRequest, FakeScheduler
 from tests.frontend.conftest import TIMEOUT_S, Site, running, soon
 
@@ -50,7 +50,7 @@ pytestmark = [
 @asynccontextmanager
 async def proxied(site: Site, directory: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client that reaches the site through nginx."""
-    with closing(listen("127.0.0.1:0")) as free:
+    with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     configuration = directory / "nginx.conf"
     configuration.write_text(

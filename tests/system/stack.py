@@ -19,6 +19,7 @@ import httpx
 import psutil
 from orcinus.v1 import inference_pb2_grpc, watch_pb2, watch_pb2_grpc
 
+from tests.environments import PROXIES
 from tests.exposition import Samples
 
 ROOT = Path(__file__).parents[2]
@@ -185,7 +186,8 @@ def serving(
 ) -> Iterator[Stack]:
     """Orcinus serving a model on free ports; whatever is left of it afterwards is killed.
 
-    A service that dies ends all, unless `fail_fast` is False: a test must not miss it.
+    Its environment names proxies that do not answer, which its calls inside must not use. A service
+    that dies ends all, unless `fail_fast` is False: a test must not miss it.
     """
     options = {
         "http_port": 0,
@@ -202,7 +204,7 @@ def serving(
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, **PROXIES, **(environment or {})},
     )
     stack = Stack(process)
     try:

@@ -12,7 +12,7 @@ import httpx
 import pytest
 import yaml
 
-from services.frontend.http.transport.server import address_of, listen
+from tests.addresses import free_address
 from tests.system.stack import Stack, serving
 
 pytestmark = pytest.mark.prometheus
@@ -208,8 +208,7 @@ def prometheus(stack: Stack, directory: Path) -> Iterator[httpx.Client]:
         "scrape_configs": [{"job_name": "orcinus", "static_configs": scrapes}],
     }
     (directory / "prometheus.yaml").write_text(yaml.safe_dump(configuration))
-    with listen("127.0.0.1:0") as listener:
-        address = address_of(listener, "127.0.0.1:0")
+    address = free_address()
     process = subprocess.Popen(
         [
             "prometheus",

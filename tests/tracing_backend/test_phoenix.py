@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from services.common import semconv
-from services.frontend.http.transport.server import address_of, listen
+from tests.addresses import free_address
 from tests.system.conftest import ALL_ITERATIONS_PER_S
 from tests.system.stack import Stack, serving
 from tests.system.test_traces import (
@@ -74,8 +74,7 @@ class Phoenix:
 def phoenix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Phoenix]:
     """A Phoenix on loopback, that forgets everything afterwards."""
     directory = tmp_path_factory.mktemp("phoenix")
-    with listen("127.0.0.1:0") as http, listen("127.0.0.1:0") as otlp:
-        api, address = (address_of(listener, "127.0.0.1:0") for listener in (http, otlp))
+    api, address = free_address(), free_address()
     environment = {
         "PHOENIX_WORKING_DIR": str(directory),
         "PHOENIX_HOST": "127.0.0.1",

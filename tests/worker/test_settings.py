@@ -92,4 +92,4 @@ def test_a_rank_is_told_all_shared_settings_and_its_own() -> None:
 
 def test_a_worker_listens_on_this_machine_only_unless_told_otherwise() -> None:
     settings = WorkerSettings.load("worker", ["--model=/models/demo"])
-    assert settings.address == "127.0.0.1:50053"
+    assert settings.address == "localhost:50053"

@@ -29,15 +29,15 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 import grpc.aio
 
+from services.common.address import Address, of_grpc_peer
 from services.common.exchange import Metadata
 from services.common.resident_memory import resident_bytes
 from services.common.rpc import MAX_STREAMS, WINDOW_BYTES
 from services.frontend.grpc import server_sockets
-from services.frontend.grpc.server_sockets import Address, Counts
+from services.frontend.grpc.server_sockets import Counts
 from services.frontend.request.refusals import Refusal, Refusals
 
 PERIOD_S = 0.05
@@ -215,14 +215,11 @@ class ConnectionWatch:
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
-    """Returns counts by the addresses of clients instead of gRPC's names for them, such as
-    `ipv4:127.0.0.1:80` and `ipv6:%5B::1%5D:80`."""
+    """Returns counts by the addresses of clients instead of gRPC's names for them."""
     found: Counter[Address] = Counter()
     for peer, count in counts.items():
-        host, _, port = unquote(peer).partition(":")[2].rpartition(":")
-        if port.isdecimal():
-            host = host.strip("[]").partition("%")[0]  # without the zone of a link-local address
-            found[host.removeprefix("::ffff:"), int(port)] += count
+        if address := of_grpc_peer(peer):
+            found[address] += count
     return found
 
 

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from services.common.address import Address, of_socket
+
 FDS = Path("/proc/self/fd")
 
 TCP_INFO = struct.Struct("=120xQQ12xI")
@@ -39,8 +41,6 @@ SocketAddress = ctypes.c_uint16 * 14
 NO_ADDRESS = bytes(16)
 """A `struct sockaddr` of the family AF_UNSPEC: connecting to it resets the connection of a
 socket."""
-
-Address = tuple[str, int]
 
 
 def sockets_at(port: int) -> Iterator[socket.socket]:
@@ -75,8 +75,7 @@ def connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
 
 def address_of(connection: socket.socket) -> Address:
     """Returns the address of a connection's client."""
-    host, port = connection.getpeername()[:2]
-    return host.removeprefix("::ffff:"), port
+    return of_socket(connection.getpeername())
 
 
 class Counts(NamedTuple):
@@ -125,7 +124,7 @@ def release(connection: socket.socket, address: Address) -> None:
 def _set_min_ttl(connection: socket.socket, address: Address, min_ttl: int) -> None:
     if address_of(connection) != address:  # closed by gRPC; its descriptor is reused
         return
-    if ":" in address[0]:
+    if ":" in address.host:
         connection.setsockopt(socket.IPPROTO_IPV6, IPV6_MINHOPCOUNT, min_ttl)
     else:
         connection.setsockopt(socket.IPPROTO_IP, IP_MINTTL, min_ttl)

@@ -264,6 +264,8 @@ async def _configuration() -> client.Configuration:
     try:
         if os.environ.get(IN_CLUSTER):
             config.load_incluster_config(configuration)
+            # Inside a cluster, a proxy of the environment is for the way out of it.
+            configuration.client_session_kwargs = {"trust_env": False}
         else:
             await config.load_kube_config(
                 os.environ.get("KUBECONFIG"),

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Protocol
 
+from services.common import address as addresses
 from services.scheduler.cluster.pod_directory import PodsRefused, PodsUnavailable
 
 log = logging.getLogger(__name__)
@@ -49,10 +50,10 @@ class Election(Protocol):
 
 async def ask(address: str) -> ProbeResult:
     """Connects to `host:port`, disconnects, and returns whether a process listened there."""
-    host, _, port = address.rpartition(":")
     try:
+        host, port = addresses.parse(address)
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
         return ProbeResult.REFUSES
     except (OSError, ValueError):  # a TimeoutError is an OSError; a bad address is a ValueError

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
+from services.common.address import Address
 from services.common.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class PodDirectory:
     def _update(self) -> None:
         """Updates the addresses: one for each pod that has an IP address and is not ending."""
         addresses = [
-            _join_host_port(pod.ip, self._port)
+            str(Address(pod.ip, self._port))
             for pod in sorted(self._pods.values(), key=lambda pod: (pod.created, pod.name))
             if pod.ip and not pod.is_terminating and pod.phase not in OVER
         ]
@@ -222,7 +223,3 @@ class PodDirectory:
             return 0.0
         longest = min(MAX_PAUSE_S, self._first_pause_s * 2.0 ** min(n_short - 1, 16))
         return longest * (1 + self._jitter()) / 2
-
-
-def _join_host_port(ip: str, port: int) -> str:
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"

@@ -19,6 +19,7 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.common.errors import Unavailable
+from services.common.outage import Outage
 from services.common.protocol import MAX_KV_BLOCKS, PROTOCOL
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
@@ -235,6 +236,7 @@ class _Worker:
         self._channel = connect(address, rpc.RECONNECT_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._on_news = on_news
+        self._outage = Outage(f"the worker at {address}")
         self._order: worker_pb2.AssignStageRequest | None = None
         self._claim: tuple[int, float] | None = None  # a stage, and when the claim ends
         self._asking = asyncio.create_task(self._ask_on())
@@ -272,8 +274,10 @@ class _Worker:
                     worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
                 )
             except grpc.aio.AioRpcError as error:
+                self._outage.note_failure(error.details() or error.code().name)
                 self._take(None, f"worker at {self.address}: {error.details()}")
             else:
+                self._outage.note_answer()
                 self._take(answer, "")
             await asyncio.sleep(RETRY_S)
 

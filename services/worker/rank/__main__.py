@@ -17,6 +17,7 @@ from typing import NoReturn
 import torch
 
 from services.common import process
+from services.common.address import Address
 from services.common.cannot_start import CannotStart
 from services.common.iteration_limit import IterationLimit
 from services.common.telemetry import configure_logging
@@ -47,7 +48,7 @@ def start(
     rendezvous, address = None, ""
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
-        address = f"{settings.data_host}:{rendezvous.port}"
+        address = str(Address(settings.data_host, rendezvous.port))
     shard = StageShard.load(settings, channel, activity=activity, batch_builder=batch_builder)
     shard.compile_kernels()
     return Rank(

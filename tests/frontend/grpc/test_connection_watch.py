@@ -15,6 +15,7 @@ import pytest
 from orcinus.v1 import inference_pb2
 
 from services.common import rpc
+from services.common.address import Address, listen
 from services.common.rpc import MAX_STREAMS, WINDOW_BYTES
 from services.frontend.grpc import server_sockets
 from services.frontend.grpc.connection_watch import (
@@ -41,13 +42,17 @@ def peer_of(client: socket.socket) -> str:
     return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
-@pytest.fixture(params=["127.0.0.1", "::1"])
+@pytest.fixture(
+    params=[("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("::", "127.0.0.1")],
+    ids=["IPv4", "IPv6", "IPv4 at a socket of both"],
+)
 def sockets(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, socket.socket]]:
     """A client's socket and the server's."""
-    family = socket.AF_INET6 if ":" in request.param else socket.AF_INET
+    host, client_host = request.param
+    (listening,) = listen(str(Address(host, 0)))
     with (
-        socket.create_server((request.param, 0), family=family) as listener,
-        socket.create_connection(listener.getsockname()[:2]) as client,
+        listening as listener,
+        socket.create_connection((client_host, listener.getsockname()[1])) as client,
         listener.accept()[0] as server,
     ):
         server.setblocking(False)

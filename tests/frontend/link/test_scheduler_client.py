@@ -10,6 +10,7 @@ import pytest
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
+from services.common.address import Address, parse
 from services.frontend.link.backoff import Backoff
 from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING
 from services.frontend.link.scheduler_client import ATTEMPT_PAUSE_S, SchedulerClient
@@ -276,16 +277,17 @@ async def test_client_turns_to_another_scheduler_when_the_leader_dies() -> None:
     await second.stop()
 
 
-async def test_client_waits_for_a_name_that_does_not_resolve_yet() -> None:
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_client_waits_for_a_name_that_does_not_resolve_yet(host: str) -> None:
     scheduler = FakeScheduler()
-    port = (await scheduler.start()).rpartition(":")[2]
+    port = parse(await scheduler.start(str(Address(host, 0)))).port
     async with (
         fake_dns() as (dns, where),
         client_of(f"dns://{where}/scheduler.orcinus.svc:{port}") as client,
     ):
         await soon(dns.asked.wait())
         assert not client.pipeline.is_open
-        dns.addresses = ["127.0.0.1"]
+        dns.addresses = [host]
         await soon(client.pipeline.wait_open())
     await scheduler.stop()
 

@@ -20,6 +20,7 @@ from services.scheduler.cluster.kubernetes_client import KubernetesClient
 from services.scheduler.cluster.leader_elector import LeaderElector
 from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUnavailable
 from services.scheduler.cluster.pod_directory import PodDirectory, PodsForbidden, PodsRefused
+from tests.environments import PROXIES
 from tests.fake_kubernetes import (
     LEASE,
     NAMESPACE,
@@ -241,6 +242,8 @@ async def test_a_pod_uses_its_service_account_and_follows_its_token(
         token.write_text(api.token)
         host, port = api.host.removeprefix("https://").split(":")
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        for name, value in PROXIES.items():  # calls inside the cluster use none
+            monkeypatch.setenv(name, value)
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
         monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(token))
         monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
+from services.common import address
 from services.frontend.http.transport.request_parser import RequestHead
 
 log = logging.getLogger(__name__)
@@ -31,13 +32,14 @@ log = logging.getLogger(__name__)
 def ends_of(transport: asyncio.Transport) -> Scope:
     """Returns the part of the ASGI scope that is equal for all requests of a connection: the scheme
     and the addresses of both ends."""
+    client = get_remote_addr(transport)
     return {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},
         "root_path": "",
         "scheme": "https" if is_ssl(transport) else "http",
         "server": get_local_addr(transport),
-        "client": get_remote_addr(transport),
+        "client": None if client is None else tuple(address.of_socket(client)),
     }
 
 

@@ -9,9 +9,9 @@ the server.
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
+from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,14 +34,14 @@ FINISH_S = 2.0
 
 
 class HttpServer:
-    """Serves an app on a socket that has been bound before. With a TLS context, the socket is
+    """Serves an app on sockets that have been bound before. With a TLS context, the sockets are
     served only over TLS. The server may also serve on a Unix socket, without TLS. The limits apply
-    to the connections of both sockets together."""
+    to the connections of all sockets together."""
 
     def __init__(
         self,
         app: ASGIApp,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         *,
         unix_listener: socket.socket | None = None,
         tls: ssl.SSLContext | None = None,
@@ -51,7 +51,12 @@ class HttpServer:
     ) -> None:
         """Prepares to serve on the running event loop."""
         self._app = app
-        self._listeners = [(listener, tls)]
+        for listener in listeners:
+            # Accepted connections inherit the option. asyncio sets the option only on sockets whose
+            # protocol is given as TCP, which is not so here. Without the option, each event would
+            # wait until the client has acknowledged the event before.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._listeners = [(listener, tls) for listener in listeners]
         if unix_listener is not None:
             self._listeners.append((unix_listener, None))
         self._is_leaving = False
@@ -133,36 +138,3 @@ _ID, _TIMEOUT = ID_HEADER.encode(), TIMEOUT_HEADER.encode()
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
-
-
-def listen(address: str) -> socket.socket:
-    """Returns a socket that listens on `host:port`. With port 0 the system chooses a free port.
-
-    Raises:
-        OSError: the address is in use, or is not an address of this machine.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        listener = socket.create_server(
-            (host.strip("[]"), int(port)),
-            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            backlog=BACKLOG,
-        )
-    except OSError as error:
-        raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
-    # Accepted connections inherit the option. asyncio sets the option only on sockets whose
-    # protocol is given as TCP, which is not so here. Without the option, each event would wait
-    # until the client has acknowledged the event before.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def reason_of(error: OSError) -> str:
-    """Returns the operating system's message for an error, without the address that asyncio and
-    sockets add."""
-    return os.strerror(error.errno) if error.errno else str(error)
-
-
-def address_of(listener: socket.socket, address: str) -> str:
-    """Returns the `host:port` at which clients reach a listener that was bound to `address`."""
-    return f"{address.rpartition(':')[0]}:{listener.getsockname()[1]}"

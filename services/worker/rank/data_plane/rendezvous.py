@@ -5,13 +5,13 @@ ranks announce themselves in the store before any rank makes a group. Groups are
 ranks that are present, so that a short timeout suffices for their connections.
 """
 
-import socket
 from datetime import timedelta
 from functools import partial
 
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from services.common.address import Address, listen, parse
 from services.worker.rank.data_plane.group_transport import GroupTransport
 from services.worker.rank.data_plane.groups import make_group
 from services.worker.rank.data_plane.transport import RankPlace, TransferError, Transport
@@ -22,8 +22,7 @@ JOIN_TIMEOUT = timedelta(seconds=30)
 
 def create_rendezvous(host: str, port: int) -> TCPStore:
     """Opens the store in which all ranks meet, on the address `host`; port 0 takes a free port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, port), family=family)
+    (listener,) = listen(str(Address(host, port)))
     return TCPStore(
         host,
         listener.getsockname()[1],
@@ -47,14 +46,12 @@ def join(
     Raises:
         TransferError: the other ranks could not be reached.
     """
-    host, _, port = rendezvous_address.rpartition(":")
+    host, port = parse(rendezvous_address)
     timeout = timedelta(seconds=timeout_s)
     try:
         store = PrefixStore(
             place.prefix,
-            TCPStore(
-                host, int(port), is_master=False, wait_for_workers=False, timeout=JOIN_TIMEOUT
-            ),
+            TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=JOIN_TIMEOUT),
         )
         _meet(store, place)
         connect = partial(make_group, device=device, data_host=data_host, timeout=timeout)

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from services.frontend.http.transport import connection as connection_module
 from services.frontend.http.transport.connection import MAX_AHEAD_BYTES, MAX_DROPPED_BYTES
+from services.common.address import listen
 from services.frontend.http.transport.connection_limits import (
     RESERVED_DESCRIPTORS,
     ConnectionLimits,
@@ -29,7 +30,7 @@ from services.frontend.http.transport.connection_limits import (
 from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import Event, EventStream, framed
 from services.frontend.http.transport.incoming_request import MAX_FRAMING_BYTES
-from services.frontend.http.transport.server import HttpServer, address_of, listen
+from services.frontend.http.transport.server import HttpServer
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -204,18 +205,18 @@ class Site:
 
 @asynccontextmanager
 async def serving(**limits: Any) -> AsyncIterator[Site]:
-    listener = listen("127.0.0.1:0")
+    listeners = listen("127.0.0.1:0")
     refusals, app = Refusals(), App()
     budget = MemoryBudget(2**20, refusals=refusals)
     server = HttpServer(
         app,
-        listener,
+        listeners,
         limits=ConnectionLimits(**{**LIMITS, **limits}),
         refusals=refusals,
         budget=budget,
     )
     running = asyncio.ensure_future(server.run_until_stopped())
-    port = int(address_of(listener, "127.0.0.1:0").rpartition(":")[2])
+    port = listeners[0].getsockname()[1]
     try:
         yield Site(app, server, refusals, budget, port)
     finally:

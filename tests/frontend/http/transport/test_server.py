@@ -1,4 +1,4 @@
-"""Listening: free ports, IPv6, and addresses that cannot be had; TLS on the loops there are."""
+"""TLS on the loops there are, and answers that are gathered."""
 
 import asyncio
 import ssl
@@ -14,41 +14,17 @@ import uvloop
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from services.common import tls
+from services.common import address, tls
 from services.frontend.http.transport.gathering_transport import (
     MAX_GATHERED_BYTES,
     GatheringTransport,
     WriteRound,
 )
-from services.frontend.http.transport.server import (
-    HttpServer,
-    address_of,
-    listen,
-)
+from services.frontend.http.transport.server import HttpServer
 from services.frontend.loop_share import LoopShare
 from tests.certificates import Authority, Pem, mount, serial_number_at
 
 TIMEOUT_S = 30.0
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0"])
-def test_free_port_is_found(host: str) -> None:
-    with listen(f"{host}:0") as listener:
-        port = listener.getsockname()[1]
-        assert port != 0
-        assert address_of(listener, f"{host}:0") == f"{host}:{port}"
-
-
-def test_taken_address_is_an_error_that_names_it() -> None:
-    with listen("127.0.0.1:0") as listener:
-        address = address_of(listener, "127.0.0.1:0")
-        with pytest.raises(OSError, match=f"cannot listen on {address}"):
-            listen(address)
-
-
-def test_address_of_another_machine_is_an_error() -> None:
-    with pytest.raises(OSError, match=r"cannot listen on 203\.0\.113\.1:0"):
-        listen("203.0.113.1:0")
 
 
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -83,11 +59,11 @@ async def serving(directory: Path) -> AsyncIterator[Site]:
 
     renew()
     trust = ssl.create_default_context(cadata=authority.certificate.decode())
-    listener = listen("127.0.0.1:0")
-    server = HttpServer(_say_scheme, listener, tls=tls.server_context(directory))
+    listeners = address.listen("127.0.0.1:0")
+    server = HttpServer(_say_scheme, listeners, tls=tls.server_context(directory))
     running = asyncio.ensure_future(server.run_until_stopped())
     try:
-        yield Site(f"https://{address_of(listener, '127.0.0.1:0')}", trust, renew)
+        yield Site(f"https://127.0.0.1:{listeners[0].getsockname()[1]}", trust, renew)
     finally:
         server.stop()
         async with asyncio.timeout(TIMEOUT_S):

@@ -1,0 +1,266 @@
+"""Network addresses, `host:port`: how they are read and written, and where servers listen.
+
+A host is an IPv4 address, an IPv6 address, or a name; before a port, an IPv6 address stands in
+brackets. Two hosts stand for several addresses of a machine, for every port of every process:
+
+| host | addresses |
+|---|---|
+| `::`, `0.0.0.0`, or nothing | all addresses of the machine, IPv4 and IPv6 |
+| `localhost` | both addresses of loopback, `127.0.0.1` and `::1` |
+
+A family that the machine lacks is left out. A client that comes by IPv4 to a socket of IPv6 has the
+address `::ffff:…` there; here it has its IPv4 address, so that a client has one address.
+"""
+
+import contextlib
+import errno
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+MAX_PORT = 65535
+LOCALHOST = "localhost"
+LOOPBACKS = ("127.0.0.1", "::1")
+"""Addresses of loopback, the preferred one first."""
+
+EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"
+WILDCARDS = frozenset({EVERY_IPV4, EVERY_IPV6})
+
+_PATTERN = re.compile(r"(?:\[(?P<ipv6>[^]\s]*)]|(?P<host>[^]\[\s:/]*)):(?P<port>\d{1,5})")
+_IPV6_WITHOUT_BRACKETS = re.compile(r"[0-9a-fA-F.:]*:[0-9a-fA-F.]*:[^]\[\s]*")
+_MAPPED = "::ffff:"
+_ABSENT = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+"""Errors of binding to an address that is not one of this machine's."""
+
+
+class Address(NamedTuple):
+    """A host, without brackets, and a port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse(text: str) -> Address:
+    """Returns the address that `host:port` names. Without a host, the address is `::`.
+
+    Raises:
+        ValueError: the text is not `host:port`.
+    """
+    found = _PATTERN.fullmatch(text)
+    if found is None:
+        if _IPV6_WITHOUT_BRACKETS.fullmatch(text):
+            raise ValueError(f"{text!r}: an IPv6 address stands in brackets, as in [::1]:8000")
+        raise ValueError(f"{text!r} is not host:port")
+    if (port := int(found["port"])) > MAX_PORT:
+        raise ValueError(f"{text!r}: there is no port above {MAX_PORT}")
+    if found["ipv6"] is not None:
+        return Address(_ipv6(found["ipv6"]), port)
+    return Address(found["host"] or EVERY_IPV6, port)
+
+
+def parse_host(text: str) -> str:
+    """Returns a host, with or without brackets, without them.
+
+    Raises:
+        ValueError: the text is neither an IP address nor a name.
+    """
+    if ":" in text:
+        return _ipv6(text[1:-1] if text.startswith("[") and text.endswith("]") else text)
+    if not re.fullmatch(r"[^]\[\s/]+", text):
+        raise ValueError(f"{text!r} is neither an IP address nor a name")
+    return text
+
+
+def loopback() -> str:
+    """Returns an address of this machine that only this machine reaches: `127.0.0.1`, or `::1` if
+    the machine has no IPv4.
+
+    Raises:
+        OSError: the machine has neither.
+    """
+    return _here(LOOPBACKS)[0]
+
+
+def own_ip(host: str) -> str:
+    """Returns the IP address of this machine that a setting names for other processes to connect
+    to; `localhost` is the machine's address of loopback.
+
+    Raises:
+        ValueError: the host is a name, or stands for several addresses.
+    """
+    if host == LOCALHOST:
+        try:
+            return loopback()
+        except OSError as error:
+            raise ValueError(f"{host}: {reason_of(error)}") from error
+    if host in WILDCARDS:
+        raise ValueError(f"{host} is no address at which another machine reaches this one")
+    if not _is_ip(host):
+        raise ValueError(f"{host} is no IP address")
+    return host
+
+
+def reachable(address: Address) -> Address:
+    """Returns an address at which clients on this machine reach a server that listens on `address`.
+
+    Raises:
+        OSError: the server listens on loopback, and the machine has none.
+    """
+    is_several = address.host in WILDCARDS or address.host == LOCALHOST
+    return Address(loopback(), address.port) if is_several else address
+
+
+def places(address: Address) -> list[Address]:
+    """Returns the IP addresses that a server listens on to be reached at `address`, all with one
+    port. With port 0, a single address keeps port 0, and several get a port that is free on each.
+
+    Raises:
+        OSError: a name has no address of this machine.
+    """
+    hosts = _hosts(address.host)
+    port = address.port
+    if port == 0 and len(hosts) > 1:
+        port = _free_port(hosts)
+    return [Address(host, port) for host in hosts]
+
+
+def listen(address: str, *, backlog: int = 128) -> list[socket.socket]:
+    """Returns sockets that listen on `host:port`, all on one port; port 0 takes a free one.
+
+    Raises:
+        OSError: the address is in use, or is not one of this machine's.
+        ValueError: the address is not `host:port`.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            listeners = [
+                opened.enter_context(_listener(place, backlog)) for place in places(parse(address))
+            ]
+        except OSError as error:
+            raise OSError(f"cannot listen on {address}: {reason_of(error)}") from error
+        opened.pop_all()
+        return listeners
+
+
+def bound_address(listeners: Sequence[socket.socket], address: str) -> str:
+    """Returns the `host:port` at which clients reach listeners that were made for `address`."""
+    return str(parse(address)._replace(port=listeners[0].getsockname()[1]))
+
+
+def reason_of(error: OSError) -> str:
+    """Returns the operating system's message for an error, without the address that asyncio and
+    sockets add."""
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+def of_socket(name: Any) -> Address:
+    """Returns the address of a client from its name, as `getpeername` gives it."""
+    return Address(_plain(name[0]), name[1])
+
+
+def of_grpc_peer(peer: str) -> Address | None:
+    """Returns the address of a client from gRPC's name for it, such as `ipv4:127.0.0.1:80` and
+    `ipv6:%5B::1%5D:80`. Returns None for a client of a Unix socket, which has no address."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return Address(_plain(host.strip("[]")), int(port)) if port.isdecimal() else None
+
+
+def _plain(host: str) -> str:
+    """Returns an address without the zone of a link-local address, and an IPv4 address that is
+    written as one of IPv6 as an IPv4 address."""
+    host = host.partition("%")[0]
+    return host[len(_MAPPED) :] if host.startswith(_MAPPED) and "." in host else host
+
+
+def _ipv6(text: str) -> str:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no IPv6 address") from None
+    return text
+
+
+def _is_ip(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _hosts(host: str) -> list[str]:
+    """Returns the IP addresses to listen on for a host."""
+    if host in WILDCARDS:
+        return [EVERY_IPV6 if _has_dual_stack() else EVERY_IPV4]
+    if host == LOCALHOST:
+        return _here(LOOPBACKS)
+    if _is_ip(host):
+        return [host]
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return _here(dict.fromkeys(str(name[0]) for *_, name in found))
+
+
+def _here(hosts: Iterable[str]) -> list[str]:
+    """Returns the IP addresses that are this machine's.
+
+    Raises:
+        OSError: none is.
+    """
+    found = [host for host in hosts if _is_here(host)]
+    if not found:
+        raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    return found
+
+
+def _is_here(host: str) -> bool:
+    try:
+        with socket.socket(_family(host), socket.SOCK_STREAM) as probe:
+            probe.bind((host, 0))
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
+    return True
+
+
+def _has_dual_stack() -> bool:
+    """Returns whether one socket can take connections of both families."""
+    return socket.has_dualstack_ipv6() and _is_here(EVERY_IPV6)
+
+
+def _free_port(hosts: Sequence[str]) -> int:
+    """Returns a port that is free on all of several addresses.
+
+    Raises:
+        OSError: no such port was found.
+    """
+    for _ in range(100):
+        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
+            first = opened.enter_context(_listener(Address(hosts[0], 0), 1))
+            port: int = first.getsockname()[1]
+            for host in hosts[1:]:
+                opened.enter_context(_listener(Address(host, port), 1))
+            return port
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _listener(place: Address, backlog: int) -> socket.socket:
+    return socket.create_server(
+        (place.host, place.port),
+        family=_family(place.host),
+        backlog=backlog,
+        dualstack_ipv6=place.host == EVERY_IPV6,
+    )
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
