@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-NOBODY = "http://127.0.0.1:9"
+NOWHERE = "http://127.0.0.1:9"
 """A proxy where nobody listens: a call that goes there fails."""
 
 PROXIES: Mapping[str, str] = {
-    **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"), NOBODY),
-    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOBODY),
+    **dict.fromkeys(("http_proxy", "https_proxy", "all_proxy", "grpc_proxy"), NOWHERE),
+    **dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), NOWHERE),
     "no_proxy": ".svc,10.0.0.0/8",
     "NO_PROXY": ".svc,10.0.0.0/8",
 }

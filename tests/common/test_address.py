@@ -57,7 +57,7 @@ def test_brackets_of_a_host_are_left_out(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "[host]", "::g", "a b", "http://host", "host:1"], ids=str)
 def test_what_is_no_host_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no IPv6 address|neither an IP address nor a name"):
+    with pytest.raises(ValueError, match=r"no IPv6 address|neither an IP address nor a name"):
         parse_host(text)
 
 
@@ -115,7 +115,7 @@ def test_an_address_that_is_taken_is_named_even_if_the_other_family_is_free() ->
 
 @pytest.mark.parametrize("text", ["203.0.113.1:0", "[2001:db8::1]:0"])
 def test_an_address_of_another_machine_is_named(text: str) -> None:
-    with pytest.raises(OSError, match="cannot listen on .*: Cannot assign requested address"):
+    with pytest.raises(OSError, match=r"cannot listen on .*: Cannot assign requested address"):
         listen(text)
 
 
@@ -160,7 +160,7 @@ def test_a_machine_without_ipv4_listens_by_ipv6(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "a-name"])
 def test_the_address_that_others_connect_to_is_one_ip_address(host: str) -> None:
     assert address.own_ip("fd00::7") == "fd00::7"
-    with pytest.raises(ValueError, match="no address at which|no IP address"):
+    with pytest.raises(ValueError, match=r"no address at which|no IP address"):
         address.own_ip(host)
 
 

@@ -16,7 +16,7 @@ from orcinus.v1 import inference_pb2, inference_pb2_grpc, scheduler_pb2
 
 from services.common import errors, rpc, rpc_handlers
 from services.common.address import parse
-from tests.environments import NOBODY, PROXIES
+from tests.environments import NOWHERE, PROXIES
 from tests.frontend.scheduler_process import hurried, scheduler_process
 
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
@@ -80,7 +80,7 @@ async def test_a_channel_goes_through_no_proxy(
 ) -> None:
     for name in PROXIES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv(variable, NOBODY)
+    monkeypatch.setenv(variable, NOWHERE)
     async with served(Servicer()) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         assert (await stub.Generate(inference_pb2.GenerateRequest(model="m"))).model == "m"

@@ -14,7 +14,7 @@ from tests.frontend.conftest import TIMEOUT_S, InferenceClient, running, soon
 async def test_clients_of_both_families_are_answered_by_both_apis(
     tmp_path: Path, address: str
 ) -> None:
-    async with running(tmp_path, http_address=address, grpc_address=address) as site:
+    async with running(tmp_path, page=True, http_address=address, grpc_address=address) as site:
         ports = [parse(it).port for it in (site.frontend.http_address, site.frontend.grpc_address)]
         for host in ("127.0.0.1", "::1"):
             http, grpc = (str(Address(host, port)) for port in ports)

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ KUSTOMIZE_TIMEOUT_S = 60
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
 
 OTHER_NAMESPACE = "orcinus-b"
+OTHER_HOST = "10.244.1.7"
 
 Object = dict[str, Any]
 
@@ -73,7 +75,17 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "another namespace": Composition(
         "base",
         ("mtls", "mtls/cert-manager"),
-        options={"namespace": OTHER_NAMESPACE, "replacements": _replacements("gpu")},
+        options={
+            "namespace": OTHER_NAMESPACE,
+            "replacements": _replacements("gpu"),
+            "configMapGenerator": [
+                {
+                    "name": "orcinus-pipeline",
+                    "behavior": "merge",
+                    "literals": [f"LISTEN_HOST={OTHER_HOST}"],
+                }
+            ],
+        },
     ),
     "3 stages": Composition("base", ("stages",), n_stages=3),
     "a spare": Composition("base", n_workers=3),
@@ -100,7 +112,7 @@ FIELDS = {
     "metadata.labels['app.kubernetes.io/component']": "worker",
     "metadata.labels['app.kubernetes.io/version']": "0.1.0",
     "spec.nodeName": "node-1",
-    "status.podIP": "10.244.1.7",
+    "status.podIP": "fd00:10:244:1::7",
 }
 """Returns the value that the downward API would give."""
 
@@ -200,7 +212,8 @@ def environment(manifests: Manifests, workload: Workload) -> dict[str, str]:
     for source in container["envFrom"]:
         found |= manifests.get("ConfigMap", source["configMapRef"]["name"])["data"]
     for variable in container["env"]:
-        found[variable["name"]] = _value(manifests, variable)
+        value = _value(manifests, variable)
+        found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda it: found[it[1]], value)
     return found
 
 

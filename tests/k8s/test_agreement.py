@@ -17,7 +17,9 @@ from services.scheduler.settings import SchedulerSettings
 from services.worker.settings import WorkerSettings
 from tests.k8s.manifests import (
     COMPOSITIONS,
+    FIELDS,
     K8S,
+    OTHER_HOST,
     Manifests,
     each_composition,
     environment,
@@ -65,10 +67,14 @@ def in_cpus(quantity: str) -> float:
 @each_composition()
 @pytest.mark.parametrize("component", SETTINGS)
 def test_a_service_takes_its_environment(name: str, component: str) -> None:
+    host = OTHER_HOST if name == "another namespace" else "[::]"
     loaded = settings(rendered(name), component)
-    assert loaded["health_address"] == "0.0.0.0:50060"
+    assert loaded["health_address"] == f"{host}:50060"
+    assert loaded["metrics_address"] == f"{host}:9464"
     names = ("http_address", "grpc_address") if component == "frontend" else ("address",)
-    assert all(loaded[name].startswith("0.0.0.0:") for name in names)
+    assert all(loaded[name].startswith(f"{host}:") for name in names)
+    if component == "worker":
+        assert loaded["data_host"] == FIELDS["status.podIP"]
 
 
 @each_composition()
@@ -238,7 +244,7 @@ def test_probes_ask_the_health_port(name: str, component: str) -> None:
         else:
             *program, address, asked, option, seconds = probe["exec"]["command"]
             assert program == ["python", "-m", "services.common.healthcheck"]
-            assert (address, asked, option) == (f"127.0.0.1:{health}", service, "--timeout")
+            assert (address, asked, option) == (f"localhost:{health}", service, "--timeout")
             assert int(seconds) < probe["timeoutSeconds"]
 
 

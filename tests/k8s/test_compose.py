@@ -132,8 +132,9 @@ def test_the_scheduler_reaches_the_api_server_that_the_cluster_names_and_nothing
 
 
 @pytest.mark.thorough
-def test_addresses_may_be_given_and_may_be_of_version_6(composer: Composer) -> None:
-    rules = api_rules(composer.composed("deploy", "demo", API_SERVER="fd00::1:6443"))
+@pytest.mark.parametrize("server", ["fd00::1:6443", "[fd00::1]:6443"])
+def test_addresses_may_be_given_and_may_be_of_version_6(composer: Composer, server: str) -> None:
+    rules = api_rules(composer.composed("deploy", "demo", API_SERVER=server))
     assert rules == [
         {
             "to": [{"ipBlock": {"cidr": "fd00::1/128"}}],

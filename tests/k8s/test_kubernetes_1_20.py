@@ -25,6 +25,7 @@ UNKNOWN_FIELDS = {
     "appArmorProfile",
     "endPort",
     "internalTrafficPolicy",
+    "ipFamilyPolicy",  # behind a feature gate; dropped without it
     "trafficDistribution",
     "unhealthyPodEvictionPolicy",
     "ephemeral",  # a volume with a claim of its own

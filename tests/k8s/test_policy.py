@@ -1,6 +1,7 @@
 """Rules of the house for all that is deployed: those of linters, and those that only we know."""
 
 from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_network
 from typing import Any
 
 import pytest
@@ -249,6 +250,19 @@ def test_nobody_leaves_but_the_scheduler_for_the_api_server_and_all_for_names(na
         if selects(policy["podSelector"]["matchLabels"], w.labels)
     ]
     assert chosen == ["orcinus-scheduler"]
+
+
+def test_what_fetches_reaches_no_private_address_of_either_family() -> None:
+    policy = rendered("model-fetch").get("NetworkPolicy", "orcinus-model-fetch")["spec"]
+    blocks = [peer["ipBlock"] for rule in policy["egress"] for peer in rule["to"]]
+    assert [block["cidr"] for block in blocks] == ["0.0.0.0/0", "::/0"]
+    by_ipv4, by_ipv6 = ([ip_network(it) for it in block["except"]] for block in blocks)
+    nat64 = int(IPv6Address("64:ff9b::"))
+    through_nat64 = [
+        ip_network((nat64 + int(it.network_address), 96 + it.prefixlen)) for it in by_ipv4
+    ]
+    local = ["fc00::/7", "fe80::/10", "64:ff9b:1::/48"]
+    assert by_ipv6 == [*map(ip_network, local), *through_nat64]
 
 
 @each_composition()

@@ -22,6 +22,7 @@ import httpx
 import psutil
 import pytest
 
+from services.common.address import Address
 from tests.certificates import Authority, mount
 from tests.k8s.manifests import environment, rendered
 from tests.listeners import Listener, table
@@ -70,7 +71,7 @@ class Deployment:
     def frontend(self) -> str:
         """URL of the frontend."""
         (pod,) = (pod for pod in self.pods if pod.component == "frontend")
-        return f"{'https' if self.has_tls else 'http'}://{pod.address}:8000"
+        return f"{'https' if self.has_tls else 'http'}://{Address(pod.address, 8000)}"
 
     def get(self, path: str) -> int:
         """Returns the status of an answer to a client without a key; 0 if there is none yet."""
@@ -104,17 +105,20 @@ def secrets(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def deployed(name: str, model: Path, directory: Path) -> Iterator[Deployment]:
-    """The processes of a composition, which serve."""
+def deployed(
+    name: str, model: Path, directory: Path, *, network: str = ""
+) -> Iterator[Deployment]:
+    """The processes of a composition, which serve. Their addresses begin with `network`, or with
+    some part of loopback."""
     manifests = rendered(name)
-    network = f"127.{random.randrange(1, 255)}.{random.randrange(256)}"
-    stages = [f"{network}.{index + 1}" for index in range(2)]
-    scheduler, frontend = f"{network}.11", f"{network}.21"
+    network = network or f"127.{random.randrange(1, 255)}.{random.randrange(256)}."
+    stages = [f"{network}{index + 1}" for index in range(2)]
+    scheduler, frontend = f"{network}11", f"{network}21"
     stand_ins = secrets(directory)
     given = {
         "ORCINUS_MODEL": str(model),
-        "ORCINUS_SCHEDULER": f"{scheduler}:50052",
-        "ORCINUS_STAGES": ",".join(f"{stage}:50053" for stage in stages),
+        "ORCINUS_SCHEDULER": str(Address(scheduler, 50052)),
+        "ORCINUS_STAGES": ",".join(str(Address(stage, 50053)) for stage in stages),
         "ORCINUS_KV_MEMORY": "16MiB",
     }
     of_stage = [{"ORCINUS_STAGE_INDEX": str(index), "ORCINUS_N_STAGES": "2"} for index in range(2)]
@@ -131,7 +135,7 @@ def deployed(name: str, model: Path, directory: Path) -> Iterator[Deployment]:
             known = {key: value for key, value in given.items() if key in settings}
             settings |= known | own
             for variable, value in settings.items():
-                moved = value.replace("0.0.0.0", address)
+                moved = value.replace("[::]:", str(Address(address, 0)).removesuffix("0"))
                 moved = moved.replace("/etc/orcinus/tls", str(directory / ROLES[component]))
                 for path, stand_in in stand_ins.items():
                     moved = moved.replace(path, stand_in)

@@ -47,6 +47,10 @@ def join(
         TransferError: the other ranks could not be reached.
     """
     host, port = parse(rendezvous_address)
+    if (":" in host) != (":" in data_host):
+        raise TransferError(
+            f"data_host is {data_host} here and {host} on stage 0: both must be of IPv4 or of IPv6"
+        )
     timeout = timedelta(seconds=timeout_s)
     try:
         store = PrefixStore(

@@ -19,9 +19,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from services.common.address import listen
 from services.frontend.http.transport import connection as connection_module
 from services.frontend.http.transport.connection import MAX_AHEAD_BYTES, MAX_DROPPED_BYTES
-from services.common.address import listen
 from services.frontend.http.transport.connection_limits import (
     RESERVED_DESCRIPTORS,
     ConnectionLimits,
