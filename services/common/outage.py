@@ -1,5 +1,5 @@
-"""What the log says of a peer that cannot be reached: one line when that begins, a warning when it
-lasts, another warning every ten minutes, and one line when the peer answers.
+"""What the log says of a peer that cannot be reached for long: a warning with its address, another
+one every ten minutes, and a line when the peer answers.
 
 A peer that starts later than its caller cannot be reached for some seconds, which is no reason for
 a warning.
@@ -19,27 +19,26 @@ AGAIN_S = 600.0
 
 
 class Outage:
-    """Logs whether a peer, such as `the worker at 10.0.0.7:50053`, can be reached."""
+    """Logs that a peer, such as `the worker at 10.0.0.7:50053`, cannot be reached for long."""
 
     def __init__(self, peer: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._peer = peer
         self._clock = clock
         self._since: float | None = None  # when the peer failed first
-        self._warn_at = 0.0
+        self._n_warnings = 0
 
     def note_failure(self, reason: str) -> None:
         """Notes that an attempt to reach the peer has failed."""
         now = self._clock()
         if self._since is None:
-            self._since, self._warn_at = now, now + LASTING_S
-            log.info("%s cannot be reached: %s", self._peer, reason)
-        elif now >= self._warn_at:
-            self._warn_at = now + AGAIN_S
-            for_s = now - self._since
+            self._since = now
+        for_s = now - self._since
+        if for_s >= LASTING_S + self._n_warnings * AGAIN_S:
+            self._n_warnings += 1
             log.warning("%s cannot be reached for %.0f s: %s", self._peer, for_s, reason)
 
     def note_answer(self) -> None:
         """Notes that the peer has answered."""
-        if self._since is not None:
+        if self._n_warnings:
             log.info("%s answers", self._peer)
-        self._since = None
+        self._since, self._n_warnings = None, 0

@@ -105,9 +105,7 @@ def secrets(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def deployed(
-    name: str, model: Path, directory: Path, *, network: str = ""
-) -> Iterator[Deployment]:
+def deployed(name: str, model: Path, directory: Path, *, network: str = "") -> Iterator[Deployment]:
     """The processes of a composition, which serve. Their addresses begin with `network`, or with
     some part of loopback."""
     manifests = rendered(name)

@@ -178,8 +178,10 @@ class SchedulerClient:
             self._gate.reset()
             reason = await self._stream.converse(opened=self._note_leader, received=self._apply)
             n_failures = 1 if self._has_leader else n_failures + 1
-            if self._has_leader:
-                log.warning("no scheduler at %s: %s", self._address, reason)
+            if n_failures == 1:
+                # Before the first leader nothing is wrong: the schedulers have yet to start.
+                level = logging.WARNING if self._has_leader else logging.INFO
+                log.log(level, "no scheduler at %s: %s", self._address, reason)
             self._outage.note_failure(reason)
             self._lose()
             await asyncio.sleep(self._backoff.pause_s(n_failures))

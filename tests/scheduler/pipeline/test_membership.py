@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -170,6 +171,13 @@ async def test_a_leader_that_is_deposed_while_it_assigns_says_so() -> None:
     async with fake_worker() as worker:
         with pytest.raises(LeadershipLost):
             await form(workers(1, worker), Ended())
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+async def test_a_worker_that_cannot_be_reached_is_named_with_its_address(host: str) -> None:
+    stages = Workers(1, [f"{host}:9"])
+    with pytest.raises(Unavailable, match=rf"worker at {re.escape(host)}:9: .*refused"):
+        await gather(stages, term=Unopposed(), pipeline_id="p", timeout_s=2.0)
 
 
 async def test_stages_that_nobody_holds_are_named() -> None:

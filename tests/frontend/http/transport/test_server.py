@@ -70,6 +70,21 @@ async def serving(directory: Path) -> AsyncIterator[Site]:
             await running
 
 
+async def test_a_client_has_its_own_address_at_a_socket_of_both_families() -> None:
+    async def say_client(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(scope["client"][0])(scope, receive, send)
+
+    listeners = address.listen("[::]:0")
+    server = HttpServer(say_client, listeners)
+    running = asyncio.ensure_future(server.run_until_stopped())
+    async with httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False) as client:
+        for host, url in (("127.0.0.1", "http://127.0.0.1"), ("::1", "http://[::1]")):
+            assert (await client.get(f"{url}:{listeners[0].getsockname()[1]}")).text == host
+    server.stop()
+    async with asyncio.timeout(TIMEOUT_S):
+        await running
+
+
 async def _say_scheme(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse(scope["scheme"])(scope, receive, send)
 
