@@ -88,7 +88,8 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
     # Spans go to a collector beside this process, never through a proxy of the environment.
-    exporter = OTLPSpanExporter(channel_options=(("grpc.enable_http_proxy", 0),))
+    directly = (("grpc.enable_http_proxy", 0),)
+    exporter = OTLPSpanExporter(channel_options=directly)  # type: ignore[arg-type]  # not only texts
     provider = TracerProvider(
         sampler=_own_decisions() if decides else None,
         resource=_resource(service_name),

@@ -91,7 +91,9 @@ class SharedSettings(BaseModel):
     """Largest number of requests in a batch of decodes that runs as a CUDA graph. Larger batches
     keep a GPU busy without a graph, and each graph takes memory."""
 
-    data_host: Annotated[Host, AfterValidator(own_ip)] = Field(LOCALHOST, validate_default=True)
+    data_host: Annotated[Host, AfterValidator(own_ip)] = Field(
+        default=LOCALHOST, validate_default=True
+    )
     """IP address of this machine, of IPv4 or IPv6, at which ranks of other stages reach its ranks;
     all stages must have the same family. The default is for pipelines within one machine."""
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from services.common.address import Address
 from services.worker.rank.data_plane import rendezvous as rendezvous_module
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.data_plane.rendezvous import join as join_epoch
@@ -26,22 +27,29 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def rendezvous() -> Iterator[str]:
-    store: dist.TCPStore = create_rendezvous(HOST, 0)
-    yield f"{HOST}:{store.port}"
+def rendezvous(host: str = HOST) -> Iterator[str]:
+    store: dist.TCPStore = create_rendezvous(host, 0)
+    yield str(Address(host, store.port))
 
 
 def join(
-    address: str, stage: int, n_stages: int, *, epoch: int = 1, timeout_s: float = 60
+    address: str,
+    stage: int,
+    n_stages: int,
+    *,
+    epoch: int = 1,
+    timeout_s: float = 60,
+    host: str = HOST,
 ) -> Transport:
-    return open_transport(
-        RankPlace("p", epoch, stage, n_stages, tp_rank=0, tp_size=1), address, timeout_s
-    )
+    place = RankPlace("p", epoch, stage, n_stages, tp_rank=0, tp_size=1)
+    return open_transport(place, address, timeout_s, host=host)
 
 
-def open_transport(place: RankPlace, address: str, timeout_s: float = 60) -> Transport:
+def open_transport(
+    place: RankPlace, address: str, timeout_s: float = 60, *, host: str = HOST
+) -> Transport:
     opened = join_epoch(
-        place, rendezvous_address=address, data_host=HOST, device=CPU, timeout_s=timeout_s
+        place, rendezvous_address=address, data_host=host, device=CPU, timeout_s=timeout_s
     )
     opened.warm_up()
     return opened
@@ -70,6 +78,31 @@ def together(calls: Sequence[Callable[[], T]]) -> list[T]:
 def hidden(iteration: int, n_tokens: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(iteration)
     return torch.randn(n_tokens, 8, generator=generator)
+
+
+def test_ranks_meet_and_send_by_ipv6() -> None:
+    with rendezvous("::1") as address:
+        assert address.startswith("[::1]:")
+        first, last = together(
+            [
+                lambda stage=stage: join(address, stage, 2, host="::1")  # type: ignore[misc]
+                for stage in range(2)
+            ]
+        )
+        received = torch.empty(3, 8)
+        first.send(hidden(1, 3), 1)
+        last.start_receive(received, 1).wait()
+        assert torch.equal(received, hidden(1, 3))
+        first.close()
+        last.close()
+
+
+def test_stages_of_two_families_are_named_at_once() -> None:
+    with (
+        rendezvous("::1") as address,
+        pytest.raises(TransferError, match=r"data_host is 127\.0\.0\.1 here and ::1 on stage 0"),
+    ):
+        join(address, 1, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
