@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.environments import PROXIES
+
 # Speed is measured in `benchmarks/`; a busy machine must not fail a test of behaviour. A property
 # has few examples, and `EXAMPLES` in the thorough tests, by default as many as Hypothesis makes.
 N_EXAMPLES = int(os.environ.get("EXAMPLES", "100"))
@@ -25,6 +27,9 @@ if not Path("/dev/nvidiactl").exists():
 # Threads of OpenMP that wait for work spin, which takes the processors from tests beside them.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+# Clients of tests reach servers on this machine, also where the way out of it is a proxy.
+for name in PROXIES:
+    os.environ.pop(name, None)
 
 # A shell has what it starts in the background ignore Ctrl-C, and so would all processes of tests.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -244,13 +244,21 @@ def _free_port(hosts: Sequence[str]) -> int:
         OSError: no such port was found.
     """
     for _ in range(100):
-        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-            first = opened.enter_context(_listener(Address(hosts[0], 0), 1))
+        with _listener(Address(hosts[0], 0), 1) as first:
             port: int = first.getsockname()[1]
-            for host in hosts[1:]:
-                opened.enter_context(_listener(Address(host, port), 1))
-            return port
+            if all(_is_free(Address(host, port)) for host in hosts[1:]):
+                return port
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def _is_free(place: Address) -> bool:
+    try:
+        _listener(place, 1).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return False
+        raise
+    return True
 
 
 def _listener(place: Address, backlog: int) -> socket.socket:
