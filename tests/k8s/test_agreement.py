@@ -77,6 +77,16 @@ def test_a_service_takes_its_environment(name: str, component: str) -> None:
         assert loaded["data_host"] == FIELDS["status.podIP"]
 
 
+def test_no_manifest_binds_a_port_to_one_family_of_addresses() -> None:
+    for path in K8S.rglob("*.yaml"):
+        assert not re.search(r"0\.0\.0\.0:|127\.0\.0\.1:\d", code_of(path)), path
+
+
+def code_of(path: Path) -> str:
+    """Returns a YAML file without its comments."""
+    return re.sub(r"(^|\s)#.*", "", path.read_text(encoding="utf-8"))
+
+
 @each_composition()
 @pytest.mark.parametrize("component", ["frontend", "scheduler"])
 def test_what_a_service_may_need_fits_its_memory_limit(name: str, component: str) -> None:

@@ -33,10 +33,11 @@ def test_threads_have_cpus_of_their_own_where_they_use_all(
     assert share_cpus(settings, n_usable, cpus) == expected
 
 
-async def test_the_frontend_listens_where_it_is_told_with_keys_and_certificates() -> None:
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+async def test_the_frontend_listens_where_it_is_told_with_keys_and_certificates(host: str) -> None:
     settings = LocalSettings(
         model=Path("model"),
-        host="::1",
+        host=host,
         http_port=81,
         grpc_port=0,
         api_keys_file=Path("keys.json"),
