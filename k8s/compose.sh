@@ -2,8 +2,9 @@
 # k8s/compose.sh deploy|undeploy OVERLAY: writes build/deploy or build/undeploy, a kustomization upon k8s/overlays/OVERLAY with
 # what only the caller or the cluster knows. No file of the overlay changes.
 #
-#   deploy    IMAGE_PREFIX and TAG, where either is set, name the images. API_SERVER has the addresses, ADDRESS:PORT or [ADDRESS]:PORT, that the
-#             scheduler may reach the API server at; `auto` asks the cluster for them, and nothing leaves the overlay's rule.
+#   deploy    IMAGE_PREFIX and TAG, where either is set, name the images. API_SERVER has the addresses, ADDRESS:PORT, that the
+#             scheduler may reach the API server at; an IPv6 address may stand in brackets. `auto` asks the cluster for them,
+#             and nothing leaves the overlay's rule.
 #   undeploy  Leaves out what holds somebody's data or belongs to others, too: the namespace, with the Secrets and all else
 #             that was put there, claims, and classes of the cluster. ALL=1 leaves nothing out.
 set -eu
@@ -51,7 +52,9 @@ egress() {
   echo "        path: /spec/egress"
   echo "        value:"
   for server in $1; do
-    address=${server%:*} address=${address#[} address=${address%]}
+    address=${server%:*}
+    address=${address#[}
+    address=${address%]}
     case $address in *:*) bits=128 ;; *) bits=32 ;; esac
     echo "          - {to: [{ipBlock: {cidr: '$address/$bits'}}], ports: [{protocol: TCP, port: ${server##*:}}]}"
   done
