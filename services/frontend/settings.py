@@ -291,8 +291,9 @@ class FrontendSettings(ServerSettings):
     clients learn to go elsewhere. gRPC connections are renewed twice in that time."""
 
     drain_s: NonNegativeFloat = 30.0
-    """Seconds that running requests have to finish after `linger_s`; then they end with the error
-    `unavailable`. The pod's grace period must be longer than `linger_s` and `drain_s` together."""
+    """Seconds from a signal to stop until this process has ended, `linger_s` included. The process
+    ends when its requests have. Those that run 5 s before the end get the error `unavailable`. In
+    Kubernetes the number is the pod's grace period, too."""
 
     @property
     def n_prompt_characters(self) -> int:
