@@ -45,6 +45,7 @@ from services.frontend.http.protocol.api import Api
 from services.frontend.http.transport.connection_limits import ConnectionLimits, check_descriptors
 from services.frontend.http.transport.request_body import BodyLimits
 from services.frontend.http.transport.server import HttpServer, address_of, listen
+from services.frontend.http.transport.silent_clients import notice_silence
 from services.frontend.http.transport.unix_socket import bound_at, listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
@@ -162,6 +163,7 @@ class Frontend:
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listener = listen(settings.http_address)
+        notice_silence(listener, settings.silence_limit_s)
         unix_listener = None
         if settings.http_socket is not None:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
@@ -218,6 +220,7 @@ class Frontend:
                     max_connections=settings.max_connections,
                     head_limit_s=settings.head_limit_s,
                     idle_limit_s=settings.idle_limit_s,
+                    silence_limit_s=settings.silence_limit_s,
                 ),
                 ("grpc.max_receive_message_length", max_message_bytes),
                 *_renewal(settings.linger_s),
