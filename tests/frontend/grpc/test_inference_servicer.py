@@ -336,4 +336,3 @@ async def test_services_are_described_by_reflection(site: Site, version: str) ->
         files = map(descriptor_pb2.FileDescriptorProto.FromString, data)
         assert name in {f"{file.package}.{it.name}" for file in files for it in file.service}
     await call.done_writing()
-
