@@ -163,7 +163,7 @@ class Frontend:
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listener = listen(settings.http_address)
-        notice_silence(listener, settings.silence_limit_s)
+        notice_silence(listener, settings.client_silence_limit_s)
         unix_listener = None
         if settings.http_socket is not None:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
@@ -220,7 +220,7 @@ class Frontend:
                     max_connections=settings.max_connections,
                     head_limit_s=settings.head_limit_s,
                     idle_limit_s=settings.idle_limit_s,
-                    silence_limit_s=settings.silence_limit_s,
+                    silence_limit_s=settings.client_silence_limit_s,
                 ),
                 ("grpc.max_receive_message_length", max_message_bytes),
                 *_renewal(settings.linger_s),

@@ -30,7 +30,7 @@ class SilentClient(Http2Client):
 async def test_a_silent_grpc_client_is_waited_for_and_then_left(tmp_path: Path) -> None:
     clock = asyncio.get_running_loop().time
     async with (
-        running(tmp_path, silence_limit_s=LIMIT_S) as site,
+        running(tmp_path, client_silence_limit_s=LIMIT_S) as site,
         SilentClient.connected(site.frontend.grpc_address) as client,
     ):
         call = client.call(WATCH)
@@ -58,7 +58,7 @@ def test_the_kernel_waits_as_long_for_a_silent_http_client() -> None:
 
 def test_both_protocols_outlast_a_cut_after_which_tcp_tries_again_late() -> None:
     """TCP doubles its pause: after a cut it may be silent for as long as the cut again."""
-    limit_s = FrontendSettings.model_fields["silence_limit_s"].default
+    limit_s = FrontendSettings.model_fields["client_silence_limit_s"].default
     assert limit_s >= 4 * A_CUT_S
     options = dict(
         rpc.public_server_options(
