@@ -8,11 +8,11 @@ from orcinus_client.errors import ClientError, ConnectionLost
 URLS = ["http://a", "http://b"]
 
 
-def attempts(urls: list[str] = URLS, **limits: float) -> Attempts:
+def attempts(urls: list[str] = URLS, **limits: float) -> Attempts[str]:
     return Attempts(urls, Retry(**limits), clock=lambda: 100.0, draw=lambda least, _: least)  # type: ignore[arg-type]
 
 
-def failed(it: Attempts, *errors: ClientError) -> list[tuple[str, float]]:
+def failed(it: Attempts[str], *errors: ClientError) -> list[tuple[str, float]]:
     """The base URL after each failure, and the pause before it."""
     return [(pause, it.frontend)[::-1] for pause in map(it.fail, errors)]
 

@@ -156,7 +156,8 @@ def error_of(error: grpc.RpcError) -> ClientError:
 def _details(error: grpc.RpcError) -> tuple[str | None, float | None]:
     """Returns the field that an error names and the seconds after which to try again."""
     field, retry_after_s = None, None
-    for key, value in error.trailing_metadata() or ():
+    metadata: Any = error.trailing_metadata()
+    for key, value in metadata or ():
         if key != DETAILS:
             continue
         for detail in status_pb2.Status.FromString(value).details:

@@ -321,7 +321,7 @@ async def test_services_are_described_by_reflection(site: Site, version: str) ->
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
-    call = ask(timeout=TIMEOUT_S)
+    call: Any = ask(timeout=TIMEOUT_S)
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
     listed = {item.name for item in (await call.read()).list_services_response.service}
     assert listed == {
