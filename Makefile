@@ -272,9 +272,8 @@ status:  ## Print pods, who leads, and which of them give requests tokens now
 	  if [ -z "$$why" ]; then echo "SERVING  $$pod"; else echo "-        $$pod: $$why"; fi; \
 	done
 
-undeploy:  ## Delete what OVERLAY has made, but no claim, namespace or class of the cluster; ALL=1 deletes these too
-	@ALL='$(ALL)' k8s/compose.sh undeploy '$(OVERLAY)'
-	kubectl delete -k build/undeploy --ignore-not-found --timeout=5m
+undeploy:  ## Let streams end, and delete what OVERLAY has made, but no claim, namespace or class; ALL=1 all, NOW=1 at once
+	@ALL='$(ALL)' NOW='$(NOW)' k8s/undeploy.sh '$(OVERLAY)'
 
 test-cluster: setup images  ## Run the tests of a deployment on the cluster of KUBECONFIG; LOAD_IMAGE takes images there
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }

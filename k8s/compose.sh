@@ -5,6 +5,7 @@
 #   deploy    IMAGE_PREFIX and TAG, where either is set, name the images. API_SERVER has the addresses, ADDRESS:PORT, that the
 #             scheduler may reach the API server at; an IPv6 address may stand in brackets. `auto` asks the cluster for them,
 #             and nothing leaves the overlay's rule.
+#             Pods of frontends get the grace period that the overlay's ORCINUS_DRAIN_S needs.
 #   undeploy  Leaves out what holds somebody's data or belongs to others, too: the namespace, with the Secrets and all else
 #             that was put there, claims, and classes of the cluster. ALL=1 leaves nothing out.
 set -eu
@@ -70,6 +71,7 @@ printf 'resources:\n  - ../../k8s/overlays/%s\n' "$overlay" >"$made"
 case $verb in
   deploy)
     kubectl kustomize "k8s/overlays/$overlay" >"build/$verb/overlay.txt"
+    printf 'components:\n  - ../../k8s/components/drain\n' >>"$made"
     if [ -n "${IMAGE_PREFIX:-}${TAG:-}" ]; then
       images "build/$verb/overlay.txt" >>"$made"
     elif grep -q 'image: registry\.invalid/' "build/$verb/overlay.txt"; then

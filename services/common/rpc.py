@@ -101,7 +101,7 @@ The limit ends calls whose client does not read, which a server cannot end itsel
 
 
 def public_server_options(
-    *, max_connections: int, head_limit_s: float, idle_limit_s: float
+    *, max_connections: int, head_limit_s: float, idle_limit_s: float, silence_limit_s: float
 ) -> list[tuple[str, int]]:
     """Returns the options of a public server, whose clients are not trusted.
 
@@ -113,11 +113,15 @@ def public_server_options(
     right for floods of resets and of settings: at most 32 calls begin at a time, and nothing is
     read from a client that takes no answers to its frames. No option of gRPC usefully limits what a
     connection sends beside its calls, such as pings (`connection_watch.py`).
+
+    A client that is silent for a quarter of `silence_limit_s` is sent a ping, and has that limit to
+    answer, since its network may come back.
     """
+    silence_limit_ms = int(silence_limit_s * 1000)
     return [
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.http2.ping_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", silence_limit_ms // 4),
+        ("grpc.keepalive_timeout_ms", silence_limit_ms),
+        ("grpc.http2.ping_timeout_ms", silence_limit_ms),
         ("grpc.max_allowed_incoming_connections", max_connections),
         ("grpc.max_concurrent_streams", MAX_STREAMS),
         ("grpc.http.overload_protection", 0),  # see above

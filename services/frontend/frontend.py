@@ -3,13 +3,16 @@ scheduler.
 
     bind → connect → announce → serve → linger → drain
 
-On the first signal the frontend reports that it is not ready. It still takes requests for
-`linger_s` seconds, while load balancers and clients learn to use other frontends. Then it refuses
-new requests and lets running requests finish. Requests that still run when the time is up, or when
-a second signal comes, end as unavailable.
+On the first signal the frontend tells clients and load balancers to use other frontends. It still
+takes requests for `linger_s` seconds, while they learn of it. Then it refuses new requests and lets
+running requests finish. Requests that still run `END_S` seconds before `drain_s` is over, or when a
+second signal comes, end as unavailable.
 
 The frontend is ready while there is a pipeline, or was one less than `hold_s` seconds ago. So it
-stays ready when another scheduler takes the lead, or a pipeline forms again, in that time.
+stays ready when another scheduler takes the lead, or a pipeline forms again, in that time. While it
+lingers, the two answers about readiness differ. `/ready` and the health of the API say no, since
+their clients choose among frontends. Kubernetes' probe is told yes as long as requests are taken:
+Kubernetes knows by itself that the pod ends, and sends it requests only if no other pod is ready.
 """
 
 import asyncio
@@ -42,6 +45,7 @@ from services.frontend.http.protocol.api import Api
 from services.frontend.http.transport.connection_limits import ConnectionLimits, check_descriptors
 from services.frontend.http.transport.request_body import BodyLimits
 from services.frontend.http.transport.server import BACKLOG, HttpServer
+from services.frontend.http.transport.silent_clients import notice_silence
 from services.frontend.http.transport.unix_socket import bound_at, listen_unix
 from services.frontend.link.scheduler_client import SchedulerClient
 from services.frontend.observing.metrics import CountedApp, FrontendMetrics, FrontendState
@@ -59,6 +63,10 @@ log = logging.getLogger(__name__)
 
 FINISH_S = 1.0
 """Seconds in which the last errors are sent, after draining."""
+
+END_S = 5.0
+"""Seconds at the end of `drain_s`, in which requests that still run get their errors, and the
+process ends."""
 
 
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
@@ -155,6 +163,8 @@ class Frontend:
         settings = self._settings
         https = tls.server_context(settings.public_tls_dir)
         listeners = address.listen(settings.http_address, backlog=BACKLOG)
+        for listener in listeners:
+            notice_silence(listener, settings.client_silence_limit_s)
         unix_listener = None
         if settings.http_socket is not None:
             unix_listener = self._listeners.enter_context(listen_unix(settings.http_socket))
@@ -211,6 +221,7 @@ class Frontend:
                     max_connections=settings.max_connections,
                     head_limit_s=settings.head_limit_s,
                     idle_limit_s=settings.idle_limit_s,
+                    silence_limit_s=settings.client_silence_limit_s,
                 ),
                 ("grpc.max_receive_message_length", max_message_bytes),
                 *_renewal(settings.linger_s),
@@ -254,7 +265,7 @@ class Frontend:
         again."""
         await self._health.start()
         async with asyncio.TaskGroup() as tasks:
-            until_stopped = (
+            until_refusing = (
                 tasks.create_task(self._follow_readiness()),
                 tasks.create_task(self._announce()),
             )
@@ -269,10 +280,11 @@ class Frontend:
             await self._health.set_started()
             await stop.wait()
             stop.clear()
-            for task in until_stopped:
-                task.cancel()
+            drained_by = asyncio.get_running_loop().time() + self._settings.drain_s - END_S
             await self._linger(stop)
-            await self._drain(stop)
+            for task in until_refusing:
+                task.cancel()
+            await self._drain(stop, until=drained_by)
             await http
             conversing.cancel()
             watching.cancel()
@@ -304,14 +316,14 @@ class Frontend:
     async def _follow_readiness(self) -> None:
         """Keeps the health service up to date with the readiness, until cancelled."""
         while True:
-            await self._service.wait_readiness(True)
-            await self._set_ready(True)
-            await self._service.wait_readiness(False)
-            await self._set_ready(False)
+            await self._service.wait_taking(True)
+            await self._tell_readiness()
+            await self._service.wait_taking(False)
+            await self._tell_readiness()
 
-    async def _set_ready(self, is_ready: bool) -> None:
-        await self._health.set_ready(is_ready)
-        await self._health.set_serving(is_ready)
+    async def _tell_readiness(self) -> None:
+        await self._health.set_ready(self._service.takes_requests)
+        await self._health.set_serving(self._service.is_ready)
 
     async def _linger(self, stop: asyncio.Event) -> None:
         """Tells clients and load balancers to use other frontends, and still takes requests for
@@ -319,14 +331,16 @@ class Frontend:
         log.info("stopping; requests are taken for %g s more", self._settings.linger_s)
         self._service.leave()
         self._http.leave()
-        await self._set_ready(False)
+        await self._tell_readiness()
         await first_of(stop.wait(), asyncio.sleep(self._settings.linger_s))
 
-    async def _drain(self, stop: asyncio.Event) -> None:
-        """Refuses new requests, lets running ones finish in time, then ends the servers."""
-        drain_s = self._settings.drain_s
-        log.info("draining; running requests have %g s", drain_s)
+    async def _drain(self, stop: asyncio.Event, *, until: float) -> None:
+        """Refuses new requests, lets running ones finish until a time of the event loop's clock,
+        then ends the servers."""
+        drain_s = max(0.0, until - asyncio.get_running_loop().time())
+        log.info("draining; running requests have %.3g s", drain_s)
         self._service.refuse_new()
+        await self._tell_readiness()
         self._feed.close()
         if self._settings.linger_s > 0:  # without it, clients learn of the end by refusals
             self._http.close_connections()

@@ -210,6 +210,12 @@ class FrontendSettings(ServerSettings):
     of most clients and proxies, so that the client closes the connection, and no request is sent on
     a connection that the frontend is closing."""
 
+    client_silence_limit_s: PositiveFloat = 120.0
+    """Seconds without a sign of a client's host, such as the acknowledgement of a packet or a
+    ping, after which its connection is closed and what it asked for is cancelled; over gRPC up to a
+    quarter more. Streams outlast a break of the network of half that time, since TCP tries again in
+    growing steps."""
+
     send_limit_s: PositiveFloat = 30.0
     """Seconds in which a client must read 16 KiB of the output that waits for it, or one message
     over gRPC. Otherwise the answer ends, so that unread output does not fill the memory."""
@@ -279,8 +285,9 @@ class FrontendSettings(ServerSettings):
     clients learn to go elsewhere. gRPC connections are renewed twice in that time."""
 
     drain_s: NonNegativeFloat = 30.0
-    """Seconds that running requests have to finish after `linger_s`; then they end with the error
-    `unavailable`. The pod's grace period must be longer than `linger_s` and `drain_s` together."""
+    """Seconds from a signal to stop until this process has ended, `linger_s` included. The process
+    ends when its requests have. Those that run 5 s before the end get the error `unavailable`. In
+    Kubernetes the number is the pod's grace period, too."""
 
     @property
     def n_prompt_characters(self) -> int:

@@ -16,14 +16,15 @@ from typing import Any, Self
 
 from services.common.address import Address, loopback, parse, reachable
 from services.common.cpus import usable_cpus
-from services.local.child import Child, OnMessage
+from services.local.child import STOP_TIMEOUT_S, Child, OnMessage
 from services.local.settings import LocalSettings
 from services.local.supervisor import RestartLimit, Supervisor
 
 DRAIN_S = 5
-"""Seconds that running requests get to finish when all services are stopped.
+"""Seconds that running requests get to finish when the scheduler is stopped.
 
-The value is below the timeout after which `Child.stop` kills a service.
+The value is below the timeout after which `Child.stop` kills a service. The frontend is told that
+timeout itself.
 """
 OnProgress = Callable[[int, int, int], None]
 """A function of a stage's index, its loaded bytes and its total bytes."""
@@ -197,7 +198,7 @@ class Launcher:
             "api-keys-file": settings.api_keys_file,
             "public-tls-dir": settings.tls_dir,
             "page": settings.page,
-            "drain-s": DRAIN_S,
+            "drain-s": STOP_TIMEOUT_S,
             # With `fail_fast` a lost pipeline does not come back, so requests do not wait for it.
             **({"hold-s": 0, "resume-s": 0} if settings.fail_fast else {}),
             **dict(settings.frontend),

@@ -8,13 +8,13 @@ from orcinus_client.errors import ClientError, ConnectionLost
 URLS = ["http://a", "http://b"]
 
 
-def attempts(urls: list[str] = URLS, **limits: float) -> Attempts:
+def attempts(urls: list[str] = URLS, **limits: float) -> Attempts[str]:
     return Attempts(urls, Retry(**limits), clock=lambda: 100.0, draw=lambda least, _: least)  # type: ignore[arg-type]
 
 
-def failed(it: Attempts, *errors: ClientError) -> list[tuple[str, float]]:
+def failed(it: Attempts[str], *errors: ClientError) -> list[tuple[str, float]]:
     """The base URL after each failure, and the pause before it."""
-    return [(pause, it.base_url)[::-1] for pause in map(it.fail, errors)]
+    return [(pause, it.frontend)[::-1] for pause in map(it.fail, errors)]
 
 
 def test_each_is_asked_at_once_and_then_after_longer_and_longer_pauses() -> None:

@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from orcinus_client import errors
@@ -10,15 +11,23 @@ from orcinus_client import errors
 PACKAGE = Path(__file__).parents[2] / "clients" / "python" / "orcinus_client"
 
 
-def test_the_client_imports_nothing_of_the_services() -> None:
-    imported = set()
-    for path in PACKAGE.glob("*.py"):
+def imported(paths: Iterable[Path]) -> set[str]:
+    """The packages that files import, those of Python itself left out."""
+    found = set()
+    for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                imported |= {alias.name.partition(".")[0] for alias in node.names}
+                found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                imported.add((node.module or "").partition(".")[0])
-    assert imported - sys.stdlib_module_names == {"httpx", "opentelemetry", "orcinus_client"}
+                found.add((node.module or "").partition(".")[0])
+    return found - sys.stdlib_module_names
+
+
+def test_the_client_imports_nothing_of_the_services() -> None:
+    over_grpc = set(PACKAGE.glob("grpc*.py"))
+    over_http = imported(set(PACKAGE.glob("*.py")) - over_grpc)
+    assert over_http == {"httpx", "opentelemetry", "orcinus_client"}
+    assert imported(over_grpc) == {"google", "grpc", "orcinus_client"}
 
 
 def test_its_page_names_the_statuses_of_each_error() -> None:

@@ -21,7 +21,9 @@ OPTIONS = dict(
         *rpc.SERVER_OPTIONS,
         *rpc.PROBE_SERVER_OPTIONS,
         *rpc.RECONNECT_OPTIONS,
-        *rpc.public_server_options(max_connections=1, head_limit_s=1.0, idle_limit_s=1.0),
+        *rpc.public_server_options(
+            max_connections=1, head_limit_s=1.0, idle_limit_s=1.0, silence_limit_s=1.0
+        ),
     ]
 )
 

@@ -8,17 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_scheduler import FakeRequest, loses_pipeline_after, says
 from tests.frontend.conftest import running
 
 pytestmark = pytest.mark.system
 
 
-async def said(program: str, address: str) -> str:
+async def said(program: str, *addresses: str) -> str:
     """Runs an example, which must succeed; returns what it prints."""
     example = await asyncio.create_subprocess_exec(
         sys.executable,
         program,
-        address,
+        *addresses,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(["protos/gen", "clients/python"])},
         stdout=subprocess.PIPE,
     )
@@ -53,6 +54,23 @@ async def test_grpc_client_talks(tmp_path: Path) -> None:
         output = await said("examples/grpc_client.py", site.frontend.grpc_address)
     assert "serves test-model on 2 stages" in output
     assert output.endswith("32 tokens\n")
+
+
+async def test_grpc_client_goes_on_through_the_next_frontend(tmp_path: Path) -> None:
+    async with running(tmp_path) as lost, running(tmp_path) as other:
+        text = "one 世 two 🐋 three"
+        tokens = other.tokens(text)
+        behaviours = iter([says(*tokens), loses_pipeline_after(*tokens[:3])])
+
+        async def fails_in_the_middle(request: FakeRequest) -> None:
+            await next(behaviours)(request)
+
+        lost.scheduler.behaviour, other.scheduler.behaviour = fails_in_the_middle, says(*tokens)
+        addresses = (site.frontend.grpc_address for site in (lost, other))
+        output = await said("examples/grpc_client.py", *addresses)
+        (request,) = other.scheduler.requests
+    assert output.split("\n\n")[2] == f"Once upon a time{text}"
+    assert request.submission.generated_token_ids
 
 
 async def test_agent_client_ends_with_an_answer_in_words(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
 from services.common import rpc
-from services.common.health import SERVING
+from services.common.health import READINESS, SERVING
+from services.frontend.frontend import END_S
 from tests.addresses import free_address
 from tests.exposition import Samples
 from tests.fake_scheduler import (
@@ -398,7 +399,7 @@ async def test_stopping_refuses_new_requests_and_finishes_running_ones(tmp_path:
         assert (await streamed).text.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("drain_s", [0.05, 1000.0], ids=["time-is-up", "second-signal"])
+@pytest.mark.parametrize("drain_s", [END_S + 0.05, 1000.0], ids=["time-is-up", "second-signal"])
 async def test_stopping_ends_what_does_not_finish(tmp_path: Path, drain_s: float) -> None:
     async with running(tmp_path, drain_s=drain_s) as site:
         site.scheduler.behaviour = keeps_quiet
@@ -408,7 +409,7 @@ async def test_stopping_ends_what_does_not_finish(tmp_path: Path, drain_s: float
         await site.scheduler.wait_requests(2)
         site.stop.set()
         await wait_ready(site, False)
-        if drain_s > 1:
+        if drain_s > 2 * END_S:
             site.stop.set()
         assert (await whole).status_code == 503
         with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -450,6 +451,50 @@ async def test_second_signal_ends_the_time_to_linger(tmp_path: Path, drain_s: fl
         lingering = await soon(complete(site))
         assert lingering.status_code == 200
         assert lingering.headers["connection"] == "close"
+        site.stop.set()
+        assert (await soon(waiting)).status_code == 503
+
+
+async def probe(site_address: str, service: str) -> int:
+    """Returns the status that Kubernetes' probe gets."""
+    async with rpc.connect(site_address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        stub = health_pb2_grpc.HealthStub(channel)
+        return int((await stub.Check(request, timeout=TIMEOUT_S)).status)
+
+
+async def test_a_frontend_that_lingers_passes_the_probe_and_sends_others_away(
+    tmp_path: Path,
+) -> None:
+    """Kubernetes sends requests to a pod that ends if it is ready and no other pod is."""
+    names = health_pb2.HealthCheckResponse
+    health_address = free_address()
+    settings: dict[str, Any] = {"hold_s": 0.0, "health_address": health_address}
+    async with running(tmp_path, linger_s=1000.0, **settings) as site:
+        site.stop.set()
+        await wait_health(site, names.NOT_SERVING)
+        assert (await site.http.get("/ready")).status_code == 503
+        assert await probe(health_address, READINESS) == names.SERVING
+        assert (await soon(complete(site))).status_code == 200
+        await shut(site)  # it is no more ready than other frontends without a pipeline
+        async with asyncio.timeout(TIMEOUT_S):
+            while await probe(health_address, READINESS) == names.SERVING:
+                await asyncio.sleep(0.01)
+        site.stop.set()
+
+
+async def test_a_frontend_that_drains_fails_the_probe(tmp_path: Path) -> None:
+    names = health_pb2.HealthCheckResponse
+    health_address = free_address()
+    async with running(tmp_path, drain_s=1000.0, health_address=health_address) as site:
+        site.scheduler.behaviour = keeps_quiet
+        waiting = complete(site)
+        await soon(site.scheduler.wait_requests())
+        site.stop.set()
+        async with asyncio.timeout(TIMEOUT_S):
+            while await probe(health_address, READINESS) == names.SERVING:
+                await asyncio.sleep(0.01)
+        assert not waiting.done()
         site.stop.set()
         assert (await soon(waiting)).status_code == 503
 

@@ -72,6 +72,10 @@ INFERENCE: Hints = {
         service=_one_of("", "liveness", "orcinus.v1.InferenceService", "nothing"),
     ),
     **_fields(
+        "grpc.reflection.v1.ServerReflectionRequest",
+        file_containing_symbol=_one_of("orcinus.v1.InferenceService", "orcinus.v1.Prompt", "x"),
+    ),
+    **_fields(
         "grpc.reflection.v1alpha.ServerReflectionRequest",
         file_containing_symbol=_one_of("orcinus.v1.InferenceService", "orcinus.v1.Prompt", "x"),
     ),

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2
 from orcinus.v1 import inference_pb2
 
+from services.frontend.grpc import reflection
 from tests.fuzz import rounds
 from tests.fuzz.calls import BUGS, Call, answer_of, call_of
 from tests.fuzz.choices import Choices, examples
@@ -19,7 +19,7 @@ OURS = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"].methods
 METHODS = [
     *OURS,
     *health_pb2.DESCRIPTOR.services_by_name["Health"].methods,
-    *reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].methods,
+    *(method for version in reflection.SERVICES for method in version.methods),
 ]
 ENDLESS = {"Watch"}
 

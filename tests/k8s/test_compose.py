@@ -1,4 +1,4 @@
-"""`k8s/compose.sh`: what `make deploy` and `make undeploy` apply and delete, without a cluster."""
+"""What `make deploy` and `make undeploy` apply and delete, without a cluster."""
 
 import os
 import shutil
@@ -27,16 +27,20 @@ case "$*" in *' get '*) echo Forbidden >&2; exit 1 ;; *) exec {kubectl} "$@" ;; 
 
 
 class Composer:
-    """The script in a copy of the manifests, and a kubectl that it may be given."""
+    """The scripts in a copy of the manifests, and a kubectl that they may be given."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         shutil.copytree(K8S, root / "k8s")
 
     def run(
-        self, verb: str, overlay: str, *, kubectl: str = STAND_IN, **variables: str
+        self,
+        *arguments: str,
+        script: str = "compose.sh",
+        kubectl: str = STAND_IN,
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the script."""
+        """Runs a script."""
         real = shutil.which("kubectl")
         assert real
         stand_in = self.root / "bin" / "kubectl"
@@ -44,7 +48,7 @@ class Composer:
         stand_in.write_text(kubectl.format(kubectl=real))
         stand_in.chmod(0o755)
         return subprocess.run(
-            [str(self.root / "k8s" / "compose.sh"), verb, overlay],
+            [str(self.root / "k8s" / script), *arguments],
             env={"PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}", **variables},
             capture_output=True,
             text=True,
@@ -62,7 +66,7 @@ class Composer:
 
 @pytest.fixture
 def composer(tmp_path: Path) -> Composer:
-    """The script, with nothing composed yet."""
+    """The scripts, with nothing composed yet."""
     return Composer(tmp_path)
 
 
@@ -170,6 +174,50 @@ def test_undeploying_keeps_a_class_that_other_pipelines_have(composer: Composer)
     )
     assert composer.composed("undeploy", "mine", ALL="1").of("PriorityClass")
     assert not composer.composed("undeploy", "mine").of("PriorityClass")
+
+
+def test_the_grace_period_follows_what_an_overlay_says_of_the_drain(composer: Composer) -> None:
+    overlay = composer.root / "k8s" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        """
+        namespace: orcinus
+        resources: [../demo]
+        configMapGenerator:
+          - {name: orcinus-frontend-settings, behavior: merge, literals: [ORCINUS_DRAIN_S=1234]}
+        """
+    )
+    frontend = composer.composed("deploy", "mine").workload("frontend")
+    assert frontend.pod["terminationGracePeriodSeconds"] == 1234
+
+
+DEPLOYED = """#!/bin/sh
+case "$*" in
+  kustomize*) exec {kubectl} "$@" ;;
+  get*) echo 'orcinus|orcinus-frontend|orcinus|1234' ;;
+  *) echo "$@" ;;
+esac
+"""
+"""A kubectl of a cluster with one Deployment of frontends, which says what it is told to do."""
+
+
+def test_undeploying_waits_for_streams_before_it_deletes_what_they_need(
+    composer: Composer,
+) -> None:
+    done = composer.run("demo", script="undeploy.sh", kubectl=DEPLOYED)
+    said, first, last = done.stdout.splitlines()
+    assert "within 1234 s" in said
+    options = "--cascade=foreground --timeout 1294s"
+    assert first == f"--namespace orcinus delete deployment orcinus-frontend {options}"
+    assert last.startswith("delete -k build/undeploy ")
+
+
+def test_undeploying_now_does_not_wait_for_streams(composer: Composer) -> None:
+    done = composer.run("demo", script="undeploy.sh", kubectl=DEPLOYED, NOW="1")
+    _, pods, last = done.stdout.splitlines()
+    assert "delete pods --grace-period 5 " in pods
+    assert "instance=orcinus,app.kubernetes.io/component=frontend" in pods
+    assert last.startswith("delete -k build/undeploy ")
 
 
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -124,7 +124,7 @@ class AsyncClient:
         attempts = self._frontends.attempts(is_computed=query.is_computed)
         while True:
             try:
-                return await self._attempt(query, attempts.base_url)
+                return await self._attempt(query, attempts.frontend)
             except ClientError as error:
                 await asyncio.sleep(attempts.fail(error))
 

@@ -24,7 +24,7 @@ class Frontends:
     base_urls: Sequence[str]
     retry: Retry
 
-    def attempts(self, *, is_computed: bool) -> Attempts:
+    def attempts(self, *, is_computed: bool) -> Attempts[str]:
         """Returns the attempts of a new call; for `is_computed` see `Attempts`."""
         return Attempts(self.base_urls, self.retry, is_computed=is_computed)
 
@@ -74,7 +74,7 @@ class StreamedCall:
     def begin(self) -> tuple[str, dict[str, Any], dict[str, str]]:
         """Begins another connection; returns the URL, the body and the headers of its request."""
         body, headers = self._stream.begin()
-        return self._attempts.base_url + self._path, body, headers | trace_headers()
+        return self._attempts.frontend + self._path, body, headers | trace_headers()
 
     def take(self, data: bytes) -> Iterator[Chunk]:
         """Takes further bytes of the answer, and yields the chunks that are complete with them.

@@ -120,7 +120,7 @@ class Client:
         attempts = self._frontends.attempts(is_computed=query.is_computed)
         while True:
             try:
-                return self._attempt(query, attempts.base_url)
+                return self._attempt(query, attempts.frontend)
             except ClientError as error:
                 time.sleep(attempts.fail(error))
 

@@ -124,17 +124,23 @@ class GenerationService:
         return self._model.chat_template is not None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether requests should be sent to this frontend: there is a pipeline, or a pipeline is
-        likely to come while requests are held."""
-        return not self._is_leaving and _now() < self._scheduler.pipeline.hold_deadline(
+    def takes_requests(self) -> bool:
+        """Whether requests that come are served: there is a pipeline, or a pipeline is likely to
+        come while requests are held, and new requests are not refused."""
+        return not self._is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
 
-    async def wait_readiness(self, is_ready: bool) -> None:
-        """Waits until the property `is_ready` has the given value. A call of `leave` does not end
-        the wait."""
-        while self.is_ready is not is_ready:
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests should be sent to this frontend. A frontend that leaves still takes
+        requests, but they had better be sent elsewhere."""
+        return self.takes_requests and not self._is_leaving
+
+    async def wait_taking(self, takes_requests: bool) -> None:
+        """Waits until the property `takes_requests` has the given value. A call of `refuse_new`
+        does not end the wait."""
+        while self.takes_requests is not takes_requests:
             deadline = self._scheduler.pipeline.hold_deadline(self._limits.hold_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline if _now() < deadline < math.inf else None):

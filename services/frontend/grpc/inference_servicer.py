@@ -158,8 +158,8 @@ def add_services(
     *,
     observe: rpc_handlers.Observe | None = None,
 ) -> None:
-    """Adds the three services to a server; the messages of all calls go through `transfers`."""
-    services = (SERVICE, health_servicer.SERVICE, reflection.SERVICE)
+    """Adds the services to a server; the messages of all calls go through `transfers`."""
+    services = (SERVICE, health_servicer.SERVICE, *reflection.SERVICES)
     reflecting = reflection.ReflectionServicer(
         tuple(service.full_name for service in services), transfers.exchange
     )
@@ -173,7 +173,10 @@ def add_services(
                 context, uploading=lambda: servicer.uploading(context)
             ),
         ),
-        rpc_handlers.service_handler(reflection.SERVICE, reflecting, raw=reflection.RAW_METHODS),
+        *(
+            rpc_handlers.service_handler(version, reflecting, raw=reflection.RAW_METHODS)
+            for version in reflection.SERVICES
+        ),
     )
     server.add_generic_rpc_handlers(handlers)
     health.add_to(server, exchange=transfers.exchange)

@@ -1,18 +1,41 @@
 """gRPC's reflection service, by which tools discover the API, with limits on its use.
 
 The library's own servicer does not limit the number of streams, the size of questions or the time
-of a stream.
+of a stream. The library has the version `v1alpha` alone. The version `v1` has the same messages in
+another package, and so the same bytes on the wire: one servicer serves both.
 """
 
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
+from google.protobuf import descriptor_pb2, descriptor_pool, text_format
+from google.protobuf.descriptor import FileDescriptor
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from services.common import errors, rpc_handlers
 
-SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
+
+def _v1() -> FileDescriptor:
+    """Returns the description of the version `v1`, made from the one of `v1alpha`.
+
+    It is added to the process's descriptions, so that tools which list the service can ask for it.
+    """
+    file = descriptor_pb2.FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    text = text_format.MessageToString(file)
+    for name in ("reflection.v1", "reflection/v1"):
+        text = text.replace(f"{name}alpha", name)
+    text_format.Parse(text, file := descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.Default()
+    pool.AddSerializedFile(file.SerializeToString())
+    return pool.FindFileByName(file.name)
+
+
+SERVICES = tuple(
+    file.services_by_name["ServerReflection"] for file in (_v1(), reflection_pb2.DESCRIPTOR)
+)
+"""The service in its two versions."""
 
 RAW_METHODS = frozenset({"ServerReflectionInfo"})
 

@@ -137,7 +137,7 @@ _WATCHING = (
 _OF_SERVER = (
     probe("/health", probes.health, description="Says that the process is up; needs no key."),
     probe(
-        "/ready", probes.ready, description="Says whether requests would be taken; needs no key."
+        "/ready", probes.ready, description="Says whether to send requests here; needs no key."
     ),
     probe(
         "/serving",

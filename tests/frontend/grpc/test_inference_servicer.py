@@ -6,9 +6,10 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from google.protobuf import descriptor_pb2
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
 from orcinus.v1 import inference_pb2, scheduler_pb2
 
@@ -313,10 +314,25 @@ async def test_health_is_serving(site: Site) -> None:
         assert status.status == health_pb2.HealthCheckResponse.SERVING
 
 
-async def test_services_are_listed_by_reflection(site: Site) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(site.inference.channel)
-    call = stub.ServerReflectionInfo()
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_services_are_described_by_reflection(site: Site, version: str) -> None:
+    ask = site.inference.channel.stream_stream(
+        f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    call: Any = ask(timeout=TIMEOUT_S)
     await call.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-    listed = (await call.read()).list_services_response.service
+    listed = {item.name for item in (await call.read()).list_services_response.service}
+    assert listed == {
+        "orcinus.v1.InferenceService",
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+    for name in listed:  # a tool asks for the file of each service that it lists
+        await call.write(reflection_pb2.ServerReflectionRequest(file_containing_symbol=name))
+        data = (await call.read()).file_descriptor_response.file_descriptor_proto
+        files = map(descriptor_pb2.FileDescriptorProto.FromString, data)
+        assert name in {f"{file.package}.{it.name}" for file in files for it in file.service}
     await call.done_writing()
-    assert {"orcinus.v1.InferenceService", "grpc.health.v1.Health"} <= {s.name for s in listed}

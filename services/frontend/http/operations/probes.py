@@ -26,7 +26,8 @@ def health(_: Api) -> tuple[bool, Status]:
 
 
 def ready(api: Api) -> tuple[bool, Status]:
-    """Returns whether the server accepts requests."""
+    """Returns whether requests should be sent to this server; one that is about to stop takes
+    requests and says no."""
     is_ready = api.service.is_ready
     return is_ready, {"status": "ready" if is_ready else "not ready"}
 

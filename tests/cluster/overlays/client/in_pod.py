@@ -145,6 +145,35 @@ class Stream:
                 self.finish_reasons.append(choice["finish_reason"])
 
 
+class GrpcStream:
+    """A stream over gRPC, as a plain client has it: on one connection, without keepalive."""
+
+    def __init__(self, order: dict[str, Any], body: dict[str, Any]) -> None:
+        self._target = f"{order['host']}:{order['port']}"
+        self._request = inference_pb2.GenerateStreamRequest(
+            prompt=inference_pb2.Prompt(text=body["prompt"]),
+            options=inference_pb2.GenerationOptions(return_token_ids=True, **body["options"]),
+        )
+
+    def outcome(self) -> dict[str, Any]:
+        """Streams to the end; returns what came, and status 200, or the error."""
+        token_ids: list[int] = []
+        error: str | None = None
+        longest_pause_s, last = 0.0, time.monotonic()
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(self._target, own) as channel:
+            stub = inference_pb2_grpc.InferenceServiceStub(channel)
+            try:
+                for piece in stub.GenerateStream(self._request, timeout=GIVE_UP_S):
+                    token_ids += piece.choice.token_ids
+                    now = time.monotonic()
+                    longest_pause_s, last = max(longest_pause_s, now - last), now
+            except grpc.RpcError as failure:
+                error = f"{failure.code().name}: {failure.details()}"
+        body = {"error": error, "token_ids": token_ids, "longest_pause_s": longest_pause_s}
+        return {"status": 200 if error is None else 0, "body": body}
+
+
 def channel(order: dict[str, Any]) -> grpc.Channel:
     """In plaintext, or with whatever certificates the order has."""
     options = [("grpc.ssl_target_name_override", order["name"])] if "name" in order else []
@@ -206,7 +235,8 @@ def code_of(call: Any) -> dict[str, str]:
 
 def load(order: dict[str, Any]) -> Any:
     """Clients that ask one thing after the other, for `seconds` or until standard input ends; says
-    so when each of them has been answered. With `streams`, each client streams one of these."""
+    so when each of them has been answered. With `streams`, each client streams one of these; with
+    `grpc`, over gRPC."""
     address = {**order, "host": address_of(order["host"])}
     is_over = threading.Event()
     clients = [Client(address, is_over, index) for index in range(order["clients"])]
@@ -260,7 +290,8 @@ class Client(threading.Thread):
             started = time.time()
             if "streams" in self._order:
                 streams = self._order["streams"]
-                answer = Stream(self._order, streams[self._index % len(streams)]).outcome()
+                kind = GrpcStream if self._order.get("grpc") else Stream
+                answer = kind(self._order, streams[self._index % len(streams)]).outcome()
             else:
                 answer = post(client, self._order)
             self.outcomes.append(

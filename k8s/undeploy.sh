@@ -1,0 +1,26 @@
+#!/bin/sh
+# k8s/undeploy.sh OVERLAY: deletes what k8s/overlays/OVERLAY has made; see `compose.sh undeploy` for what stays, and for ALL.
+#
+# Frontends go first, and their streams go on until they end, for as long as the grace period of the pods: without schedulers
+# and workers they could not. NOW=1 cuts the streams instead.
+set -eu
+cd "$(dirname "$0")/.."
+k8s/compose.sh undeploy "${1:-}"
+
+component=app.kubernetes.io/component=frontend
+fields='{.metadata.namespace}|{.metadata.name}|{.metadata.labels.app\.kubernetes\.io/instance}|'
+fields=$fields'{.spec.template.spec.terminationGracePeriodSeconds}'
+kubectl get -k build/undeploy --ignore-not-found --selector "$component" --output \
+  "jsonpath={range .items[?(@.kind==\"Deployment\")]}$fields{\"\\n\"}{end}" >build/undeploy/frontends.txt
+
+while IFS='|' read -r namespace name instance grace_s; do
+  if [ -n "${NOW:-}" ]; then
+    kubectl --namespace "$namespace" delete deployment "$name" --timeout 1m
+    kubectl --namespace "$namespace" delete pods --grace-period 5 --timeout 1m \
+      --selector "app.kubernetes.io/instance=$instance,$component"
+  else
+    echo "deployment $name ends with its last stream, within $grace_s s (NOW=1 does not wait)"
+    kubectl --namespace "$namespace" delete deployment "$name" --cascade=foreground --timeout "$((grace_s + 60))s"
+  fi </dev/null
+done <build/undeploy/frontends.txt
+kubectl delete -k build/undeploy --ignore-not-found --timeout=5m

@@ -1,0 +1,22 @@
+"""Ends the connections of clients whose host has been silent for too long.
+
+A host that has lost its power or its network says nothing, also not that its connections are over.
+"""
+
+import socket
+import sys
+
+
+def notice_silence(listener: socket.socket, limit_s: float) -> None:
+    """Makes the kernel end each connection that the listener accepts once the client's host has
+    acknowledged nothing for `limit_s` seconds, neither data nor the kernel's own questions.
+
+    Only Linux counts the time also while data waits to be acknowledged. Elsewhere the kernel's own
+    limits hold, which are longer.
+    """
+    if sys.platform != "linux":
+        return
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(limit_s * 1000))
+    for when in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        listener.setsockopt(socket.IPPROTO_TCP, when, max(1, int(limit_s / 4)))

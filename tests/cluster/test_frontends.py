@@ -1,0 +1,106 @@
+"""Frontends that come and go: what clients notice that cannot resume."""
+
+import time
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, Cluster, Pod
+from tests.cluster.conftest import Figures
+from tests.cluster.test_demo import LOAD, PROMPT, SLACK, STREAMS, failures
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
+
+READY_S = 3
+CUT_S = 25
+LONG_S = 80
+"""Seconds of a pause that no answer outlasted when frontends drained for a minute."""
+
+GRPC_STREAMS: dict[str, Any] = {
+    "host": FRONTEND,
+    "port": 50051,
+    "grpc": True,
+    "clients": 16,
+    "streams": [{"prompt": PROMPT, "options": {"max_tokens": 150, "sampling": {"seed": 5}}}],
+}
+
+
+def seconds_to_ready(demo: Cluster, pod: Pod) -> float:
+    """The time from a container's start until its pod was ready, in whole seconds."""
+    status = demo.get("pod", pod.name)["status"]
+    (container,) = status["containerStatuses"]
+    (ready,) = (it for it in status["conditions"] if it["type"] == "Ready")
+    times = container["state"]["running"]["startedAt"], ready["lastTransitionTime"]
+    started, was_ready = (datetime.fromisoformat(it.replace("Z", "+00:00")) for it in times)
+    return (was_ready - started).total_seconds()
+
+
+def test_a_service_has_an_endpoint_while_both_frontends_are_replaced(
+    demo: Cluster, figures: Figures
+) -> None:
+    before = demo.pods("frontend")
+    with demo.load(**LOAD) as load:
+        demo.delete_pod(before[0])
+        time.sleep(10)
+        demo.delete_pod(before[1])
+        demo.wait_serving()
+        outcomes = load.finish()
+    times = [seconds_to_ready(demo, pod) for pod in demo.pods("frontend")]
+    figures.add("a frontend's start to its readiness", max(times))
+    assert max(times) <= SLACK * READY_S
+    assert failures(outcomes) == []
+
+
+def test_no_module_of_pythons_library_is_compiled_at_each_start(demo: Cluster) -> None:
+    pod = demo.pods("frontend")[0].name
+    command = "python -v -c 'import asyncio, email, http.client, typing' 2>&1"
+    said = demo.insist(lambda: demo.in_namespace("exec", pod, "--", "sh", "-c", command))
+    assert "matches" in said  # byte code that was found
+    assert [line for line in said.splitlines() if line.startswith("# code object from '")] == []
+
+
+def test_streams_of_a_frontend_that_drains_outlast_a_minute(demo: Cluster) -> None:
+    """A frontend that is told to stop keeps streams, even those whose pipeline is away."""
+    workers = demo.get("deployment/orcinus-worker")["spec"]["replicas"]
+
+    def scale(n: int) -> None:
+        count = f"--replicas={n}"
+        demo.insist(lambda: demo.in_namespace("scale", "deployment/orcinus-worker", count))
+
+    with demo.load(**STREAMS) as load:
+        scale(0)
+        try:
+            for frontend in demo.pods("frontend"):
+                demo.delete_pod(frontend)
+            time.sleep(LONG_S)
+        finally:
+            scale(workers)
+        demo.until_answers()
+        outcomes = load.finish()
+    assert failures(outcomes) == []
+    assert max(outcome["stream"]["longest_pause_s"] for outcome in outcomes) > LONG_S
+    assert sum(outcome["stream"]["n_resumed"] for outcome in outcomes) == 0
+    demo.wait_serving()
+
+
+def test_streams_over_grpc_outlast_a_node_that_is_cut_off(demo: Cluster, figures: Figures) -> None:
+    client = demo.pod(CLIENT)
+    assert client is not None
+    frontends = demo.pods("frontend")
+    lost = next((it.node for it in frontends if it.node != client.node), None)
+    if lost is None:
+        pytest.skip("frontends and clients are all on one node")
+    with demo.load(**GRPC_STREAMS) as load:
+        with demo.node_away(lost):
+            cut_at = time.time()
+            time.sleep(CUT_S)
+        demo.until_answers()
+        outcomes = load.finish()
+    hit = [it for it in outcomes if it["started"] < cut_at < it["ended"]]
+    assert len(hit) == GRPC_STREAMS["clients"]
+    assert failures(hit) == []
+    longest_s = max(it["stream"]["longest_pause_s"] for it in hit)
+    figures.add(f"node cut for {CUT_S} s: longest pause of {len(hit)} streams over gRPC", longest_s)
+    demo.until(lambda: lost in demo.nodes(), what="the node is back")
+    demo.wait_serving()
