@@ -16,7 +16,13 @@ from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.common.epochs import EPOCHS_PER_TERM
-from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, write_kubeconfig
+from tests.fake_kubernetes import (
+    NAMESPACE,
+    RUNNING,
+    FakeKubernetes,
+    fake_kubernetes,
+    write_kubeconfig,
+)
 from tests.fakes import FakeStage, fake_stage
 
 pytestmark = pytest.mark.system
@@ -56,6 +62,7 @@ class Site:
 
     async def start(self, pod: str, *, lease_s: float = NEVER_S, retry_s: float = 1.0) -> Process:
         """Starts a scheduler in a pod."""
+        self.api.set_pod(pod, labels={"app": "scheduler"}, states=[RUNNING])
         settings = {
             "address": "127.0.0.1:0",
             "n_stages": 1,

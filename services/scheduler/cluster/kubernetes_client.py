@@ -25,6 +25,7 @@ from services.scheduler.cluster.pod_directory import (
     PodEvent,
     PodsExpired,
     PodsRefused,
+    PodState,
     PodsUnavailable,
 )
 
@@ -44,6 +45,9 @@ minute."""
 
 ADDRESS_ANNOTATION = "orcinus/leader-address"
 """Annotation of the lease that says where its holder listens."""
+
+RELEASED_ANNOTATION = "orcinus/released"
+"""Annotation of a lease that its last holder has given away."""
 
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 
@@ -85,11 +89,11 @@ class KubernetesClient:
         await self._api.close()
 
     def lease_store(self, namespace: str, name: str) -> "KubernetesLeaseStore":
-        """Returns the store of a Lease object, which must exist."""
+        """Returns the store of a Lease object; the first write creates it."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
-    async def pod_has_ended(self, namespace: str, name: str, uid: str) -> bool:
-        """Returns whether a pod is gone, or none of its containers runs.
+    async def pod_state(self, namespace: str, name: str, uid: str) -> PodState:
+        """Returns whether a pod is there and runs, as its node has last reported.
 
         Raises:
             PodsUnavailable: the pods could not be listed.
@@ -102,7 +106,7 @@ class KubernetesClient:
                 self._api, namespace, query, self._call_timeout_s
             ) as response:
                 items = (await _checked(response)).get("items") or []
-            return not any(_runs(item) for item in items if _uid(item) == uid)
+            return next((_state(item) for item in items if _uid(item) == uid), PodState.GONE)
         except _FAILURES as error:
             raise _pods_trouble(f"list pod {name} in namespace {namespace}", error) from error
 
@@ -128,7 +132,10 @@ class KubernetesLeaseStore:
         self._namespace = namespace
         self._name = name
         self._call_timeout_s = call_timeout_s
-        self._metadata = client.V1ObjectMeta(name=name, namespace=namespace)
+        self._metadata = self._new_metadata()
+
+    def _new_metadata(self) -> client.V1ObjectMeta:
+        return client.V1ObjectMeta(name=self._name, namespace=self._namespace)
 
     async def read(self) -> LeaseRecord:
         """Reads the lease; raises as `LeaseStore.read`."""
@@ -137,18 +144,31 @@ class KubernetesLeaseStore:
                 self._name, self._namespace, _request_timeout=self._call_timeout_s
             )
         except _FAILURES as error:
+            if _status(error) == HTTPStatus.NOT_FOUND:
+                self._metadata = self._new_metadata()
+                return LeaseRecord(holder="", transitions=0, duration_s=0, version="")
             raise LeaseUnavailable(self._explain("get", error)) from error
         return self._record(lease)
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces the lease; raises as `LeaseStore.write`."""
+        """Replaces or creates the lease; raises as `LeaseStore.write`.
+
+        Both are a PUT: the API creates a Lease that is not there, and refuses to replace one
+        without its version. The right to create by a PUT can be limited to one name, unlike the
+        right to create by a POST.
+        """
         # Labels, owners and annotations of other programs are written back as they were read. The
         # server refuses the write if the lease has changed since.
-        annotations = dict(self._metadata.annotations or {}) | {ADDRESS_ANNOTATION: record.address}
-        if not record.address:
-            del annotations[ADDRESS_ANNOTATION]
+        own = {
+            ADDRESS_ANNOTATION: record.address,
+            RELEASED_ANNOTATION: "true" if record.is_released else "",
+        }
+        annotations = {**(self._metadata.annotations or {}), **own}
         metadata = self._metadata.model_copy(
-            update={"resource_version": record.version, "annotations": annotations}
+            update={
+                "resource_version": record.version or None,
+                "annotations": {key: text for key, text in annotations.items() if text},
+            }
         )
         spec = client.V1LeaseSpec(
             holder_identity=record.holder,
@@ -165,9 +185,11 @@ class KubernetesLeaseStore:
                 _request_timeout=self._call_timeout_s,
             )
         except _FAILURES as error:
-            if _status(error) == HTTPStatus.CONFLICT:
+            if _is_conflict(error, record):
                 raise LeaseConflict(f"lease {self._name} has been written by another") from error
-            raise LeaseUnavailable(self._explain("update", error)) from error
+            raise LeaseUnavailable(
+                self._explain("update" if record.version else "create", error)
+            ) from error
         return self._record(lease)
 
     def _record(self, lease: client.V1Lease) -> LeaseRecord:
@@ -183,15 +205,13 @@ class KubernetesLeaseStore:
             duration_s=spec.lease_duration_seconds or 0,
             version=metadata.resource_version,
             address=(metadata.annotations or {}).get(ADDRESS_ANNOTATION, ""),
+            is_released=RELEASED_ANNOTATION in (metadata.annotations or {}),
             acquire_time=spec.acquire_time,
             renew_time=spec.renew_time,
         )
 
     def _explain(self, verb: str, error: Exception) -> str:
-        what = _explain(f"{verb} lease {self._namespace}/{self._name}", error)
-        if _status(error) == HTTPStatus.NOT_FOUND:
-            return f"{what} (it belongs to the manifests; the scheduler does not create it)"
-        return what
+        return _explain(f"{verb} lease {self._namespace}/{self._name}", error)
 
 
 class KubernetesPods:
@@ -331,10 +351,11 @@ def _pod(item: Any) -> Pod:
     )
 
 
-def _runs(item: Any) -> bool:
-    """Returns whether a container of a pod runs, as its node has last reported."""
+def _state(item: Any) -> PodState:
+    """Returns the state of a pod: it runs if one of its containers runs."""
     statuses = (item.get("status") or {}).get("containerStatuses") or ()
-    return any("running" in (status.get("state") or {}) for status in statuses)
+    runs = any("running" in (status.get("state") or {}) for status in statuses)
+    return PodState.RUNS if runs else PodState.STANDS
 
 
 def _uid(item: Any) -> str:
@@ -367,6 +388,19 @@ def _micro_time(time: datetime | None) -> datetime | None:
 
 def _status(error: Exception) -> int | None:
     return error.status if isinstance(error, client.ApiException) else None
+
+
+def _is_conflict(error: Exception, record: LeaseRecord) -> bool:
+    """Returns whether a write of a lease failed because the lease is not what `record` was made
+    from: another process has written it (409), it was deleted (404), or it is there although the
+    record has no version (422 for the missing version)."""
+    if not isinstance(error, client.ApiException):
+        return False
+    if error.status == HTTPStatus.NOT_FOUND:
+        return bool(record.version)
+    if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        return not record.version and "metadata.resourceVersion" in (error.body or "")
+    return error.status == HTTPStatus.CONFLICT
 
 
 def _pods_trouble(action: str, error: Exception) -> PodsRefused | PodsUnavailable:

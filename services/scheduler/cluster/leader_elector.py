@@ -1,11 +1,16 @@
 """The election: decides, by a lease, which of several schedulers leads.
 
-A candidate takes the lease in three cases: no process holds the lease; the holder is certainly
+A candidate takes the lease in three cases: its holder has given it away; the holder is certainly
 dead; or the record of the lease has not changed for the lease's duration. The duration is measured
 on this process's monotonic clock, and only time between two successful reads counts. The times in
 the record come from other machines and decide nothing. A time in which the API server did not
 answer says nothing about the holder. The holder is certainly dead when it ran in the container in
 which this process runs now, or when the leader watch says so (`leader_watch.py`).
+
+An operator may delete the lease, or replace it by an empty one. Then it still belongs to the
+leader, which writes it again at its next renewal. So a candidate takes such a lease only after it
+has seen no renewal for longer than the leader needs for one. The first candidate of a new
+deployment waits as long, since it cannot know that there is no leader.
 
 A leader leads until it learns that it does not: another process holds the lease, or the stages know
 a later term. A failed renewal is no reason to stop. A standby that can read the lease takes over
@@ -44,9 +49,17 @@ JITTER = 1.2
 """Ratio of the longest pause between attempts to the shortest. The longest pause is the retry
 period, so that a lease that expires is taken within that period."""
 
+RENEWAL = 1.25
+"""Retry periods within which a living leader writes a lease again that was deleted or emptied: one
+until its next renewal, and the rest for its calls."""
+
 
 class LeadershipLost(Exception):
     """Raised when this process does not lead any more."""
+
+
+class _GivenAway(LeadershipLost):
+    """Raised when this process has given the lease away."""
 
 
 def wall_clock() -> datetime:
@@ -94,6 +107,7 @@ class LeaderElector:
         self._writing = asyncio.Lock()
         self._record: LeaseRecord | None = None
         self._silent_s = 0.0  # seconds for which this process has seen the record unchanged
+        self._leader_renews = False
         self._contact_at = -math.inf  # when the store last answered
         self._free_since: float | None = None  # when this process saw that it may take the lease
         self._dead_holder = ""
@@ -120,6 +134,11 @@ class LeaderElector:
         return self._record.address if self._record else ""
 
     @property
+    def leader_renews(self) -> bool:
+        """Whether this process has seen the holder of the lease renew it."""
+        return self._leader_renews
+
+    @property
     def is_leader(self) -> bool:
         """Whether this process leads, as far as it knows."""
         return self._term is not None
@@ -141,7 +160,8 @@ class LeaderElector:
 
     async def acquire(self) -> int:
         """Waits until this process leads; returns its term. No call of any process returns a term
-        twice, unless the lease was deleted. The first term of a new lease is 1."""
+        twice, unless the lease was deleted while no process led. The first term of a new lease is
+        1."""
         while True:
             self._term = None
             self._has_news.clear()
@@ -161,7 +181,7 @@ class LeaderElector:
 
     async def hold(self) -> None:
         """Renews the lease again and again, also while the store does not answer, until cancelled
-        or until the lead is lost.
+        or until the lead is lost. Returns once this process has given the lease away.
 
         Raises:
             LeadershipLost: another process holds the lease, or has held it.
@@ -170,7 +190,10 @@ class LeaderElector:
         while True:
             await asyncio.sleep(max(0.0, tried_at + self._period_s() - self._clock()))
             tried_at = self._clock()
-            await self._try_to_renew()
+            try:
+                await self._try_to_renew()
+            except _GivenAway:
+                return
 
     async def advance(self, beyond: int) -> int:
         """Moves this leader's term past the term `beyond`, which the stages have seen, and returns
@@ -190,9 +213,9 @@ class LeaderElector:
         self._lose(f"the stages know term {beyond}, and the lease cannot be kept: {trouble}")
 
     async def release(self) -> None:
-        """Ends leadership and empties the lease, so that another candidate need not wait until the
-        lease expires. Takes one call's timeout at most, and raises nothing if the store does not
-        answer."""
+        """Ends leadership and gives the lease away, so that another candidate takes it at once.
+        Takes one call's timeout at most, and raises nothing if the store does not answer. May be
+        called again, which tries again what has failed."""
         self._term = None
         if not self._has_claimed:
             return
@@ -217,6 +240,7 @@ class LeaderElector:
                 record,
                 holder=self._identity,
                 address=self._address,
+                is_released=False,
                 transitions=record.transitions + 1,
                 acquire_time=now,
                 renew_time=now,
@@ -258,6 +282,7 @@ class LeaderElector:
             self._record,
             holder=self._identity,
             address=self._address,
+            is_released=False,
             transitions=transitions,
             renew_time=self._timestamp(),
         )
@@ -266,8 +291,8 @@ class LeaderElector:
 
     async def _check_holder(self) -> None:
         """Reads which process holds the lease, and ends the lead if another process holds it or has
-        held it meanwhile. A lease that was only emptied or created again still belongs to this
-        leader."""
+        held it meanwhile. A lease that was only deleted, emptied or created again still belongs to
+        this leader."""
         record = await self._read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
@@ -276,7 +301,7 @@ class LeaderElector:
 
     def _check_term(self) -> None:
         if self._term is None:
-            self._lose("it was given up")
+            raise _GivenAway(f"{self._identity} has given the lease away")
 
     def _lose(self, why: str) -> NoReturn:
         self._term = None
@@ -285,7 +310,9 @@ class LeaderElector:
     async def _empty(self) -> None:
         record = await self._read()
         while record.holder == self._identity:
-            vacancy = replace(record, holder="", address="", renew_time=self._timestamp())
+            vacancy = replace(
+                record, holder="", address="", is_released=True, renew_time=self._timestamp()
+            )
             try:
                 await self._write(vacancy)
             except LeaseConflict:
@@ -317,6 +344,9 @@ class LeaderElector:
         self._contact_at = now
         if self._record is None or record.holder != self._record.holder:
             log.info("%s holds the lease", record.holder or "nobody")
+            self._leader_renews = False
+        else:
+            self._leader_renews |= record != self._record
         self._record = record
         if self._expires_in_s() > 0 or self.is_leader:
             self._free_since = None
@@ -326,17 +356,22 @@ class LeaderElector:
 
     def _expires_in_s(self) -> float:
         """Returns the seconds from the last read of the lease until this process may take it. The
-        result is 0 if the lease has no holder, if the holder is dead, or if the holder is this
+        result is 0 if the lease was given away, if the holder is dead, or if the holder is this
         process (after a claim that seemed lost)."""
-        if self._record is None or self._is_free(self._record.holder):
+        record = self._record
+        if record is None or self._is_free(record):
             return 0.0
+        if not record.holder:
+            return RENEWAL * self._retry_period_s - self._silent_s
         # The duration in the record counts: the holder may have other settings than this process.
-        duration_s = self._record.duration_s or self._lease_duration_s
-        return duration_s - self._silent_s
+        return (record.duration_s or self._lease_duration_s) - self._silent_s
 
-    def _is_free(self, holder: str) -> bool:
+    def _is_free(self, record: LeaseRecord) -> bool:
+        holder = record.holder
+        if not holder:
+            return record.is_released
         is_predecessor = bool(self._predecessors) and holder.startswith(self._predecessors)
-        return holder in ("", self._identity, self._dead_holder) or is_predecessor
+        return holder in (self._identity, self._dead_holder) or is_predecessor
 
     async def _pause(self, since: float) -> None:
         """Waits until the next attempt to get the lease: a retry period after `since`, or earlier
