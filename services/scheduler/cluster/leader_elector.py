@@ -113,6 +113,7 @@ class LeaderElector:
         self._dead_holder = ""
         self._has_news = asyncio.Event()  # a holder has died
         self._term: int | None = None
+        self._loss: LeadershipLost | None = None  # why this process, which has led, does not lead
         # Whether a claim was sent: the store may execute a claim after its timeout here.
         self._has_claimed = False
         self._trouble = ""
@@ -163,7 +164,7 @@ class LeaderElector:
         twice, unless the lease was deleted while no process led. The first term of a new lease is
         1."""
         while True:
-            self._term = None
+            self._term = self._loss = None
             self._has_news.clear()
             started_at = self._clock()
             try:
@@ -217,6 +218,7 @@ class LeaderElector:
         Takes one call's timeout at most, and raises nothing if the store does not answer. May be
         called again, which tries again what has failed."""
         self._term = None
+        self._loss = _GivenAway(f"{self._identity} has given the lease away")
         if not self._has_claimed:
             return
         try:
@@ -300,12 +302,13 @@ class LeaderElector:
             self._lose("another has held the lease")
 
     def _check_term(self) -> None:
-        if self._term is None:
-            raise _GivenAway(f"{self._identity} has given the lease away")
+        if self._loss is not None:
+            raise self._loss
 
     def _lose(self, why: str) -> NoReturn:
         self._term = None
-        raise LeadershipLost(f"{self._identity} does not lead any more: {why}")
+        self._loss = LeadershipLost(f"{self._identity} does not lead any more: {why}")
+        raise self._loss
 
     async def _empty(self) -> None:
         record = await self._read()

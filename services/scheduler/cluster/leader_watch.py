@@ -1,11 +1,13 @@
 """The leader watch: a standby tests again and again whether the leader still runs, and tells the
 election when the leader is dead. Then the standby need not wait until the lease expires.
 
-| the leader's address | the leader is dead if |
-|---|---|
-| accepts connections | its pod is gone, when the watch first looks: another pod has its address |
-| refuses connections | it was reached before, its pod is gone or none of the pod's containers runs, or the refusals last for longer than a renewal of the lease and no renewal was seen |
-| does not answer | its pod is gone, or none of the pod's containers runs |
+- An address that accepts connections belongs to the leader, unless the leader's pod is gone when
+  the watch first looks: then another process has the address now, and the leader is dead.
+- If the address refuses connections, the leader is dead in any of three cases: it was reached
+  before; its pod is gone or none of the pod's containers runs; or the refusals last for longer than
+  a renewal of the lease, and no renewal was seen.
+- If the address does not answer, the leader is dead if its pod is gone or none of the pod's
+  containers runs.
 
 A leader that only does not answer, for example behind a cut network, may still run: its lease has
 to expire. A leader that renews its lease lives, even if a firewall between the two schedulers
