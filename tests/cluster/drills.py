@@ -1,5 +1,4 @@
-"""Ends each process of a deployment, politely and by SIGKILL, under load, and writes into the page how
-long clients waited.
+"""Stops and kills each process of a deployment under load, and writes down how long clients waited.
 
     python -m tests.cluster.drills        # `make drills` loads the images before
 

@@ -215,8 +215,8 @@ def code_of(call: Any) -> dict[str, str]:
 
 def load(order: dict[str, Any]) -> Any:
     """Clients that ask one thing after the other, for `seconds` or until standard input ends; says
-    so when each of them has been answered. With `streams`, each client streams one of these. Between
-    an answer and the next question each client waits for `pause_s`."""
+    so when each of them has been answered. With `streams`, each client streams one of these. Each
+    client pauses for `pause_s` after an answer."""
     address = {**order, "host": address_of(order["host"])}
     is_over = threading.Event()
     clients = [Client(address, is_over, index) for index in range(order["clients"])]
