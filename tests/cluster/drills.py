@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.cluster import FRONTEND, KUBECTL_TIMEOUT_S, NAMESPACE, OVERLAYS, Cluster, Pod
+from tests.cluster.streams import PROMPT
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations" / "lose-a-node.md"
 TABLE = re.compile(r"(?<=^<!-- drills -->\n\n)(\|.*\n)+", re.M)
 
-PROMPT = "If the file does not exist,"
 STREAMS: dict[str, Any] = {
     "host": FRONTEND,
     "port": 8000,
