@@ -130,6 +130,10 @@ class Frontend:
         message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 30)
         return message
 
+    async def has_ended(self) -> bool:
+        """Returns whether the stream has ended in good order, once it has or brings more."""
+        return await asyncio.wait_for(self._stream.read(), 30) is grpc.aio.EOF
+
     async def read_on(self) -> None:
         """Reads until the stream ends."""
         while True:
@@ -761,7 +765,7 @@ async def test_a_leader_that_resigns_ends_every_request_as_unavailable_and_then_
         [completion] = (await frontend.read()).completed
         assert completion.reason == scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
         assert completion.message == "stage 1 is gone"
-        assert await frontend.read() is grpc.aio.EOF
+        assert await frontend.has_ended()
         async with rpc.connect(it.address) as channel:
             with pytest.raises(grpc.aio.AioRpcError, match="not the leader"):
                 await scheduler_pb2_grpc.SchedulerServiceStub(channel).Connect().read()

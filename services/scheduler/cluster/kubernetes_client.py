@@ -400,7 +400,7 @@ def _is_conflict(error: Exception, record: LeaseRecord) -> bool:
         return bool(record.version)
     if error.status == HTTPStatus.UNPROCESSABLE_ENTITY:
         return not record.version and "metadata.resourceVersion" in (error.body or "")
-    return error.status == HTTPStatus.CONFLICT
+    return bool(error.status == HTTPStatus.CONFLICT)
 
 
 def _pods_trouble(action: str, error: Exception) -> PodsRefused | PodsUnavailable:
