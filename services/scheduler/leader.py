@@ -156,8 +156,6 @@ class Leader:
             try:
                 await self._serve(epoch, stop)
             except PipelineLost as loss:
-                if stop.is_set():
-                    return
                 # The engine master has logged the cause, with addresses that clients must not see.
                 timeout.note_loss(loss, was_open=self._service.is_open)
                 self._service.suspend(*epoch.scheduler.suspend(loss.culprits))
@@ -174,6 +172,8 @@ class Leader:
             self._open(epoch)
             await self._run_to_the_end(epoch.loop, stop)
         except PipelineLost as error:
+            if stop.is_set():  # most likely the next leader has the stages, so nothing is lost
+                return
             loss = error.message
             raise
         finally:

@@ -355,7 +355,7 @@ def _state(item: Any) -> PodState:
     """Returns the state of a pod: it runs if one of its containers runs."""
     statuses = (item.get("status") or {}).get("containerStatuses") or ()
     runs = any("running" in (status.get("state") or {}) for status in statuses)
-    return PodState.RUNS if runs else PodState.STANDS
+    return PodState.RUNS if runs else PodState.IDLE
 
 
 def _uid(item: Any) -> str:

@@ -148,7 +148,7 @@ class LeaderWatch:
             return reason
         if answer is ProbeResult.REFUSES and self._election.leader_renews:
             return ""
-        if await self._state_of_pod(watched.holder) in (PodState.GONE, PodState.STANDS):
+        if await self._state_of_pod(watched.holder) in (PodState.GONE, PodState.IDLE):
             return "its pod has ended"
         return ""
 

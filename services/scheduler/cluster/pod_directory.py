@@ -50,7 +50,7 @@ class PodState(Enum):
     """The states of a pod, as the API server knows them."""
 
     RUNS = "one of its containers runs"
-    STANDS = "none of its containers runs: they start, have ended, or wait to be started again"
+    IDLE = "none of its containers runs: they start, have ended, or wait to be started again"
     GONE = "there is no such pod"
 
 

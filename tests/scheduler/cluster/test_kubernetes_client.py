@@ -382,10 +382,10 @@ async def test_the_lease_says_where_its_holder_listens_and_forgets_it_when_given
     ("states", "state"),
     [
         ([RUNNING], PodState.RUNS),
-        ([{"waiting": {"reason": "CrashLoopBackOff"}}], PodState.STANDS),
-        ([{"terminated": {"exitCode": 137}}], PodState.STANDS),
+        ([{"waiting": {"reason": "CrashLoopBackOff"}}], PodState.IDLE),
+        ([{"terminated": {"exitCode": 137}}], PodState.IDLE),
         ([{"terminated": {"exitCode": 137}}, RUNNING], PodState.RUNS),
-        ([], PodState.STANDS),
+        ([], PodState.IDLE),
     ],
     ids=["running", "waiting", "terminated", "one of two runs", "not started"],
 )

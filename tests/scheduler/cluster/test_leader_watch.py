@@ -102,7 +102,7 @@ def test_a_leader_whose_pod_is_gone_when_the_wait_begins_is_dead_whoever_listens
 
 def test_a_leader_whose_pod_is_not_known_yet_as_running_lives_while_it_listens() -> None:
     async def story() -> None:
-        election, world = Election(), World(pod=PodState.STANDS)
+        election, world = Election(), World(pod=PodState.IDLE)
         watching(election, world)
         await asyncio.sleep(10)
         assert election.dead == []
@@ -116,7 +116,7 @@ def test_a_leader_that_was_never_reached_is_dead_when_no_container_runs(
 ) -> None:
     async def story() -> None:
         election = Election(leader_renews=False)
-        watching(election, World(answer, pod=PodState.STANDS))
+        watching(election, World(answer, pod=PodState.IDLE))
         await asyncio.sleep(PERIOD_S)
         assert election.dead == [HOLDER]
 
@@ -158,7 +158,7 @@ def test_a_leader_that_does_not_answer_is_dead_when_its_pod_has_ended(
         await asyncio.sleep(10)
         world.answer, world.pod = ProbeResult.NONE, state
         await asyncio.sleep(10)
-        assert election.dead == ([HOLDER] if state in (PodState.GONE, PodState.STANDS) else [])
+        assert election.dead == ([HOLDER] if state in (PodState.GONE, PodState.IDLE) else [])
         assert world.n_lookups > 1
 
     simulate(story())
