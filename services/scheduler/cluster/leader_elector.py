@@ -7,10 +7,9 @@ the record come from other machines and decide nothing. A time in which the API 
 answer says nothing about the holder. The holder is certainly dead when it ran in the container in
 which this process runs now, or when the leader watch says so (`leader_watch.py`).
 
-An operator may delete the lease, or replace it by an empty one. Then it still belongs to the
-leader, which writes it again at its next renewal. So a candidate takes such a lease only after it
-has seen no renewal for longer than the leader needs for one. The first candidate of a new
-deployment waits as long, since it cannot know that there is no leader.
+A lease that an operator has deleted or emptied still belongs to the leader, which writes it again
+at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`,
+also in a new deployment, where it cannot know that there is no leader.
 
 A leader leads until it learns that it does not: another process holds the lease, or the stages know
 a later term. A failed renewal is no reason to stop. A standby that can read the lease takes over
@@ -120,13 +119,12 @@ class LeaderElector:
 
     @property
     def identity(self) -> str:
-        """Name of this process in the lease; no other process may ever have the same name."""
+        """Name of this process in the lease, which no other process may ever have."""
         return self._identity
 
     @property
     def leader(self) -> str:
-        """Identity of the holder of the lease when last read; empty if the lease had no holder or
-        was never read."""
+        """Identity of the holder of the lease when last read; empty if there was none."""
         return self._record.holder if self._record else ""
 
     @property
@@ -146,23 +144,21 @@ class LeaderElector:
 
     @property
     def could_take_over(self) -> bool:
-        """Whether this candidate could take over the lead. The store must have answered within the
-        lease's duration. If the lease is free, it must not have been free for longer than a call's
-        timeout: this candidate should have taken the lease by then."""
+        """Whether this candidate could take over the lead: the store has answered within the
+        lease's duration, and the lease has not been free for longer than a call's timeout, within
+        which this candidate should have taken it."""
         now = self._clock()
         has_waited = self._free_since is not None and now - self._free_since > self._call_timeout_s
         return now - self._contact_at < self._lease_duration_s and not has_waited
 
     def note_death(self, holder: str) -> None:
-        """Notes that the process with this identity has ended; this candidate then takes the lease
-        at once if that process holds it."""
+        """Notes that a process has ended; this candidate takes its lease at once."""
         self._dead_holder = holder
         self._has_news.set()
 
     async def acquire(self) -> int:
-        """Waits until this process leads; returns its term. No call of any process returns a term
-        twice, unless the lease was deleted while no process led. The first term of a new lease is
-        1."""
+        """Waits until this process leads; returns its term, 1 for a new lease. No call of any
+        process returns a term twice, unless the lease was deleted while no process led."""
         while True:
             self._term = self._loss = None
             self._has_news.clear()
@@ -181,8 +177,8 @@ class LeaderElector:
             await self._pause(started_at)
 
     async def hold(self) -> None:
-        """Renews the lease again and again, also while the store does not answer, until cancelled
-        or until the lead is lost. Returns once this process has given the lease away.
+        """Renews the lease again and again, also while the store does not answer, until this
+        process gives the lease away or loses the lead.
 
         Raises:
             LeadershipLost: another process holds the lease, or has held it.
@@ -215,8 +211,7 @@ class LeaderElector:
 
     async def release(self) -> None:
         """Ends leadership and gives the lease away, so that another candidate takes it at once.
-        Takes one call's timeout at most, and raises nothing if the store does not answer. May be
-        called again, which tries again what has failed."""
+        Takes one call's timeout at most, and raises nothing if the store does not answer."""
         self._term = None
         self._loss = _GivenAway(f"{self._identity} has given the lease away")
         if not self._has_claimed:
@@ -313,9 +308,8 @@ class LeaderElector:
     async def _empty(self) -> None:
         record = await self._read()
         while record.holder == self._identity:
-            vacancy = replace(
-                record, holder="", address="", is_released=True, renew_time=self._timestamp()
-            )
+            now = self._timestamp()
+            vacancy = replace(record, holder="", address="", is_released=True, renew_time=now)
             try:
                 await self._write(vacancy)
             except LeaseConflict:
@@ -345,11 +339,11 @@ class LeaderElector:
         else:
             self._silent_s = 0.0
         self._contact_at = now
-        if self._record is None or record.holder != self._record.holder:
-            log.info("%s holds the lease", record.holder or "nobody")
-            self._leader_renews = False
-        else:
+        if self._record is not None and record.holder == self._record.holder:
             self._leader_renews |= record != self._record
+        else:
+            self._leader_renews = False
+            log.info("%s holds the lease", record.holder or "nobody")
         self._record = record
         if self._expires_in_s() > 0 or self.is_leader:
             self._free_since = None
@@ -358,9 +352,8 @@ class LeaderElector:
         return record
 
     def _expires_in_s(self) -> float:
-        """Returns the seconds from the last read of the lease until this process may take it. The
-        result is 0 if the lease was given away, if the holder is dead, or if the holder is this
-        process (after a claim that seemed lost)."""
+        """Returns the seconds from the last read of the lease until this process may take it: 0 if
+        it was given away, or its holder is dead or this process, whose claim seemed lost."""
         record = self._record
         if record is None or self._is_free(record):
             return 0.0
@@ -377,8 +370,8 @@ class LeaderElector:
         return holder in (self._identity, self._dead_holder) or is_predecessor
 
     async def _pause(self, since: float) -> None:
-        """Waits until the next attempt to get the lease: a retry period after `since`, or earlier
-        when the lease expires or its holder has died."""
+        """Waits until a retry period after `since`, or until the lease expires or its holder has
+        died."""
         pause_s = since + self._period_s() - self._clock()
         expires_in_s = self._expires_in_s()
         if expires_in_s > 0:
@@ -388,12 +381,10 @@ class LeaderElector:
                 await self._has_news.wait()
 
     def _period_s(self) -> float:
-        """Returns the seconds from one attempt to the next."""
         return self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
 
     def _report(self, trouble: str) -> None:
-        """Logs a problem with the lease, unless the problem was the last one logged. An empty text
-        means that the lease can be read and written."""
+        """Logs a change of the problem with the lease; an empty text means that there is none."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:
@@ -401,8 +392,8 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Returns the present time, but never the time that the record has already. A write that
-        changes nothing would not be seen as a renewal."""
+        """Returns the present time, but never that of the record: a write that changes nothing
+        would not be seen as a renewal."""
         now = self._now()
         if self._record is not None and now == self._record.renew_time:
             now += timedelta(microseconds=1)
