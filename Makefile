@@ -56,6 +56,8 @@ LOAD_IMAGE   ?= kind load docker-image
 # What the tests of a cluster do to a node, whose name follows, and to the API server: a node of kind is a container.
 CUT_NODE     ?= docker pause
 HEAL_NODE    ?= docker unpause
+# What the drills do to a pod, whose name and namespace follow: SIGKILL to the first process of its container.
+KILL_POD     ?=
 STOP_API     ?= docker exec kind-control-plane pkill -STOP kube-apiserver
 START_API    ?= docker exec kind-control-plane pkill -CONT kube-apiserver
 TORCH_INDEX  ?= $(if $(filter cpu,$(DEVICE)),https://download.pytorch.org/whl/cpu)
@@ -95,7 +97,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-hostile fuzz fuzzer test-cluster test-prometheus test-phoenix test-proxy test-browser screenshots test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -279,6 +281,10 @@ test-cluster: setup images  ## Run the tests of a deployment on the cluster of K
 	@test -n "$$KUBECONFIG" || { echo 'KUBECONFIG must name a cluster; "kind create cluster --kubeconfig FILE" makes one'; exit 1; }
 	$(LOAD_IMAGE) $(IMAGE_NAMES)
 	CUT_NODE='$(CUT_NODE)' HEAL_NODE='$(HEAL_NODE)' STOP_API='$(STOP_API)' START_API='$(START_API)' $(BIN)/python -m pytest -m cluster tests/cluster $(ARGS)
+
+drills: setup images  ## Stop and kill each process on the cluster of KUBECONFIG, and write the waits into the docs; needs KILL_POD
+	$(LOAD_IMAGE) $(IMAGE_NAMES)
+	KILL_POD='$(KILL_POD)' $(BIN)/python -m tests.cluster.drills
 
 ##@ Generated
 

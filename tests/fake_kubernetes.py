@@ -1,15 +1,16 @@
 """A Kubernetes API on a real socket, of which there is no more than one lease and some pods.
 
 It keeps the rules that matter: every change has a version, a lease is replaced only against its
-newest one, a watch starts at a version and is refused when that has been compacted away. What can
-go wrong is a field or a method: errors, silence, dropped connections.
+newest one and created by a PUT without a version, a watch starts at a version and is refused when
+that has been compacted away. What can go wrong is a field or a method: errors, silence, dropped
+connections.
 """
 
 import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ TOKEN = "first-token"
 
 Object = dict[str, Any]
 
+RUNNING: Object = {"running": {"startedAt": "2026-11-20T10:00:00Z"}}
+"""State of a container that runs."""
+
 
 @dataclass
 class FakeKubernetes:
@@ -31,7 +35,7 @@ class FakeKubernetes:
     """The one token that is accepted."""
 
     errors: dict[str, int] = field(default_factory=dict)
-    """Statuses to answer requests with, by verb: get, update, list, watch."""
+    """Statuses to answer requests with, by verb: get, create, update, list, watch."""
 
     slow: dict[str, float] = field(default_factory=dict)
     """Seconds that answers take, by verb; the request has its effect at once."""
@@ -62,7 +66,7 @@ class FakeKubernetes:
         return len(self._watches)
 
     def create_lease(self, **spec: Any) -> None:
-        """The lease as the manifests make it, unless told what it says."""
+        """The lease as a manifest without a `spec` makes it, unless told what it says."""
         self.version += 1
         metadata = {
             "name": LEASE,
@@ -166,8 +170,8 @@ class FakeKubernetes:
         return answer
 
     async def put_lease(self, request: web.Request) -> web.Response:
-        """Replaces the lease, if the caller has seen its newest version."""
-        answer = await self._begin(request, "update")
+        """Replaces the lease, if the caller has seen its newest version, or creates it."""
+        answer = await self._begin(request, "create" if self.lease is None else "update")
         body = await request.json()
         if answer is None:
             answer = self._replace_lease(body)
@@ -175,16 +179,24 @@ class FakeKubernetes:
         return answer
 
     def _replace_lease(self, body: Object) -> web.Response:
-        if self.lease is None:
-            return _status(404, f'leases.coordination.k8s.io "{LEASE}" not found')
         for name in ("acquireTime", "renewTime"):
             time = body["spec"].get(name)
             if time is not None and "." not in time:
                 return _status(400, f'parsing time "{time}" as "2006-01-02T15:04:05.000000Z07:00"')
-        known, sent = self.lease["metadata"], body["metadata"]
+        sent = body["metadata"]
+        if self.lease is None:
+            if "uid" in sent:
+                return _status(409, "Precondition failed: UID in precondition")
+            self.create_lease()
+            assert self.lease is not None
+            self.lease |= {"metadata": self.lease["metadata"] | sent, "spec": body["spec"]}
+            return web.json_response(self.lease, status=201)
+        known = self.lease["metadata"]
+        if "resourceVersion" not in sent:
+            return _status(422, "metadata.resourceVersion: must be specified for an update")
         if sent.get("uid", known["uid"]) != known["uid"]:
             return _status(409, "Precondition failed: UID in precondition")
-        if sent.get("resourceVersion", known["resourceVersion"]) != known["resourceVersion"]:
+        if sent["resourceVersion"] != known["resourceVersion"]:
             return _status(409, "the object has been modified")
         self.version += 1
         self.lease = self.lease | body
@@ -262,8 +274,9 @@ def pod(
     labels: dict[str, str] | None = None,
     created: str = "2026-11-20T10:00:00Z",
     deleted: str | None = None,
+    states: Sequence[Object] = (),
 ) -> Object:
-    """A pod in the API's words."""
+    """A pod in the API's words; `states` are those of its containers."""
     metadata: Object = {
         "name": name,
         "namespace": NAMESPACE,
@@ -273,7 +286,9 @@ def pod(
     }
     if deleted:
         metadata["deletionTimestamp"] = deleted
-    status = {"phase": phase, "inventedByALaterVersion": {"yes": True}}
+    status: Object = {"phase": phase, "inventedByALaterVersion": {"yes": True}}
+    if states:
+        status["containerStatuses"] = [{"state": state} for state in states]
     if ip:
         status["podIP"] = ip
     return {"metadata": metadata, "spec": {"containers": [{"name": "worker"}]}, "status": status}

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
-from orcinus.v1 import worker_pb2
+from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc, rpc_handlers
 from services.common.protocol import PROTOCOL
@@ -88,6 +88,18 @@ class FakeStage:
     controller: Controller
     rank: FakeRank
     address: str
+
+    async def join(self, epoch: int) -> None:
+        """Has the stage, the only one of its pipeline, join another leader's epoch."""
+        async with rpc.connect(self.address) as channel:
+            request = worker_pb2.JoinPipelineRequest(
+                pipeline_id="orcinus",
+                epoch=epoch,
+                members=[self.address],
+                tp_size=1,
+                n_kv_blocks=50,
+            )
+            await worker_pb2_grpc.WorkerServiceStub(channel).JoinPipeline(request)
 
 
 @contextlib.asynccontextmanager

@@ -28,13 +28,21 @@ ANSWER_LOST = Fate(is_answered=False)
 
 @dataclass
 class Lease:
-    """The one lease that everybody sees."""
+    """The one lease that everybody sees. At first its last holder has given it away."""
 
-    record: LeaseRecord = field(default_factory=lambda: LeaseRecord("", 0, 0, "1"))
+    record: LeaseRecord = field(
+        default_factory=lambda: LeaseRecord("", 0, 0, "1", is_released=True)
+    )
+    n_writes: int = 1
+
+    def delete(self) -> None:
+        """Deletes it behind everybody's back."""
+        self.record = LeaseRecord("", 0, 0, "")
 
     def edit(self, **changes: object) -> None:
         """Changes it behind everybody's back."""
-        version = str(int(self.record.version) + 1)
+        self.n_writes += 1
+        version = str(self.n_writes)
         self.record = replace(self.record, **{"version": version} | changes)  # type: ignore[arg-type]
 
     def put(self, record: LeaseRecord) -> LeaseRecord:
@@ -42,7 +50,8 @@ class Lease:
         if record.version != self.record.version:
             raise LeaseConflict
         if record != self.record:
-            self.record = replace(record, version=str(int(record.version) + 1))
+            self.n_writes += 1
+            self.record = replace(record, version=str(self.n_writes))
         return self.record
 
 

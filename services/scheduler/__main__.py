@@ -1,6 +1,6 @@
 """`python -m services.scheduler`: waits to be elected, leads, and gives the lead up at the end.
 
-    bind → be elected → lead → release the lease
+    bind → be elected → lead → give the lease away → serve until the next leader has the stages
 
 With static stages there is no election: this scheduler leads at once. In Kubernetes several
 schedulers may run: one leads, the others stand by, and frontends find the leader by its health.
@@ -26,14 +26,14 @@ from services.common.health import Health
 from services.common.serving import ServingWatch
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
-from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector, LeadershipLost
 from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.order.registry import ORDERS
-from services.scheduler.leader import BuildScheduler, Leader
+from services.scheduler.leader import BuildScheduler, HandOver, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
@@ -140,15 +140,25 @@ class SchedulerProcess:
             return
         self._elector = elector = self._candidate(client, self._settings.lease_name)
         watch = LeaderWatch(
-            elector, pod_has_ended=partial(client.pod_has_ended, self._settings.namespace)
+            elector,
+            pod_state=partial(client.pod_state, self._settings.namespace),
+            renewal_s=RENEWAL * self._settings.retry_period_s,
         )
         acquiring = asyncio.create_task(_acquire(elector, watch))
         try:
             if await process.happens_before(acquiring, self._stop):
                 term = ElectedTerm(acquiring.result(), elector)
-                await process.first_of(self._lead(pods, term), elector.hold())
+                leading = self._lead(pods, term, hand_over=partial(self._hand_over, elector))
+                await process.first_of(leading, _hold(elector))
         finally:
             await elector.release()
+
+    async def _hand_over(self, elector: LeaderElector) -> None:
+        """Lets another scheduler lead. This one goes on serving the frontends that it has, and they
+        find the next leader when its pipeline is taken."""
+        await self._health.set_serving(False)
+        self._metrics.set_leading(False)
+        await elector.release()
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
         """Returns this process as a candidate. A container that starts again in a pod is a new
@@ -164,7 +174,9 @@ class SchedulerProcess:
             retry_period_s=settings.retry_period_s,
         )
 
-    async def _lead(self, stages: StageDirectory, term: Term) -> None:
+    async def _lead(
+        self, stages: StageDirectory, term: Term, *, hand_over: HandOver | None = None
+    ) -> None:
         """Leads until told to stop. Meanwhile the health of this scheduler reports that it leads,
         so that frontends find it."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
@@ -179,6 +191,7 @@ class SchedulerProcess:
             traces=self._traces,
             connect=connect,
             build=self._build,
+            hand_over=hand_over,
         )
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)
@@ -190,7 +203,7 @@ class SchedulerProcess:
             announcing.cancel()
             self._metrics.set_leading(False)
             await self._health.set_serving(False)
-            self._service.fail_all("this scheduler no longer leads")
+            self._service.resign("this scheduler no longer leads")
             self._watch_service.is_leading = False
             self._watching.end("this scheduler no longer leads")
 
@@ -262,6 +275,13 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
         term = await elector.acquire()
         watching.cancel()
     return term
+
+
+async def _hold(elector: LeaderElector) -> None:
+    """Renews the lease until cancelled. After this process has given the lease away, it serves on
+    until the next leader has the stages, so this function does not return."""
+    await elector.hold()
+    await asyncio.Event().wait()
 
 
 async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None) -> int:

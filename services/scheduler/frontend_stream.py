@@ -68,7 +68,13 @@ class FrontendStream:
         self._n_leaving_bytes = 0  # size of the message that was returned last
         self._n_unsent_bytes = 0  # size of the leaving message, the sealed messages and the outbox
         self._has_mail = asyncio.Event()
+        self._is_ending = False
         self._acceptance_timer: asyncio.TimerHandle | None = None  # while there is no other mail
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the stream is to end, and its last message was taken."""
+        return self._is_ending and not self._has_mail.is_set()
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
         """Waits for news and returns the next message. A call says that the message of the last
@@ -233,8 +239,9 @@ class FrontendStream:
         self._outbox.suspended.add(request_id=request.request_id, n_losses=request.n_losses)
         self._note_update()
 
-    def fail(self, message: str) -> None:
-        """Ends all requests as UNAVAILABLE."""
+    def end(self, message: str) -> None:
+        """Ends all requests as UNAVAILABLE, and the stream after the messages that wait."""
+        self.close()
         for request_id in self.requests:
             self._outbox.completed.add(
                 request_id=request_id,
@@ -244,6 +251,7 @@ class FrontendStream:
             self._note_update()
         self.requests.clear()
         self._numbers.clear()
+        self._is_ending = True
 
     def _note_update(self, text: str = "") -> None:
         self._note_bytes(UPDATE_BYTES + len(text))

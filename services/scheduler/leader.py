@@ -11,7 +11,7 @@ their weights.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from orcinus.v1 import scheduler_pb2
@@ -48,6 +48,9 @@ log = logging.getLogger(__name__)
 BuildScheduler = Callable[[SchedulerSettings, Pipeline, RequestPool], Scheduler]
 """A function that makes the scheduling core for a pipeline and for a pool, which may have requests
 of earlier pipelines."""
+
+HandOver = Callable[[], Awaitable[None]]
+"""A function that lets another scheduler lead from now on."""
 
 PAUSE_S = 0.2
 MAX_PAUSE_S = 5.0
@@ -104,7 +107,10 @@ class Leader:
         traces: Traces | None = None,
         connect: rpc.Connect = rpc.connect,
         build: BuildScheduler | None = None,
+        hand_over: HandOver | None = None,
     ) -> None:
+        """`hand_over` is called when this leader is told to stop. Without it there is no other
+        scheduler, and no request is accepted any more while running requests finish."""
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
         self._settings = settings
@@ -116,6 +122,7 @@ class Leader:
         self._traces = traces
         self._connect = connect
         self._build = build or build_scheduler
+        self._hand_over = hand_over or self._close
         self._pool = RequestPool(
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
@@ -124,7 +131,8 @@ class Leader:
         )
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
-        """Serves until `stop` is set, and then gives running requests `drain_s` to finish.
+        """Serves until `stop` is set. Then gives running requests `drain_s` to finish, and ends
+        sooner if another leader takes the stages: frontends submit the requests to that one.
 
         Raises:
             Unavailable: there was no pipeline for too long.
@@ -164,6 +172,8 @@ class Leader:
             self._open(epoch)
             await self._run_to_the_end(epoch.loop, stop)
         except PipelineLost as error:
+            if stop.is_set():  # most likely the next leader has the stages, so nothing is lost
+                return
             loss = error.message
             raise
         finally:
@@ -227,15 +237,18 @@ class Leader:
         try:
             if not await happens_before(serving, stop, cancel=False):
                 log.info("draining for at most %g s", self._settings.drain_s)
-                self._service.close()
                 self._watching.drain()
+                await self._hand_over()
                 loop.drain()
                 await asyncio.wait_for(serving, self._settings.drain_s)
             serving.result()
         except TimeoutError:
-            self._service.fail_all("the scheduler is stopping")
+            self._service.resign("the scheduler is stopping")
         finally:
             serving.cancel()
+
+    async def _close(self) -> None:
+        self._service.close()
 
 
 @dataclass(frozen=True, slots=True)

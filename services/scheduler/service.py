@@ -142,17 +142,18 @@ class SchedulerService:
             self._observer.suspended(request)
         self.deliver(ended)
 
-    def fail_all(self, message: str) -> None:
-        """Ends every request as UNAVAILABLE and refuses new ones."""
-        self.close()
+    def resign(self, message: str) -> None:
+        """Ends every request as UNAVAILABLE, and the streams of all frontends once they have been
+        told, so that they look for the next leader at once."""
+        self._is_leading = self._is_open = False
         for request in self._connections:
             self._observer.failed(request)
         self._connections.clear()
         for frontend in self._frontends:
-            frontend.fail(message)
+            frontend.end(message)
 
     async def Connect(self, context: Any) -> None:
-        """Serves one frontend until the frontend disconnects or this scheduler ends.
+        """Serves one frontend until the frontend disconnects or this scheduler resigns.
 
         Raises:
             Unavailable: this scheduler does not lead, or the frontend does not read.
@@ -245,14 +246,14 @@ class SchedulerService:
 
 
 async def _write(connection: FrontendStream, context: Any) -> None:
-    """Sends the messages for a frontend until cancelled.
+    """Sends the messages for a frontend until the last one is sent.
 
     Raises:
         TimeoutError: the frontend did not read a message within `SEND_LIMIT_S`.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(None) as limit:
-        while True:
+        while not connection.has_ended:
             limit.reschedule(None)
             message = await connection.next_message()
             limit.reschedule(loop.time() + SEND_LIMIT_S)

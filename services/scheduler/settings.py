@@ -65,8 +65,8 @@ class SchedulerSettings(ServerSettings):
     """Port on which the controllers of pods listen."""
 
     lease_name: str | None = None
-    """Name of the Kubernetes Lease by which several schedulers elect a leader. When not set, this
-    scheduler leads without asking, so there must be only one."""
+    """Name of the Kubernetes Lease by which several schedulers elect a leader; the first leader
+    creates it. When not set, this scheduler leads without asking, so there must be only one."""
 
     pod_name: str = ""
     """Name of this pod, written into the lease to show which pod leads."""
@@ -77,7 +77,8 @@ class SchedulerSettings(ServerSettings):
 
     pod_ip: str = ""
     """IP address of this pod, written into the lease. Standbys connect to the address to see
-    whether the leader still listens; without an address they wait until the lease expires."""
+    whether the leader still listens; without an address they wait until the lease expires, unless
+    the pod was gone from the start."""
 
     lease_duration_s: float = Field(default=8.0, gt=0)
     """Seconds without a renewal of the lease after which a standby takes over. From a leader that
@@ -205,8 +206,9 @@ class SchedulerSettings(ServerSettings):
     -m services.scheduler.replay` runs it again. When not set, nothing is recorded."""
 
     drain_s: float = Field(default=30.0, ge=0)
-    """Seconds that running requests have to finish when the scheduler is told to stop. A longer
-    time lets long answers end; the pod's grace period must be longer than this time."""
+    """Seconds that running requests have to finish when the scheduler is told to stop and no other
+    scheduler takes over. A longer time lets long answers end; the pod's grace period must be longer
+    than this time."""
 
     def memory_parts(self) -> Mapping[str, int]:
         """Returns the memory that the scheduler may need at most, in bytes, by setting."""

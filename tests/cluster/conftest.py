@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.cluster import OVERLAYS, Cluster, NotYet
+from tests.cluster.figures import Figures
+from tests.cluster.streams import Streams
 
 FIGURES = pytest.StashKey[list[str]]()
 
@@ -33,7 +35,7 @@ def cluster() -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def deployed_demo(cluster: Cluster, figures: "Figures") -> Iterator[Cluster]:
+def deployed_demo(cluster: Cluster, figures: Figures) -> Iterator[Cluster]:
     """The demo overlay, which has served."""
     yield from deployment(cluster, OVERLAYS / "demo", figures)
 
@@ -45,7 +47,14 @@ def demo(deployed_demo: Cluster) -> Cluster:
     return deployed_demo
 
 
-def deployment(cluster: Cluster, overlay: Path, figures: "Figures") -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def streams(deployed_demo: Cluster, figures: Figures) -> Streams:
+    """Streams, and what they bring when nothing disturbs them."""
+    deployed_demo.wait_serving()
+    return Streams(deployed_demo, figures)
+
+
+def deployment(cluster: Cluster, overlay: Path, figures: Figures) -> Iterator[Cluster]:
     """Applies an overlay, and at the end deletes it and finds nothing of it left."""
     crds = cluster.crds()
     started = time.monotonic()
@@ -74,17 +83,6 @@ def spread(cluster: Cluster) -> bool:
         if n_attempts_left:
             cluster.delete_pod(workers[-1])
     return False
-
-
-class Figures:
-    """Durations that a run has seen, printed at its end."""
-
-    def __init__(self, lines: list[str]) -> None:
-        self._lines = lines
-
-    def add(self, what: str, seconds: float) -> None:
-        """Notes one."""
-        self._lines.append(f"{seconds:8.1f} s  {what}")
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,9 @@ import pytest
 import yaml
 
 from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, KUBECTL_TIMEOUT_S, Cluster, Pod
-from tests.cluster.conftest import Figures, spread
+from tests.cluster.conftest import spread
+from tests.cluster.figures import Figures
+from tests.cluster.streams import PROMPT, Streams, failures, unchanged
 from tests.images.test_dockerfile import constraints
 from tests.k8s.manifests import Manifests, render_directory
 from tests.system.stack import serving
@@ -26,72 +26,13 @@ UNREADY_S = 10
 SLACK = 2
 """Factor by which promised times may be longer on a machine that others use, too."""
 
-PROMPT = "If the file does not exist,"
 LOAD = {
     "host": FRONTEND,
     "port": 8000,
     "clients": 4,
     "body": {"prompt": PROMPT, "max_tokens": 24, "temperature": 0},
 }
-STREAM_BODIES: list[dict[str, Any]] = [
-    {"prompt": PROMPT, "max_tokens": 150, **options}
-    for options in (
-        {"temperature": 0},
-        {"seed": 5},
-        {"seed": 6, "presence_penalty": 1.0, "repetition_penalty": 1.1},
-        {"seed": 7, "n": 2, "stop": ["zebra"]},
-    )
-]
-STREAMS = {"host": FRONTEND, "port": 8000, "clients": 16, "streams": STREAM_BODIES}
 API_AWAY_S = 60
-
-
-def unchanged(before: list[Pod], after: list[Pod]) -> bool:
-    """Whether the same containers run as before."""
-    return [(pod.uid, pod.restarts) for pod in before] == [(pod.uid, pod.restarts) for pod in after]
-
-
-def failures(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Requests that were not answered."""
-    return [outcome for outcome in outcomes if outcome["status"] != 200]
-
-
-class Streams:
-    """Streams that run while something is done to the system."""
-
-    def __init__(self, demo: Cluster, figures: Figures) -> None:
-        self._demo = demo
-        self._figures = figures
-        with demo.load(**STREAMS) as load:
-            self._undisturbed = {
-                outcome["index"] % len(STREAM_BODIES): content(outcome) for outcome in load.finish()
-            }
-
-    @contextmanager
-    def through(self, what: str) -> Iterator[None]:
-        """Checks that nothing of the streams was lost or changed by what the block does."""
-        with self._demo.load(**STREAMS) as load:
-            yield
-            outcomes = load.finish()
-        longest_s = max(outcome["stream"]["longest_pause_s"] for outcome in outcomes)
-        self._figures.add(f"{what}: longest pause of {len(outcomes)} streams", longest_s)
-        assert failures(outcomes) == []
-        for outcome in outcomes:
-            expected = self._undisturbed[outcome["index"] % len(STREAM_BODIES)]
-            assert content(outcome) == expected, outcome
-
-
-def content(outcome: dict[str, Any]) -> tuple[list[list[int]], list[str]]:
-    """The tokens of a stream's answers, and how they ended."""
-    stream = outcome["stream"]
-    return stream["token_ids"], sorted(stream["finish_reasons"])
-
-
-@pytest.fixture(scope="module")
-def streams(deployed_demo: Cluster, figures: Figures) -> Streams:
-    """Streams, and what they bring when nothing disturbs them."""
-    deployed_demo.wait_serving()
-    return Streams(deployed_demo, figures)
 
 
 @pytest.fixture(scope="module")

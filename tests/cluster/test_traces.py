@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 from services.common import semconv
 from tests.cluster.cluster import FRONTEND, HANG_S, NAMESPACE, OVERLAYS, Cluster, NotYet, Pod
-from tests.cluster.conftest import Figures, deployment, spread
+from tests.cluster.conftest import deployment, spread
+from tests.cluster.figures import Figures
 from tests.system.test_traces import N_STAGES, Ask, Collected, check_request, check_tree, new_trace
 from tests.trace_receiver import ReceivedSpan, TraceReceiver
 

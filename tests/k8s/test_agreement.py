@@ -261,7 +261,8 @@ def test_services_find_one_another(name: str) -> None:
     for pair in scheduler["worker_selector"].split(","):
         key, _, value = pair.partition("=")
         assert worker.labels[key] == value
-    assert scheduler["lease_name"] == manifests.of("Lease")[0]["metadata"]["name"]
+    [rule] = [rule for rule in manifests.of("Role")[0]["rules"] if "leases" in rule["resources"]]
+    assert rule["resourceNames"] == [scheduler["lease_name"]]
 
 
 @each_composition()
@@ -449,7 +450,7 @@ def test_every_service_has_the_class_that_is_made(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["base", *(n for n in COMPOSITIONS if n.startswith("overlays/"))])
 def test_whoever_deploys_needs_no_rights_but_in_the_namespace(name: str) -> None:
-    known = {"Namespace", "ConfigMap", "Deployment", "Lease", "NetworkPolicy", "Service", "Role"}
+    known = {"Namespace", "ConfigMap", "Deployment", "NetworkPolicy", "Service", "Role"}
     known |= {"PodDisruptionBudget", "PersistentVolumeClaim", "RoleBinding", "ServiceAccount"}
     assert {item["kind"] for item in rendered(name).objects} <= known
 

@@ -94,7 +94,7 @@ def test_no_pod_waits_for_a_node_that_such_a_server_does_not_know_to_be_lost(nam
 @pytest.mark.parametrize("name", OLD)
 def test_the_rest_stays_as_it_is(name: str) -> None:
     kinds = {item["kind"] for item in rendered(name).objects}
-    wanted = {"Namespace", "Lease", "Role", "NetworkPolicy", "Service", "Deployment"}
+    wanted = {"Namespace", "Role", "NetworkPolicy", "Service", "Deployment"}
     assert wanted <= kinds
 
 

@@ -17,7 +17,7 @@ from services.common.errors import Unavailable
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.leader import Leader, build_order, build_scheduler, describe
+from services.scheduler.leader import HandOver, Leader, build_order, build_scheduler, describe
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline.membership import Member, Pipeline
@@ -53,7 +53,9 @@ class Scene:
         address: str,
         stop: asyncio.Event,
         registry: CollectorRegistry,
+        leading: asyncio.Task[None],
     ) -> None:
+        self.leading = leading
         self.stages = stages
         self.stop = stop
         self.registry = registry
@@ -101,21 +103,30 @@ class Scene:
 
 
 @contextlib.asynccontextmanager
-async def scene(n_stages: int, **settings: float) -> AsyncIterator[Scene]:
+async def scene(
+    n_stages: int, *, hand_over: HandOver | None = None, **settings: float
+) -> AsyncIterator[Scene]:
     stages, stop = MovingStages(n_stages), asyncio.Event()
     registry = CollectorRegistry()
     metrics = SchedulerMetrics(registry)
     requests = RequestObservers(metrics.requests)
     service = SchedulerService(requests)
     options = SchedulerSettings(n_stages=n_stages, **settings)  # type: ignore[arg-type]
-    leader = Leader(options, stages, service, requests=requests, observe=[metrics.observe])
+    leader = Leader(
+        options,
+        stages,
+        service,
+        requests=requests,
+        observe=[metrics.observe],
+        hand_over=hand_over,
+    )
     server = rpc.create_server()
     server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     leading = asyncio.create_task(leader.lead(Unopposed(), stop))
     await asyncio.sleep(0)  # it leads from its first step on
-    it = Scene(stages, address, stop, registry)
+    it = Scene(stages, address, stop, registry, leading)
     try:
         yield it
         stop.set()
@@ -203,6 +214,27 @@ async def test_a_leader_that_is_told_to_stop_lets_requests_finish_and_takes_no_m
         assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
         stage.rank.answer(stage.rank.plans[0])
         assert await it.outcome() == (1, scheduler_pb2.COMPLETION_REASON_LENGTH)
+
+
+async def test_a_leader_that_has_handed_over_takes_requests_until_another_has_the_stages() -> None:
+    handed_over = asyncio.Event()
+
+    async def hand_over() -> None:
+        handed_over.set()
+
+    async with scene(1, hand_over=hand_over) as it, fake_stage() as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+        await it.submit("a", n_tokens=1)
+        assert (await it.read()).accepted
+        it.stop.set()
+        await asyncio.wait_for(handed_over.wait(), LIMIT_S)
+        await it.submit("b", n_tokens=1)
+        assert (await it.read()).accepted
+        assert not it.leading.done()
+        await stage.join(stage.controller.describe().epoch + 1)
+        await asyncio.wait_for(it.leading, LIMIT_S)
+        assert Samples.of(it.registry).sum("orcinus_requests_suspended_total") == 0
 
 
 async def test_requests_that_outlast_the_drain_end_as_unavailable() -> None:

@@ -10,13 +10,21 @@ from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import grpc.aio
 import pytest
-from orcinus.v1 import worker_pb2, worker_pb2_grpc
+from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 
 from services.common import rpc
 from services.common.epochs import EPOCHS_PER_TERM
-from tests.fake_kubernetes import NAMESPACE, FakeKubernetes, fake_kubernetes, write_kubeconfig
+from tests.fake_kubernetes import (
+    NAMESPACE,
+    RUNNING,
+    FakeKubernetes,
+    fake_kubernetes,
+    write_kubeconfig,
+)
 from tests.fakes import FakeStage, fake_stage
 
 pytestmark = pytest.mark.system
@@ -24,7 +32,7 @@ pytestmark = pytest.mark.system
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
 NEVER_S = 600.0
-"""A lease that does not expire while a test runs."""
+"""A time that does not pass while a test runs."""
 
 
 @dataclass
@@ -38,14 +46,32 @@ class Site:
 
     @property
     def holder(self) -> str:
-        assert self.api.lease is not None
-        holder: str = self.api.lease["spec"].get("holderIdentity") or ""
+        holder: str = (self.api.lease or {"spec": {}})["spec"].get("holderIdentity") or ""
         return holder
 
     @property
     def term(self) -> int:
         """The term of the epoch that the stage is in."""
         return self.stage.controller.epoch.number // EPOCHS_PER_TERM
+
+    @contextlib.asynccontextmanager
+    async def request(self) -> AsyncIterator[Any]:
+        """Has the leader run a request that does not end; yields the stream of its frontend."""
+        assert self.api.lease is not None
+        address = self.api.lease["metadata"]["annotations"]["orcinus/leader-address"]
+        async with rpc.connect(address) as channel:
+            stream = scheduler_pb2_grpc.SchedulerServiceStub(channel).Connect()
+            while not (await stream.read()).HasField("pipeline"):
+                pass
+            submission = scheduler_pb2.Submission(
+                request_id="a",
+                prompt_token_ids=[1, 2, 3],
+                max_new_tokens=5,
+                sampling=sampling_pb2.SamplingParams(temperature=0),
+            )
+            await stream.write(scheduler_pb2.ConnectRequest(submission=submission))
+            await asyncio.wait_for(self.stage.rank.has_plan.wait(), LIMIT_S)
+            yield stream
 
     def say_alive(self) -> None:
         """Sends the report of a stage that is there, however little it has to do."""
@@ -56,6 +82,7 @@ class Site:
 
     async def start(self, pod: str, *, lease_s: float = NEVER_S, retry_s: float = 1.0) -> Process:
         """Starts a scheduler in a pod."""
+        self.api.set_pod(pod, labels={"app": "scheduler"}, states=[RUNNING])
         settings = {
             "address": "127.0.0.1:0",
             "n_stages": 1,
@@ -68,6 +95,8 @@ class Site:
             "pod_ip": "127.0.0.1",
             "lease_duration_s": lease_s,
             "retry_period_s": retry_s,
+            "silence_limit_s": NEVER_S,
+            "drain_s": NEVER_S,
         }
         path = os.pathsep.join((str(ROOT), str(ROOT / "protos/gen")))
         process = await asyncio.create_subprocess_exec(
@@ -115,6 +144,42 @@ async def test_a_standby_takes_over_from_a_leader_that_was_killed_before_its_lea
     assert site.holder.startswith("scheduler-1_scheduler-1-uid_")
 
 
+async def test_a_leader_keeps_a_lease_that_was_deleted_and_hands_over_when_it_is_told_to_stop(
+    site: Site,
+) -> None:
+    site.api.lease = None  # the first leader makes it
+    leader = await site.start("scheduler-0", retry_s=0.5)
+    await site.until(lambda: site.term == 1)
+    await site.start("scheduler-1", retry_s=0.5)
+    await site.until(lambda: site.api.requests.count("get") >= 6)
+    holder, site.api.lease = site.holder, None
+    await site.until(lambda: site.api.lease is not None)
+    n_reads = site.api.requests.count("get")
+    await site.until(lambda: site.api.requests.count("get") >= n_reads + 4)
+    assert (site.holder, site.term) == (holder, 1)
+    async with site.request() as stream:
+        leader.send_signal(signal.SIGTERM)
+        await site.until(lambda: site.term == 2)
+        messages = []
+        while (message := await asyncio.wait_for(stream.read(), LIMIT_S)) is not grpc.aio.EOF:
+            messages.append(message)
+        assert [item.reason for message in messages for item in message.completed] == [
+            scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
+        ]
+        assert not any(message.suspended for message in messages)
+    assert await asyncio.wait_for(leader.wait(), LIMIT_S) == 0
+
+
+async def test_a_new_scheduler_does_not_wait_for_a_leader_whose_pod_is_gone(site: Site) -> None:
+    leader = await site.start("scheduler-0")
+    await site.until(lambda: site.term == 1)
+    leader.send_signal(signal.SIGKILL)
+    await leader.wait()
+    site.api.delete_pod("scheduler-0")
+    await site.start("scheduler-1")
+    await site.until(lambda: site.term == 2)
+
+
 @pytest.mark.thorough
 async def test_a_container_that_starts_again_leads_again_before_its_lease_expires(
     site: Site,
@@ -159,15 +224,8 @@ async def test_a_leader_without_the_api_server_ends_when_another_has_the_stage(s
     await site.until(lambda: site.term == 1)
     site.api.errors = dict.fromkeys(("get", "update", "list", "watch"), 503)
     await site.until(lambda: site.api.requests[-2:] == ["update", "update"])
-    async with rpc.connect(site.stage.address) as channel:
-        another_leaders = worker_pb2.JoinPipelineRequest(
-            pipeline_id="orcinus",
-            epoch=2 * EPOCHS_PER_TERM + 1,
-            members=[site.stage.address],
-            tp_size=1,
-            n_kv_blocks=50,
-        )
-        await worker_pb2_grpc.WorkerServiceStub(channel).JoinPipeline(another_leaders)
+    another_leaders = 2 * EPOCHS_PER_TERM + 1
+    await site.stage.join(another_leaders)
     async with asyncio.timeout(LIMIT_S):
         assert await leader.wait() == 1
-    assert site.stage.controller.epoch.number == another_leaders.epoch
+    assert site.stage.controller.epoch.number == another_leaders

@@ -130,6 +130,10 @@ class Frontend:
         message: scheduler_pb2.ConnectResponse = await asyncio.wait_for(self._stream.read(), 30)
         return message
 
+    async def has_ended(self) -> bool:
+        """Returns whether the stream has ended in good order, once it has or brings more."""
+        return await asyncio.wait_for(self._stream.read(), 30) is grpc.aio.EOF
+
     async def read_on(self) -> None:
         """Reads until the stream ends."""
         while True:
@@ -749,18 +753,22 @@ async def test_two_results_at_once_leave_two_batches_in_flight() -> None:
         assert [len(batch.spans) for batch in it.engine.batches] == [1, 1]
 
 
-async def test_a_lost_pipeline_ends_every_request_as_unavailable() -> None:
+async def test_a_leader_that_resigns_ends_every_request_as_unavailable_and_then_the_stream() -> (
+    None
+):
     async with world() as it, Frontend(it.address) as frontend:
         await frontend.accepted("a")
         it.engine.fail(PipelineLost("stage 1 is gone"))
         with pytest.raises(PipelineLost):
             await it.serving
-        it.service.fail_all("stage 1 is gone")
+        it.service.resign("stage 1 is gone")
         [completion] = (await frontend.read()).completed
         assert completion.reason == scheduler_pb2.COMPLETION_REASON_UNAVAILABLE
         assert completion.message == "stage 1 is gone"
-        rejection = await frontend.rejection("b")
-        assert rejection.reason == scheduler_pb2.REJECTION_REASON_UNAVAILABLE
+        assert await frontend.has_ended()
+        async with rpc.connect(it.address) as channel:
+            with pytest.raises(grpc.aio.AioRpcError, match="not the leader"):
+                await scheduler_pb2_grpc.SchedulerServiceStub(channel).Connect().read()
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,15 @@
 """The Kubernetes API as the scheduler needs it: one lease to keep, some pods to watch.
 
-Only this module imports the official client. Failed calls raise the exceptions of `lease.py` and
-`pod_directory.py`, which say whether a call may be tried again or is not allowed. Pods are read
-from the API's JSON and not with the client's models, so that a server that is newer than the client
-may send fields and values that the client does not know.
+Only the modules `kubernetes_…` import the official client. Failed calls raise the exceptions of
+`lease.py` and `pod_directory.py`, which say whether a call may be tried again or is not allowed.
+Pods are read from the API's JSON and not with the client's models, so that a server that is newer
+than the client may send fields and values that the client does not know.
 """
 
 import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
-from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any, Self
 
@@ -18,13 +17,15 @@ import aiohttp
 from kubernetes.aio import client, config
 
 from services.common.errors import Unavailable
-from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUnavailable
+from services.scheduler.cluster.kubernetes_errors import FAILURES, explain, status_of
+from services.scheduler.cluster.kubernetes_lease import KubernetesLeaseStore
 from services.scheduler.cluster.pod_directory import (
     Pod,
     PodChange,
     PodEvent,
     PodsExpired,
     PodsRefused,
+    PodState,
     PodsUnavailable,
 )
 
@@ -42,18 +43,7 @@ SILENCE_LIMIT_S = 150.0
 """Seconds without a line after which a watch is taken for dead: servers send bookmarks every
 minute."""
 
-ADDRESS_ANNOTATION = "orcinus/leader-address"
-"""Annotation of the lease that says where its holder listens."""
-
 IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
-
-_FAILURES = (
-    client.ApiException,
-    config.ConfigException,  # a token file that is being replaced
-    aiohttp.ClientError,
-    OSError,  # TimeoutError among them
-    ValueError,  # a malformed answer: errors of JSON and pydantic are ValueErrors
-)
 
 
 class KubernetesClient:
@@ -84,12 +74,12 @@ class KubernetesClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._api.close()
 
-    def lease_store(self, namespace: str, name: str) -> "KubernetesLeaseStore":
-        """Returns the store of a Lease object, which must exist."""
+    def lease_store(self, namespace: str, name: str) -> KubernetesLeaseStore:
+        """Returns the store of a Lease object; the first write creates it."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
-    async def pod_has_ended(self, namespace: str, name: str, uid: str) -> bool:
-        """Returns whether a pod is gone, or none of its containers runs.
+    async def pod_state(self, namespace: str, name: str, uid: str) -> PodState:
+        """Returns whether a pod is there and runs, as its node has last reported.
 
         Raises:
             PodsUnavailable: the pods could not be listed.
@@ -102,8 +92,8 @@ class KubernetesClient:
                 self._api, namespace, query, self._call_timeout_s
             ) as response:
                 items = (await _checked(response)).get("items") or []
-            return not any(_runs(item) for item in items if _uid(item) == uid)
-        except _FAILURES as error:
+            return next((_state(item) for item in items if _uid(item) == uid), PodState.GONE)
+        except FAILURES as error:
             raise _pods_trouble(f"list pod {name} in namespace {namespace}", error) from error
 
     def pods(self, namespace: str, selector: str) -> "KubernetesPods":
@@ -116,82 +106,6 @@ class KubernetesClient:
             watch_timeout_s=self._watch_timeout_s,
             silence_limit_s=self._silence_limit_s,
         )
-
-
-class KubernetesLeaseStore:
-    """A `LeaseStore` on an object of `coordination.k8s.io/v1`."""
-
-    def __init__(
-        self, api: client.ApiClient, namespace: str, name: str, call_timeout_s: float
-    ) -> None:
-        self._api = client.CoordinationV1Api(api)
-        self._namespace = namespace
-        self._name = name
-        self._call_timeout_s = call_timeout_s
-        self._metadata = client.V1ObjectMeta(name=name, namespace=namespace)
-
-    async def read(self) -> LeaseRecord:
-        """Reads the lease; raises as `LeaseStore.read`."""
-        try:
-            lease = await self._api.read_namespaced_lease(
-                self._name, self._namespace, _request_timeout=self._call_timeout_s
-            )
-        except _FAILURES as error:
-            raise LeaseUnavailable(self._explain("get", error)) from error
-        return self._record(lease)
-
-    async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces the lease; raises as `LeaseStore.write`."""
-        # Labels, owners and annotations of other programs are written back as they were read. The
-        # server refuses the write if the lease has changed since.
-        annotations = dict(self._metadata.annotations or {}) | {ADDRESS_ANNOTATION: record.address}
-        if not record.address:
-            del annotations[ADDRESS_ANNOTATION]
-        metadata = self._metadata.model_copy(
-            update={"resource_version": record.version, "annotations": annotations}
-        )
-        spec = client.V1LeaseSpec(
-            holder_identity=record.holder,
-            lease_transitions=record.transitions,
-            lease_duration_seconds=record.duration_s,
-            acquire_time=_micro_time(record.acquire_time),
-            renew_time=_micro_time(record.renew_time),
-        )
-        try:
-            lease = await self._api.replace_namespaced_lease(
-                self._name,
-                self._namespace,
-                client.V1Lease(metadata=metadata, spec=spec),
-                _request_timeout=self._call_timeout_s,
-            )
-        except _FAILURES as error:
-            if _status(error) == HTTPStatus.CONFLICT:
-                raise LeaseConflict(f"lease {self._name} has been written by another") from error
-            raise LeaseUnavailable(self._explain("update", error)) from error
-        return self._record(lease)
-
-    def _record(self, lease: client.V1Lease) -> LeaseRecord:
-        metadata = lease.metadata
-        if metadata is None or not metadata.resource_version:
-            # A write without a version would overwrite any other process's write.
-            raise LeaseUnavailable(f"cannot get lease {self._name}: the answer has no version")
-        self._metadata = metadata
-        spec = lease.spec or client.V1LeaseSpec()
-        return LeaseRecord(
-            holder=spec.holder_identity or "",
-            transitions=spec.lease_transitions or 0,
-            duration_s=spec.lease_duration_seconds or 0,
-            version=metadata.resource_version,
-            address=(metadata.annotations or {}).get(ADDRESS_ANNOTATION, ""),
-            acquire_time=spec.acquire_time,
-            renew_time=spec.renew_time,
-        )
-
-    def _explain(self, verb: str, error: Exception) -> str:
-        what = _explain(f"{verb} lease {self._namespace}/{self._name}", error)
-        if _status(error) == HTTPStatus.NOT_FOUND:
-            return f"{what} (it belongs to the manifests; the scheduler does not create it)"
-        return what
 
 
 class KubernetesPods:
@@ -221,7 +135,7 @@ class KubernetesPods:
             async with response:
                 answer = await _checked(response)
                 return [_pod(item) for item in answer.get("items") or ()], _version(answer)
-        except _FAILURES as error:
+        except FAILURES as error:
             raise self._translated("list", error) from error
 
     async def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
@@ -240,8 +154,8 @@ class KubernetesPods:
                 yield PodEvent(PodChange.NONE, version)
                 while line := await self._next_line(response):
                     yield _event(json.loads(line))
-        except _FAILURES as error:
-            if _status(error) == HTTPStatus.GONE:
+        except FAILURES as error:
+            if status_of(error) == HTTPStatus.GONE:
                 raise PodsExpired from error
             raise self._translated("watch", error) from error
 
@@ -333,10 +247,11 @@ def _pod(item: Any) -> Pod:
     )
 
 
-def _runs(item: Any) -> bool:
-    """Returns whether a container of a pod runs, as its node has last reported."""
+def _state(item: Any) -> PodState:
+    """Returns the state of a pod: it runs if one of its containers runs."""
     statuses = (item.get("status") or {}).get("containerStatuses") or ()
-    return any("running" in (status.get("state") or {}) for status in statuses)
+    runs = any("running" in (status.get("state") or {}) for status in statuses)
+    return PodState.RUNS if runs else PodState.IDLE
 
 
 def _uid(item: Any) -> str:
@@ -358,33 +273,8 @@ def _part(item: Any, name: str, kind: type[Any]) -> Any:
     return part
 
 
-def _micro_time(time: datetime | None) -> datetime | None:
-    """Returns the time in UTC, moved by a microsecond if it is a whole second. The client would
-    write a whole second without a fraction, which the API refuses."""
-    if time is None:
-        return None
-    time = time.astimezone(UTC)
-    return time if time.microsecond else time + timedelta(microseconds=1)
-
-
-def _status(error: Exception) -> int | None:
-    return error.status if isinstance(error, client.ApiException) else None
-
-
 def _pods_trouble(action: str, error: Exception) -> PodsRefused | PodsUnavailable:
-    message = _explain(action, error)
-    if _status(error) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+    message = explain(action, error)
+    if status_of(error) in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return PodsRefused(message)
     return PodsUnavailable(message)
-
-
-def _explain(action: str, error: Exception) -> str:
-    """Returns the reason of a failure in one line. It contains the message of the API server, if
-    there is one, since that message names the account and the right that the account lacks."""
-    if not isinstance(error, client.ApiException):
-        return f"cannot {action}: {str(error) or type(error).__name__}"
-    try:
-        message = json.loads(error.body or "")["message"]
-    except (ValueError, LookupError, TypeError):
-        message = error.reason
-    return f"cannot {action}: {error.status} {message}"

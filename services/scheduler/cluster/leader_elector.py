@@ -1,11 +1,15 @@
 """The election: decides, by a lease, which of several schedulers leads.
 
-A candidate takes the lease in three cases: no process holds the lease; the holder is certainly
+A candidate takes the lease in three cases: its holder has given it away; the holder is certainly
 dead; or the record of the lease has not changed for the lease's duration. The duration is measured
 on this process's monotonic clock, and only time between two successful reads counts. The times in
 the record come from other machines and decide nothing. A time in which the API server did not
 answer says nothing about the holder. The holder is certainly dead when it ran in the container in
 which this process runs now, or when the leader watch says so (`leader_watch.py`).
+
+A lease that an operator has deleted or emptied still belongs to the leader, which writes it again
+at its next renewal. A candidate takes such a lease only after it has seen no renewal for `RENEWAL`,
+also in a new deployment, where it cannot know that there is no leader.
 
 A leader leads until it learns that it does not: another process holds the lease, or the stages know
 a later term. A failed renewal is no reason to stop. A standby that can read the lease takes over
@@ -44,9 +48,17 @@ JITTER = 1.2
 """Ratio of the longest pause between attempts to the shortest. The longest pause is the retry
 period, so that a lease that expires is taken within that period."""
 
+RENEWAL = 1.25
+"""Retry periods within which a living leader writes a lease again that was deleted or emptied: one
+until its next renewal, and the rest for its calls."""
+
 
 class LeadershipLost(Exception):
     """Raised when this process does not lead any more."""
+
+
+class _GivenAway(LeadershipLost):
+    """Raised when this process has given the lease away."""
 
 
 def wall_clock() -> datetime:
@@ -94,24 +106,25 @@ class LeaderElector:
         self._writing = asyncio.Lock()
         self._record: LeaseRecord | None = None
         self._silent_s = 0.0  # seconds for which this process has seen the record unchanged
+        self._leader_renews = False
         self._contact_at = -math.inf  # when the store last answered
         self._free_since: float | None = None  # when this process saw that it may take the lease
         self._dead_holder = ""
         self._has_news = asyncio.Event()  # a holder has died
         self._term: int | None = None
+        self._loss: LeadershipLost | None = None  # why this process, which has led, does not lead
         # Whether a claim was sent: the store may execute a claim after its timeout here.
         self._has_claimed = False
         self._trouble = ""
 
     @property
     def identity(self) -> str:
-        """Name of this process in the lease; no other process may ever have the same name."""
+        """Name of this process in the lease, which no other process may ever have."""
         return self._identity
 
     @property
     def leader(self) -> str:
-        """Identity of the holder of the lease when last read; empty if the lease had no holder or
-        was never read."""
+        """Identity of the holder of the lease when last read; empty if there was none."""
         return self._record.holder if self._record else ""
 
     @property
@@ -120,30 +133,34 @@ class LeaderElector:
         return self._record.address if self._record else ""
 
     @property
+    def leader_renews(self) -> bool:
+        """Whether this process has seen the holder of the lease renew it."""
+        return self._leader_renews
+
+    @property
     def is_leader(self) -> bool:
         """Whether this process leads, as far as it knows."""
         return self._term is not None
 
     @property
     def could_take_over(self) -> bool:
-        """Whether this candidate could take over the lead. The store must have answered within the
-        lease's duration. If the lease is free, it must not have been free for longer than a call's
-        timeout: this candidate should have taken the lease by then."""
+        """Whether this candidate could take over the lead: the store has answered within the
+        lease's duration, and the lease has not been free for longer than a call's timeout, within
+        which this candidate should have taken it."""
         now = self._clock()
         has_waited = self._free_since is not None and now - self._free_since > self._call_timeout_s
         return now - self._contact_at < self._lease_duration_s and not has_waited
 
     def note_death(self, holder: str) -> None:
-        """Notes that the process with this identity has ended; this candidate then takes the lease
-        at once if that process holds it."""
+        """Notes that a process has ended; this candidate takes its lease at once."""
         self._dead_holder = holder
         self._has_news.set()
 
     async def acquire(self) -> int:
-        """Waits until this process leads; returns its term. No call of any process returns a term
-        twice, unless the lease was deleted. The first term of a new lease is 1."""
+        """Waits until this process leads; returns its term, 1 for a new lease. No call of any
+        process returns a term twice, unless the lease was deleted while no process led."""
         while True:
-            self._term = None
+            self._term = self._loss = None
             self._has_news.clear()
             started_at = self._clock()
             try:
@@ -160,8 +177,8 @@ class LeaderElector:
             await self._pause(started_at)
 
     async def hold(self) -> None:
-        """Renews the lease again and again, also while the store does not answer, until cancelled
-        or until the lead is lost.
+        """Renews the lease again and again, also while the store does not answer, until this
+        process gives the lease away or loses the lead.
 
         Raises:
             LeadershipLost: another process holds the lease, or has held it.
@@ -170,7 +187,10 @@ class LeaderElector:
         while True:
             await asyncio.sleep(max(0.0, tried_at + self._period_s() - self._clock()))
             tried_at = self._clock()
-            await self._try_to_renew()
+            try:
+                await self._try_to_renew()
+            except _GivenAway:
+                return
 
     async def advance(self, beyond: int) -> int:
         """Moves this leader's term past the term `beyond`, which the stages have seen, and returns
@@ -190,10 +210,10 @@ class LeaderElector:
         self._lose(f"the stages know term {beyond}, and the lease cannot be kept: {trouble}")
 
     async def release(self) -> None:
-        """Ends leadership and empties the lease, so that another candidate need not wait until the
-        lease expires. Takes one call's timeout at most, and raises nothing if the store does not
-        answer."""
+        """Ends leadership and gives the lease away, so that another candidate takes it at once.
+        Takes one call's timeout at most, and raises nothing if the store does not answer."""
         self._term = None
+        self._loss = _GivenAway(f"{self._identity} has given the lease away")
         if not self._has_claimed:
             return
         try:
@@ -217,6 +237,7 @@ class LeaderElector:
                 record,
                 holder=self._identity,
                 address=self._address,
+                is_released=False,
                 transitions=record.transitions + 1,
                 acquire_time=now,
                 renew_time=now,
@@ -258,6 +279,7 @@ class LeaderElector:
             self._record,
             holder=self._identity,
             address=self._address,
+            is_released=False,
             transitions=transitions,
             renew_time=self._timestamp(),
         )
@@ -266,8 +288,8 @@ class LeaderElector:
 
     async def _check_holder(self) -> None:
         """Reads which process holds the lease, and ends the lead if another process holds it or has
-        held it meanwhile. A lease that was only emptied or created again still belongs to this
-        leader."""
+        held it meanwhile. A lease that was only deleted, emptied or created again still belongs to
+        this leader."""
         record = await self._read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
@@ -275,17 +297,19 @@ class LeaderElector:
             self._lose("another has held the lease")
 
     def _check_term(self) -> None:
-        if self._term is None:
-            self._lose("it was given up")
+        if self._loss is not None:
+            raise self._loss
 
     def _lose(self, why: str) -> NoReturn:
         self._term = None
-        raise LeadershipLost(f"{self._identity} does not lead any more: {why}")
+        self._loss = LeadershipLost(f"{self._identity} does not lead any more: {why}")
+        raise self._loss
 
     async def _empty(self) -> None:
         record = await self._read()
         while record.holder == self._identity:
-            vacancy = replace(record, holder="", address="", renew_time=self._timestamp())
+            now = self._timestamp()
+            vacancy = replace(record, holder="", address="", is_released=True, renew_time=now)
             try:
                 await self._write(vacancy)
             except LeaseConflict:
@@ -315,7 +339,10 @@ class LeaderElector:
         else:
             self._silent_s = 0.0
         self._contact_at = now
-        if self._record is None or record.holder != self._record.holder:
+        if self._record is not None and record.holder == self._record.holder:
+            self._leader_renews |= record != self._record
+        else:
+            self._leader_renews = False
             log.info("%s holds the lease", record.holder or "nobody")
         self._record = record
         if self._expires_in_s() > 0 or self.is_leader:
@@ -325,22 +352,26 @@ class LeaderElector:
         return record
 
     def _expires_in_s(self) -> float:
-        """Returns the seconds from the last read of the lease until this process may take it. The
-        result is 0 if the lease has no holder, if the holder is dead, or if the holder is this
-        process (after a claim that seemed lost)."""
-        if self._record is None or self._is_free(self._record.holder):
+        """Returns the seconds from the last read of the lease until this process may take it: 0 if
+        it was given away, or its holder is dead or this process, whose claim seemed lost."""
+        record = self._record
+        if record is None or self._is_free(record):
             return 0.0
+        if not record.holder:
+            return RENEWAL * self._retry_period_s - self._silent_s
         # The duration in the record counts: the holder may have other settings than this process.
-        duration_s = self._record.duration_s or self._lease_duration_s
-        return duration_s - self._silent_s
+        return (record.duration_s or self._lease_duration_s) - self._silent_s
 
-    def _is_free(self, holder: str) -> bool:
+    def _is_free(self, record: LeaseRecord) -> bool:
+        holder = record.holder
+        if not holder:
+            return record.is_released
         is_predecessor = bool(self._predecessors) and holder.startswith(self._predecessors)
-        return holder in ("", self._identity, self._dead_holder) or is_predecessor
+        return holder in (self._identity, self._dead_holder) or is_predecessor
 
     async def _pause(self, since: float) -> None:
-        """Waits until the next attempt to get the lease: a retry period after `since`, or earlier
-        when the lease expires or its holder has died."""
+        """Waits until a retry period after `since`, or until the lease expires or its holder has
+        died."""
         pause_s = since + self._period_s() - self._clock()
         expires_in_s = self._expires_in_s()
         if expires_in_s > 0:
@@ -350,12 +381,10 @@ class LeaderElector:
                 await self._has_news.wait()
 
     def _period_s(self) -> float:
-        """Returns the seconds from one attempt to the next."""
         return self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
 
     def _report(self, trouble: str) -> None:
-        """Logs a problem with the lease, unless the problem was the last one logged. An empty text
-        means that the lease can be read and written."""
+        """Logs a change of the problem with the lease; an empty text means that there is none."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:
@@ -363,8 +392,8 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Returns the present time, but never the time that the record has already. A write that
-        changes nothing would not be seen as a renewal."""
+        """Returns the present time, but never that of the record: a write that changes nothing
+        would not be seen as a renewal."""
         now = self._now()
         if self._record is not None and now == self._record.renew_time:
             now += timedelta(microseconds=1)

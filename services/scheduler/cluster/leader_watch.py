@@ -1,21 +1,29 @@
 """The leader watch: a standby tests again and again whether the leader still runs, and tells the
-election when the leader is certainly dead. Then the standby need not wait until the lease expires.
+election when the leader is dead. Then the standby need not wait until the lease expires.
 
-A leader is certainly dead in two cases, once it has been reached at its address: the host refuses
-connections there; or the address does not answer, and the leader's pod is gone or none of the pod's
-containers runs. A leader that only does not answer, for example behind a cut network, may still
-run: its lease has to expire. A wrong result of the watch changes leaders without need and breaks
-nothing (`leader_elector.py`).
+- An address that accepts connections belongs to the leader, unless the leader's pod is gone when
+  the watch first looks: then another process has the address now, and the leader is dead.
+- If the address refuses connections, the leader is dead in any of three cases: it was reached
+  before; its pod is gone or none of the pod's containers runs; or the refusals last for longer than
+  a renewal of the lease, and no renewal was seen.
+- If the address does not answer, the leader is dead if its pod is gone or none of the pod's
+  containers runs.
+
+A leader that only does not answer, for example behind a cut network, may still run: its lease has
+to expire. A leader that renews its lease lives, even if a firewall between the two schedulers
+refuses connections. A wrong result of the watch changes leaders without need and breaks nothing
+(`leader_elector.py`).
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from services.common import address as addresses
-from services.scheduler.cluster.pod_directory import PodsRefused, PodsUnavailable
+from services.scheduler.cluster.pod_directory import PodsRefused, PodState, PodsUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +53,9 @@ class Election(Protocol):
     @property
     def leader_address(self) -> str: ...
 
+    @property
+    def leader_renews(self) -> bool: ...
+
     def note_death(self, holder: str) -> None: ...
 
 
@@ -62,6 +73,26 @@ async def ask(address: str) -> ProbeResult:
     return ProbeResult.LISTENS
 
 
+@dataclass(slots=True)
+class Watched:
+    """The leader that is watched, and what is known of it."""
+
+    holder: str
+    """Identity of the leader in the lease."""
+
+    had_pod: bool = False
+    """Whether the API server has known the leader's pod."""
+
+    was_reached: bool = False
+    """Whether the leader's address has accepted a connection."""
+
+    refused_since: float | None = None
+    """Time since which the address, never reached before, refuses connections."""
+
+    is_dead: bool = False
+    """Whether the election has been told that the leader is dead."""
+
+
 class LeaderWatch:
     """Watches the leader that the election names, whichever process that is."""
 
@@ -69,47 +100,78 @@ class LeaderWatch:
         self,
         election: Election,
         *,
-        pod_has_ended: Callable[[str, str], Awaitable[bool]],
+        pod_state: Callable[[str, str], Awaitable[PodState]],
         ask: Callable[[str], Awaitable[ProbeResult]] = ask,
         period_s: float = PERIOD_S,
+        renewal_s: float,
     ) -> None:
-        """Creates a watch. `pod_has_ended` takes the name and the uid of a pod and returns whether
-        the pod has ended; it may raise `PodsUnavailable` or `PodsRefused`."""
+        """Creates a watch. `pod_state` takes the name and the uid of a pod; it may raise
+        `PodsUnavailable` or `PodsRefused`. A living leader renews its lease within `renewal_s`."""
         self._election = election
-        self._pod_has_ended = pod_has_ended
+        self._pod_state = pod_state
         self._ask = ask
         self._period_s = period_s
-        self._reached = ""  # identity of the leader, once it has been reached
+        self._renewal_s = renewal_s
+        self._watched = Watched("")
 
     async def run(self) -> None:
         """Watches until cancelled."""
         while True:
-            holder, address = self._election.leader, self._election.leader_address
-            if holder and address:
-                await self._look(holder, address)
+            if holder := self._election.leader:
+                await self._look(holder, self._election.leader_address)
             await asyncio.sleep(self._period_s)
 
     async def _look(self, holder: str, address: str) -> None:
-        answer = await self._ask(address)
-        if answer is ProbeResult.LISTENS:
-            self._reached = holder
-        elif holder == self._reached and await self._is_dead(holder, address, answer):
-            self._reached = ""
+        if holder != self._watched.holder:
+            self._watched = Watched(holder)
+        if self._watched.is_dead:
+            return
+        reason = await self._reason_for_death(self._watched, address)
+        if reason:
+            log.warning("the leader %s is gone: %s", holder, reason)
+            self._watched.is_dead = True
             self._election.note_death(holder)
 
-    async def _is_dead(self, holder: str, address: str, answer: ProbeResult) -> bool:
-        if answer is ProbeResult.REFUSES:
+    async def _reason_for_death(self, watched: Watched, address: str) -> str:
+        """Returns why the leader is taken for dead; an empty text if it may live."""
+        if not watched.had_pod:
+            state = await self._state_of_pod(watched.holder)
+            if state is PodState.GONE:
+                return "its pod is gone"
+            watched.had_pod = state is not None
+        if not address:
+            return ""
+        answer = await self._ask(address)
+        if answer is ProbeResult.LISTENS:
+            watched.was_reached, watched.refused_since = True, None
+            return ""
+        if answer is ProbeResult.REFUSES and (reason := await self._refuses(watched, address)):
+            return reason
+        if answer is ProbeResult.REFUSES and self._election.leader_renews:
+            return ""
+        if await self._state_of_pod(watched.holder) in (PodState.GONE, PodState.IDLE):
+            return "its pod has ended"
+        return ""
+
+    async def _refuses(self, watched: Watched, address: str) -> str:
+        """Returns why a leader whose address refuses connections is taken for dead for this reason
+        alone."""
+        if watched.was_reached:
             await asyncio.sleep(AGAIN_S)
-            if await self._ask(address) is ProbeResult.REFUSES:
-                log.warning("the leader %s is gone: no process listens at %s", holder, address)
-                return True
-            return False
+            is_refused = await self._ask(address) is ProbeResult.REFUSES
+            return f"no process listens at {address}" if is_refused else ""
+        now = asyncio.get_running_loop().time()
+        if self._election.leader_renews or watched.refused_since is None:
+            watched.refused_since = now
+        if now - watched.refused_since > self._renewal_s:
+            return f"no process listens at {address}, and the lease is not renewed"
+        return ""
+
+    async def _state_of_pod(self, holder: str) -> PodState | None:
+        """Returns the state of the leader's pod, or None if it cannot be known now."""
         try:
-            pod_name, pod_uid, _ = holder.split("_")
-            has_ended = await self._pod_has_ended(pod_name, pod_uid)
+            name, uid, _ = holder.split("_")
+            return await self._pod_state(name, uid) if uid else None
         except (PodsUnavailable, PodsRefused, ValueError) as trouble:
-            log.debug("the leader does not answer, and nothing is known of its pod: %s", trouble)
-            return False
-        if has_ended:
-            log.warning("the leader %s is gone: its pod has ended", holder)
-        return has_ended
+            log.debug("nothing is known of the pod of the leader %s: %s", holder, trouble)
+            return None

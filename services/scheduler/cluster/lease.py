@@ -26,7 +26,7 @@ class LeaseRecord:
     """Seconds without a change after which other candidates may take the lease."""
 
     version: str
-    """The store's name for this state."""
+    """The store's name for this state; empty if there is no lease, so that a write creates one."""
 
     acquire_time: datetime | None = None
     """Time at which the holder acquired the lease, by the holder's wall clock."""
@@ -37,6 +37,11 @@ class LeaseRecord:
     address: str = ""
     """Address of the leader, host:port. Other processes connect to the address to see whether the
     leader still runs. Empty if the leader has given none."""
+
+    is_released: bool = False
+    """Whether the last holder has given the lease away. A lease that has no holder and was not
+    released was created, deleted or emptied by an operator; the leader, if one lives, writes the
+    lease again."""
 
 
 class LeaseConflict(Exception):
@@ -51,7 +56,7 @@ class LeaseStore(Protocol):
     """A store of one lease."""
 
     async def read(self) -> LeaseRecord:
-        """Returns the lease as it is now.
+        """Returns the lease as it is now; a record without holder and version if there is none.
 
         Raises:
             LeaseUnavailable: the lease could not be read.
@@ -59,11 +64,11 @@ class LeaseStore(Protocol):
         ...
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces the lease, if it still has the version that the record has; returns the new
-        state of the lease.
+        """Replaces the lease, if it still has the version that the record has; creates the lease
+        if the record has no version. Returns the new state of the lease.
 
         Raises:
-            LeaseConflict: the lease has a newer version.
+            LeaseConflict: the lease has another version, or was deleted or created meanwhile.
             LeaseUnavailable: the call failed; the lease may have been written or not.
         """
         ...

@@ -47,6 +47,14 @@ class Pod:
     is_terminating: bool = False
 
 
+class PodState(Enum):
+    """The states of a pod, as the API server knows them."""
+
+    RUNS = "one of its containers runs"
+    IDLE = "none of its containers runs: they start, have ended, or wait to be started again"
+    GONE = "there is no such pod"
+
+
 class PodChange(Enum):
     """The kinds of events in a watch."""
 
@@ -77,8 +85,8 @@ class PodsRefused(Exception):
 
 
 class PodsForbidden(Unavailable):
-    """Raised when the API server has refused for `REFUSED_LIMIT_S` to let this process list or
-    watch pods: its access rights are configured wrongly."""
+    """Raised when the API server has never let this process watch pods, and has refused for
+    `REFUSED_LIMIT_S`: its access rights are configured wrongly."""
 
 
 class PodSource(Protocol):
@@ -126,6 +134,7 @@ class PodDirectory:
         self._version: str | None = None  # to watch from; None asks for a new list
         self._trouble = ""
         self._refused_at: float | None = None  # first refusal since a call last succeeded
+        self._was_allowed = False
 
     @property
     def n_stages(self) -> int:
@@ -141,7 +150,8 @@ class PodDirectory:
         await self._has_changed.wait()
 
     async def run(self) -> None:
-        """Keeps the directory up to date until cancelled, also when the API server fails.
+        """Keeps the directory up to date until cancelled, also when the API server fails. A right
+        that is taken away later, with a deleted Role, is waited for: the known workers still serve.
 
         Raises:
             PodsForbidden: this process may not list or watch pods.
@@ -168,7 +178,7 @@ class PodDirectory:
         try:
             async for event in self._source.watch_pods(self._version):
                 self._report("")
-                self._refused_at = None
+                self._refused_at, self._was_allowed = None, True
                 self._version = event.version
                 self._apply(event)
         except PodsExpired:
@@ -206,7 +216,7 @@ class PodDirectory:
         self._trouble = trouble
 
     def _check_refusal(self, trouble: PodsUnavailable | PodsRefused) -> None:
-        if not isinstance(trouble, PodsRefused):
+        if self._was_allowed or not isinstance(trouble, PodsRefused):
             self._refused_at = None
             return
         now = self._clock()

@@ -19,11 +19,17 @@ from services.common.errors import Unavailable
 from services.scheduler.cluster.kubernetes_client import KubernetesClient
 from services.scheduler.cluster.leader_elector import LeaderElector
 from services.scheduler.cluster.lease import LeaseConflict, LeaseRecord, LeaseUnavailable
-from services.scheduler.cluster.pod_directory import PodDirectory, PodsForbidden, PodsRefused
+from services.scheduler.cluster.pod_directory import (
+    PodDirectory,
+    PodsForbidden,
+    PodsRefused,
+    PodState,
+)
 from tests.environments import PROXIES
 from tests.fake_kubernetes import (
     LEASE,
     NAMESPACE,
+    RUNNING,
     FakeKubernetes,
     fake_kubernetes,
     write_kubeconfig,
@@ -142,7 +148,7 @@ async def test_a_lease_that_was_made_anew_is_a_conflict(cluster: Cluster) -> Non
         await store.write(replace(record, holder="a"))
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 429, 500, 503])
+@pytest.mark.parametrize("status", [400, 401, 403, 422, 429, 500, 503])
 async def test_what_the_api_says_is_told(cluster: Cluster, status: int) -> None:
     store = cluster.client.lease_store(NAMESPACE, LEASE)
     record = await store.read()
@@ -153,12 +159,38 @@ async def test_what_the_api_says_is_told(cluster: Cluster, status: int) -> None:
         await store.write(record)
 
 
-async def test_a_missing_lease_is_unavailable_and_says_who_should_have_made_it(
+async def test_a_missing_lease_reads_as_nobodys_and_the_first_write_makes_it(
     cluster: Cluster,
 ) -> None:
     cluster.api.lease = None
-    with pytest.raises(LeaseUnavailable, match=r"404 .*not found .it belongs to the manifests"):
-        await cluster.client.lease_store(NAMESPACE, LEASE).read()
+    stores = [cluster.client.lease_store(NAMESPACE, LEASE) for _ in range(2)]
+    records = [await store.read() for store in stores]
+    assert records == [LeaseRecord(holder="", transitions=0, duration_s=0, version="")] * 2
+    written = await stores[0].write(replace(records[0], holder="a", transitions=1))
+    with pytest.raises(LeaseConflict):
+        await stores[1].write(replace(records[1], holder="b", transitions=1))
+    assert await stores[1].read() == written
+    assert cluster.api.requests == ["get", "get", "create", "update", "get"]
+
+
+async def test_a_lease_that_was_deleted_is_a_conflict_and_can_be_made_anew(
+    cluster: Cluster,
+) -> None:
+    store = cluster.client.lease_store(NAMESPACE, LEASE)
+    record = await store.read()
+    cluster.api.lease = None
+    with pytest.raises(LeaseConflict):
+        await store.write(replace(record, holder="a"))
+    await store.write(replace(await store.read(), holder="a"))
+    assert (await store.read()).holder == "a"
+
+
+async def test_the_right_to_create_that_is_missing_is_named(cluster: Cluster) -> None:
+    cluster.api.lease = None
+    cluster.api.errors["create"] = 403
+    store = cluster.client.lease_store(NAMESPACE, LEASE)
+    with pytest.raises(LeaseUnavailable, match="create lease orcinus/orcinus-scheduler: 403"):
+        await store.write(await store.read())
 
 
 async def test_an_answer_that_is_no_lease_is_unavailable(cluster: Cluster) -> None:
@@ -309,11 +341,16 @@ async def test_a_leader_whose_api_server_hangs_goes_on_and_releases_in_bounded_t
     assert not elector.is_leader
 
 
-async def test_a_lease_made_anew_stays_its_leaders_and_counts_on(cluster: Cluster) -> None:
+@pytest.mark.parametrize("is_applied", [True, False], ids=["made anew", "deleted"])
+async def test_a_lease_made_anew_stays_its_leaders_and_counts_on(
+    cluster: Cluster, is_applied: bool
+) -> None:
     elector = cluster.elector("first")
     cluster.api.create_lease(leaseTransitions=6)
     assert await elector.acquire() == 7
-    cluster.api.create_lease()
+    cluster.api.lease = None
+    if is_applied:
+        cluster.api.create_lease()
     holding = asyncio.create_task(elector.hold())
     await until(
         lambda: cluster.api.lease is not None and "holderIdentity" in cluster.api.lease["spec"]
@@ -333,41 +370,44 @@ async def test_the_lease_says_where_its_holder_listens_and_forgets_it_when_given
     store = cluster.client.lease_store(NAMESPACE, LEASE)
     assert (await store.read()).address == "10.0.0.1:50052"
     await elector.release()
-    assert (await store.read()).address == ""
+    record = await store.read()
+    assert (record.address, record.is_released) == ("", True)
     assert cluster.api.lease is not None
-    assert cluster.api.lease["metadata"]["annotations"] == {"made-by": "a manifest"}
-
-
-RUNNING: dict[str, object] = {"running": {"startedAt": "2026-11-20T10:00:00Z"}}
+    assert cluster.api.lease["metadata"]["annotations"] == {
+        "made-by": "a manifest",
+        "orcinus/released": "true",
+    }
+    await elector.acquire()
+    assert not (await store.read()).is_released
 
 
 @pytest.mark.parametrize(
-    ("states", "has_ended"),
+    ("states", "state"),
     [
-        ([RUNNING], False),
-        ([{"waiting": {"reason": "CrashLoopBackOff"}}], True),
-        ([{"terminated": {"exitCode": 137}}], True),
-        ([{"terminated": {"exitCode": 137}}, RUNNING], False),
+        ([RUNNING], PodState.RUNS),
+        ([{"waiting": {"reason": "CrashLoopBackOff"}}], PodState.IDLE),
+        ([{"terminated": {"exitCode": 137}}], PodState.IDLE),
+        ([{"terminated": {"exitCode": 137}}, RUNNING], PodState.RUNS),
+        ([], PodState.IDLE),
     ],
-    ids=["running", "waiting", "terminated", "one of two runs"],
+    ids=["running", "waiting", "terminated", "one of two runs", "not started"],
 )
-async def test_a_pod_has_ended_when_none_of_its_containers_runs(
-    cluster: Cluster, states: list[dict[str, object]], has_ended: bool
+async def test_a_pod_runs_while_one_of_its_containers_does(
+    cluster: Cluster, states: list[dict[str, object]], state: PodState
 ) -> None:
-    cluster.api.set_pod("scheduler-0")
-    cluster.api.set_pod("scheduler-1")
-    cluster.api.pods["scheduler-0"]["status"]["containerStatuses"] = [
-        {"state": state} for state in states
-    ]
-    cluster.api.pods["scheduler-1"]["status"]["containerStatuses"] = [{"state": RUNNING}]
-    client = cluster.client
-    assert await client.pod_has_ended(NAMESPACE, "scheduler-0", "scheduler-0-uid") is has_ended
-    assert not await client.pod_has_ended(NAMESPACE, "scheduler-1", "scheduler-1-uid")
-    assert await client.pod_has_ended(NAMESPACE, "scheduler-1", "the uid of the one before")
-    assert await client.pod_has_ended(NAMESPACE, "scheduler-2", "scheduler-2-uid")
+    cluster.api.set_pod("scheduler-0", states=states)
+    cluster.api.set_pod("scheduler-1", states=[RUNNING])
+
+    async def ask(name: str, uid: str) -> PodState:
+        return await cluster.client.pod_state(NAMESPACE, name, uid)
+
+    assert await ask("scheduler-0", "scheduler-0-uid") is state
+    assert await ask("scheduler-1", "scheduler-1-uid") is PodState.RUNS
+    assert await ask("scheduler-1", "the uid of the one before") is PodState.GONE
+    assert await ask("scheduler-2", "scheduler-2-uid") is PodState.GONE
     cluster.api.errors["list"] = 403
     with pytest.raises(PodsRefused, match="list pod scheduler-0 in namespace orcinus: 403"):
-        await client.pod_has_ended(NAMESPACE, "scheduler-0", "scheduler-0-uid")
+        await ask("scheduler-0", "scheduler-0-uid")
 
 
 LEADER = """

@@ -8,7 +8,7 @@ from itertools import repeat
 
 import pytest
 
-from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector, LeadershipLost
 from services.scheduler.cluster.lease import LeaseRecord
 from tests.memory_lease import ANSWER_LOST, GOOD, HUNG, REFUSED, Fate, Lease, MemoryLeaseStore
 from tests.simulated_time import StoppableProcess, simulate
@@ -259,19 +259,75 @@ def test_a_leader_whose_lease_another_has_stops_at_its_next_renewal() -> None:
     simulate(story())
 
 
-@pytest.mark.parametrize("transitions", [0, 1], ids=["made anew", "emptied"])
-def test_a_leader_keeps_a_lease_that_is_nobodys(transitions: int) -> None:
+EMPTIED: dict[str, object] = {"holder": "", "address": ""}
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda lease: lease.delete(),
+        lambda lease: lease.edit(**EMPTIED, transitions=0),
+        lambda lease: lease.edit(**EMPTIED),
+    ],
+    ids=["deleted", "made anew", "emptied"],
+)
+@pytest.mark.parametrize("at_s", [20.0, 20.7, 21.4], ids=str)
+def test_a_lease_without_a_holder_stays_its_leaders_and_the_standby_can_take_over_later(
+    edit: Callable[[Lease], None], at_s: float
+) -> None:
     async def story() -> None:
         lease = Lease()
-        elector = candidate(lease)
-        await elector.acquire()
-        lease.edit(holder="", address="", transitions=transitions)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(60):
-                await elector.hold()
-        assert elector.is_leader
+        leader, standby = candidate(lease), candidate(lease, "b", jitter=1.0)
+        await leader.acquire()
+        holding = asyncio.create_task(leader.hold())
+        acquiring = asyncio.create_task(standby.acquire())
+        await asyncio.sleep(at_s)
+        edit(lease)
+        await asyncio.sleep(RETRY_S + 0.1)
         assert (lease.record.holder, lease.record.transitions) == ("a", 1)
         assert lease.record.address == "a:50052"
+        await asyncio.sleep(60)
+        assert leader.is_leader
+        assert standby.could_take_over
+        assert not acquiring.done()
+        holding.cancel()
+        standby.note_death("a")
+        assert await acquiring == 2
+
+    simulate(story())
+
+
+def test_without_a_lease_one_of_two_candidates_makes_it_when_no_leader_has() -> None:
+    async def story() -> None:
+        lease = Lease()
+        lease.delete()
+        electors = [candidate(lease, "a"), candidate(lease, "b")]
+        acquiring = [asyncio.create_task(elector.acquire()) for elector in electors]
+        await asyncio.sleep(RENEWAL * RETRY_S + 0.1)
+        assert sorted(task.done() for task in acquiring) == [False, True]
+        assert lease.record.transitions == 1
+        await asyncio.sleep(LEASE_S / 2)
+        assert [elector.could_take_over for elector in electors if not elector.is_leader] == [True]
+
+    simulate(story())
+
+
+def test_a_holder_is_seen_to_renew_or_not() -> None:
+    async def story() -> None:
+        lease = Lease()
+        leader, standby = candidate(lease), candidate(lease, "b")
+        await leader.acquire()
+        acquiring = asyncio.create_task(standby.acquire())
+        await asyncio.sleep(5)
+        assert not standby.leader_renews
+        holding = asyncio.create_task(leader.hold())
+        await asyncio.sleep(5)
+        assert standby.leader_renews
+        holding.cancel()
+        lease.edit(holder="c")
+        await asyncio.sleep(5)
+        assert not standby.leader_renews
+        acquiring.cancel()
 
     simulate(story())
 
@@ -486,10 +542,11 @@ def test_release_ends_hold_and_works_while_a_renewal_is_on_its_way() -> None:
         holding = asyncio.create_task(elector.hold())
         await asyncio.sleep(2.5)
         await elector.release()
-        assert lease.record.holder == ""
-        with pytest.raises(LeadershipLost, match="given up"):
-            await holding
-        assert lease.record.holder == ""
+        assert (lease.record.holder, lease.record.is_released) == ("", True)
+        await holding
+        assert (lease.record.holder, lease.record.is_released) == ("", True)
+        with pytest.raises(LeadershipLost, match="given the lease away"):
+            await elector.advance(2)
 
     simulate(story())
 

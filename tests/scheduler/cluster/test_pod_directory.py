@@ -284,8 +284,15 @@ def test_a_refusal_that_passes_is_survived() -> None:
             await pods.changed()
             assert pods.addresses() == ["10.0.0.1:50053"]
             await asyncio.sleep(60)
-            source.list_errors = [PodsRefused("not now") for _ in range(5)]
+            # A Role was deleted, and is applied again an hour later.
+            source.list_errors = [PodsRefused("not now") for _ in range(150)]
             source.feed.put_nowait(PodsUnavailable("gone"))
+            await asyncio.sleep(3600)
+            assert pods.addresses() == ["10.0.0.1:50053"]
+            source.list_errors = []
             await asyncio.sleep(60)
+            source.feed.put_nowait(PodEvent(PodChange.SET, "9", pod("b", ip="10.0.0.2")))
+            await pods.changed()
+            assert len(pods.addresses()) == 2
 
     simulate(story())

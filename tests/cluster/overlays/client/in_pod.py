@@ -77,7 +77,9 @@ class Stream:
         self.token_ids: list[list[int]] = []
         self.finish_reasons: list[str] = []
         self.n_resumed = 0
-        self.longest_pause_s = 0.0
+        self.first_token_s = 0.0
+        self.longest_pause_s = 0.0  # the wait for the first token counts, too
+        self.longest_gap_s = 0.0  # between two tokens
         self._last_event = time.monotonic()
 
     def outcome(self) -> dict[str, Any]:
@@ -95,7 +97,9 @@ class Stream:
                 "token_ids": self.token_ids,
                 "finish_reasons": self.finish_reasons,
                 "n_resumed": self.n_resumed,
+                "first_token_s": self.first_token_s,
                 "longest_pause_s": self.longest_pause_s,
+                "longest_gap_s": self.longest_gap_s,
             },
         }
 
@@ -133,7 +137,12 @@ class Stream:
         if "error" in chunk:
             raise ValueError(chunk["error"])
         now = time.monotonic()
-        self.longest_pause_s = max(self.longest_pause_s, now - self._last_event)
+        pause_s = now - self._last_event
+        self.longest_pause_s = max(self.longest_pause_s, pause_s)
+        if self._event_id:
+            self.longest_gap_s = max(self.longest_gap_s, pause_s)
+        else:
+            self.first_token_s = pause_s
         self._last_event = now
         self._event_id = event_id
         self._seed = chunk.get("seed", self._seed)
@@ -236,7 +245,7 @@ def code_of(call: Any) -> dict[str, str]:
 def load(order: dict[str, Any]) -> Any:
     """Clients that ask one thing after the other, for `seconds` or until standard input ends; says
     so when each of them has been answered. With `streams`, each client streams one of these; with
-    `grpc`, over gRPC."""
+    `grpc`, over gRPC. Each client pauses for `pause_s` after an answer."""
     address = {**order, "host": address_of(order["host"])}
     is_over = threading.Event()
     clients = [Client(address, is_over, index) for index in range(order["clients"])]
@@ -308,6 +317,7 @@ class Client(threading.Thread):
             )
             if answer["status"] == 200:
                 self.is_answered.set()
+                time.sleep(self._order.get("pause_s", 0))
             else:
                 time.sleep(0.2)
         self.is_answered.set()
