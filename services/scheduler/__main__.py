@@ -38,6 +38,7 @@ from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
 from services.scheduler.observing.progress import IterationProgress
 from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.pipeline.shortfall import Shortfall
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching import watch_service
@@ -90,6 +91,7 @@ class SchedulerProcess:
         )
         self._serving = ServingWatch(
             trouble=self._trouble,
+            details=lambda: self._service.shortfall,
             n_waiting=lambda: self._progress.n_requests,
             progress="iteration",
         )
@@ -179,6 +181,7 @@ class SchedulerProcess:
             traces=self._traces,
             connect=connect,
             build=self._build,
+            on_shortfall=self._note_shortfall,
         )
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)
@@ -189,10 +192,17 @@ class SchedulerProcess:
         finally:
             announcing.cancel()
             self._metrics.set_leading(False)
+            self._metrics.note_unfit(())
             await self._health.set_serving(False)
             self._service.fail_all("this scheduler no longer leads")
             self._watch_service.is_leading = False
             self._watching.end("this scheduler no longer leads")
+
+    def _note_shortfall(self, shortfall: Shortfall) -> None:
+        """Tells operators and frontends why there is no pipeline and which workers do not fit."""
+        self._metrics.note_unfit(shortfall.unfit)
+        self._watching.note_unfit(shortfall.unfit)
+        self._service.note_shortfall(shortfall.for_clients)
 
     async def _announce(self, leader: Leader) -> None:
         """Tells the process that started this one when the first pipeline serves."""

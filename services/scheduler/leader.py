@@ -37,7 +37,7 @@ from services.scheduler.observing.iteration_observer import IterationObservers, 
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
-from services.scheduler.pipeline.membership import Pipeline, gather
+from services.scheduler.pipeline.membership import Member, OnShortfall, Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
@@ -104,6 +104,7 @@ class Leader:
         traces: Traces | None = None,
         connect: rpc.Connect = rpc.connect,
         build: BuildScheduler | None = None,
+        on_shortfall: OnShortfall = lambda _: None,
     ) -> None:
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
@@ -116,6 +117,7 @@ class Leader:
         self._traces = traces
         self._connect = connect
         self._build = build or build_scheduler
+        self._on_shortfall = on_shortfall
         self._pool = RequestPool(
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
@@ -132,6 +134,7 @@ class Leader:
         """
         self._service.lead()
         timeout = FormingTimeout(self._settings.start_timeout_s)
+        last: Sequence[Member] = ()
         while not stop.is_set():
             gathering = asyncio.create_task(
                 gather(
@@ -140,10 +143,13 @@ class Leader:
                     pipeline_id=self._settings.pipeline_id,
                     timeout_s=timeout.left_s(),
                     connect=self._connect,
+                    last=last,
+                    on_shortfall=self._on_shortfall,
                 )
             )
             if not await happens_before(gathering, stop):
                 return
+            last = gathering.result().members
             epoch = self._assemble(gathering.result())
             try:
                 await self._serve(epoch, stop)

@@ -63,7 +63,9 @@ class EngineMaster:
             iteration_limit_s=iteration_limit_s,
             hang_limit_s=hang_limit_s,
         )
-        self._channels = [connect(member.address) for member in pipeline.members]
+        self._channels = [
+            connect(member.address, rpc.RECONNECT_OPTIONS) for member in pipeline.members
+        ]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
         self._results: list[worker_pb2.IterationResult] = []
         # Pieces of the iteration that returns next.
@@ -185,10 +187,9 @@ class EngineMaster:
             for timing in report.timings.timings:
                 self._on_timing(index, timing)
         elif report.HasField("failure"):
-            self._lose(
-                f"stage {index} failed: {report.failure.reason}",
-                culprits=self._culprits(report.failure),
-            )
+            failure = report.failure
+            what = "lost another stage" if failure.is_of_neighbour else "failed"
+            self._lose(f"stage {index} {what}: {failure.reason}", culprits=self._culprits(failure))
 
     def _culprits(self, failure: worker_pb2.StageFailure) -> list[RequestId]:
         """Returns the ids of the requests that failed. Returns no ids if all sampled requests of
