@@ -5,8 +5,8 @@ equal form a group, and a pipeline is made of one group. The first of these grou
 
 1. a group with a ready worker for every stage;
 2. a group that can get one, since it has enough workers;
-3. among those, the group that holds the most stages, then the largest group, then the group of the
-   newest pod.
+3. among those, the group that holds the most stages, or held them until a moment ago, then the
+   largest group, then the group of the newest pod.
 
 In the group that is chosen, a worker that holds a stage keeps it, since the weights of the stage
 are in its memory. A stage that no worker holds is assigned to a free worker. The workers that are
@@ -147,7 +147,7 @@ class _Group:
     @property
     def rank(self) -> tuple[bool, bool, int, int, int]:
         """The group's rank; the group with the highest rank is chosen."""
-        n_held = self._n_stages - len(self._to_assign)
+        n_held = self._n_stages - max(0, len(self._to_assign) - self._n_ended)
         size, newest = len(self._places), max(self._places.values())
         return (self.is_complete, self.can_complete, n_held, size, newest)
 
