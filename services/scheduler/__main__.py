@@ -38,7 +38,8 @@ from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
 from services.scheduler.observing.progress import IterationProgress
 from services.scheduler.observing.request_observer import RequestObservers
-from services.scheduler.pipeline.shortfall import Shortfall
+from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker
+from services.scheduler.pipeline.spare_watch import SpareWatch
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching import watch_service
@@ -170,6 +171,7 @@ class SchedulerProcess:
         """Leads until told to stop. Meanwhile the health of this scheduler reports that it leads,
         so that frontends find it."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
+        spares = SpareWatch(stages, on_unfit=self._note_unfit, connect=connect)
         leader = Leader(
             self._settings,
             stages,
@@ -177,7 +179,12 @@ class SchedulerProcess:
             requests=self._requests,
             control=self._control,
             watching=self._watching,
-            observe=[self._metrics.observe, self._progress.observe, self._pace.observe],
+            observe=[
+                self._metrics.observe,
+                self._progress.observe,
+                self._pace.observe,
+                spares.observe,
+            ],
             traces=self._traces,
             connect=connect,
             build=self._build,
@@ -200,9 +207,12 @@ class SchedulerProcess:
 
     def _note_shortfall(self, shortfall: Shortfall) -> None:
         """Tells operators and frontends why there is no pipeline and which workers do not fit."""
-        self._metrics.note_unfit(shortfall.unfit)
-        self._watching.note_unfit(shortfall.unfit)
+        self._note_unfit(shortfall.unfit)
         self._service.note_shortfall(shortfall.for_clients)
+
+    def _note_unfit(self, unfit: tuple[UnfitWorker, ...]) -> None:
+        self._metrics.note_unfit(unfit)
+        self._watching.note_unfit(unfit)
 
     async def _announce(self, leader: Leader) -> None:
         """Tells the process that started this one when the first pipeline serves."""

@@ -21,7 +21,7 @@ from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.muster import Muster, muster
-from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker
+from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker, log_new
 
 log = logging.getLogger(__name__)
 
@@ -217,13 +217,9 @@ class RollCall:
     def _tell(self, shortfall: Shortfall) -> None:
         """Tells the shortfall if it has changed, and logs each worker that has become unfit."""
         before, self._shortfall = self._shortfall, shortfall
-        if shortfall == before:
-            return
-        known = before.unfit if before is not None else ()
-        for worker in shortfall.unfit:
-            if worker not in known:
-                log.warning("worker %s", worker.for_operators)
-        self._on_shortfall(shortfall)
+        if shortfall != before:
+            log_new(before.unfit if before is not None else (), shortfall.unfit)
+            self._on_shortfall(shortfall)
 
     async def _call(self, addresses: Sequence[str]) -> None:
         """Begins to ask the workers at new addresses, and closes workers whose addresses are

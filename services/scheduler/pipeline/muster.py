@@ -78,8 +78,8 @@ def muster(
     each worker. Free workers with fewer assignments come first, since a worker that cannot load its
     weights becomes free again and again.
     """
-    faults = {offer.address: fault_of(offer.answer, n_stages) for offer in offers}
-    sound = [offer for offer in offers if not faults[offer.address] and traits_of(offer.answer)]
+    faults = _faults_of(offers, n_stages)
+    sound = [offer for offer in offers if offer.address not in faults and traits_of(offer.answer)]
     starting = {
         offer.answer.stage_index
         for offer in offers
@@ -89,13 +89,9 @@ def muster(
     for place, offer in enumerate(sound):
         group = _Group(n_stages, n_assigned or {}, starting)
         groups.setdefault(traits_of(offer.answer), group).add(place, offer)
-    unfit = {
-        offer.address: faults[offer.address]
-        for offer in offers
-        if faults[offer.address] and offer.presence is Presence.HERE
-    }
     if not groups:
         empty = _Group(n_stages, {}, starting)
+        unfit = _unfit(offers, faults, None)
         return Muster(loading=empty.loading, missing=empty.missing, unfit=unfit)
     chosen = max(groups, key=lambda traits: groups[traits].rank)
     best = groups[chosen]
@@ -103,17 +99,39 @@ def muster(
         assigning: list[_Group] = []
     else:
         assigning = [best] if best.can_complete else list(groups.values())
-    present = {
-        offer.address: traits_of(offer.answer) for offer in sound if offer.presence is Presence.HERE
-    }
-    unfit |= differences(present, chosen if best.can_complete else None)
     return Muster(
         members=best.members,
         assignments={k: v for group in assigning for k, v in group.assignments.items()},
         loading=best.loading,
         missing=best.missing,
-        unfit=unfit,
+        unfit=_unfit(offers, faults, chosen if best.can_complete else None),
     )
+
+
+def unfit_beside(offers: Sequence[Offer], chosen: Traits, n_stages: int) -> dict[str, str]:
+    """Returns the workers that do not fit to a pipeline that serves, and in what each differs, by
+    their addresses. `chosen` are the traits of the pipeline's workers."""
+    return _unfit(offers, _faults_of(offers, n_stages), chosen)
+
+
+def _faults_of(offers: Sequence[Offer], n_stages: int) -> dict[str, str]:
+    """Returns what is wrong with each worker that can be in no pipeline of `n_stages` stages."""
+    faults = {offer.address: fault_of(offer.answer, n_stages) for offer in offers}
+    return {address: fault for address, fault in faults.items() if fault}
+
+
+def _unfit(
+    offers: Sequence[Offer], faults: Mapping[str, str], chosen: Traits | None
+) -> dict[str, str]:
+    """Returns the workers that answer and do not fit, and in what each differs."""
+    here = [offer for offer in offers if offer.presence is Presence.HERE]
+    faulty = {offer.address: faults[offer.address] for offer in here if offer.address in faults}
+    traits = {
+        offer.address: traits_of(offer.answer)
+        for offer in here
+        if offer.address not in faults and offer.answer.traits
+    }
+    return faulty | differences(traits, chosen)
 
 
 class _Group:

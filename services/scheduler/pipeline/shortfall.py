@@ -1,8 +1,11 @@
 """Why there is no pipeline, and which workers do not fit: as an operator reads it, with addresses,
 and as clients may read it, with names only."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,13 @@ class Shortfall:
         if self.missing:
             said.append(f"there is no worker for stage {_listed(self.missing)}")
         return "; ".join([*said, *unfit])
+
+
+def log_new(before: Collection[UnfitWorker], now: Collection[UnfitWorker]) -> None:
+    """Logs each worker that does not fit now and was not known before not to fit."""
+    for worker in now:
+        if worker not in before:
+            log.warning("worker %s", worker.for_operators)
 
 
 def _listed(stages: Sequence[int]) -> str:

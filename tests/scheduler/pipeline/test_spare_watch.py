@@ -17,7 +17,9 @@ async def test_a_spare_that_comes_while_a_pipeline_serves_is_named_if_it_does_no
         pipeline = await gather(known, term=Unopposed(), pipeline_id="p", timeout_s=LIMIT_S)
         told: asyncio.Queue[tuple[UnfitWorker, ...]] = asyncio.Queue()
         watch = SpareWatch(known, on_unfit=told.put_nowait, period_s=0.01)
-        epoch = watch.observe(pipeline, build(max_batch_size=1, n_blocks=4, block_size=4))
+        epoch = watch.observe(
+            pipeline, build(max_batch_size=1, n_blocks=4, block_size=4, pipeline_depth=1)
+        )
         async with asyncio.timeout(LIMIT_S):
             epoch.opened()
             assert await told.get() == ()
