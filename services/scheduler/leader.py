@@ -37,7 +37,7 @@ from services.scheduler.observing.iteration_observer import IterationObservers, 
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
-from services.scheduler.pipeline.membership import Member, OnShortfall, Pipeline, gather
+from services.scheduler.pipeline.membership import LastPipeline, OnShortfall, Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
@@ -134,7 +134,7 @@ class Leader:
         """
         self._service.lead()
         timeout = FormingTimeout(self._settings.start_timeout_s)
-        last: Sequence[Member] = ()
+        last = LastPipeline()
         while not stop.is_set():
             gathering = asyncio.create_task(
                 gather(
@@ -149,13 +149,13 @@ class Leader:
             )
             if not await happens_before(gathering, stop):
                 return
-            last = gathering.result().members
             epoch = self._assemble(gathering.result())
             try:
                 await self._serve(epoch, stop)
             except PipelineLost as loss:
                 # The engine master has logged the cause, with addresses that clients must not see.
                 timeout.note_loss(loss, was_open=self._service.is_open)
+                last = LastPipeline(epoch.pipeline.members, loss.gone)
                 self._service.suspend(*epoch.scheduler.suspend(loss.culprits))
                 await asyncio.sleep(timeout.pause_s)
 

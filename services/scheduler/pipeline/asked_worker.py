@@ -38,14 +38,16 @@ class AskedWorker:
         connect: rpc.Connect,
         on_news: Callable[[], None],
         *,
-        last: worker_pb2.DescribeResponse | None,
+        last: worker_pb2.DescribeResponse | None = None,
+        is_gone: bool = False,
     ) -> None:
-        """`last` is the description of a member of the last pipeline."""
+        """`last` is the description of a member of the last pipeline; with `is_gone`, the
+        connection to it has broken, so that nothing waits for its answer."""
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
         """The worker's latest answer; None if the worker did not answer the latest question."""
         self.trouble = ""
-        self.is_settled = False
+        self.is_settled = is_gone
         """Whether the worker has answered or failed to answer since a stage was last assigned to
         it."""
         self._channel = connect(address, rpc.RECONNECT_OPTIONS)

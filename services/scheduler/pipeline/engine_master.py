@@ -30,8 +30,12 @@ JOIN_TIMEOUT_S = 60.0
 class PipelineLost(Unavailable):
     """Raised when the epoch is over: a stage is gone, or an iteration does not return."""
 
-    def __init__(self, message: str, *, culprits: Sequence[RequestId] = ()) -> None:
+    def __init__(
+        self, message: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
+    ) -> None:
         super().__init__(message)
+        self.gone = gone
+        """Index of the stage whose connection has broken; None if none is known."""
         self.culprits = tuple(culprits)
         """Ids of the requests that ended the epoch, and would end the next epoch, too. A request is
         known to have ended the epoch if its logits are not finite while logits of other requests in
@@ -160,12 +164,12 @@ class EngineMaster:
             while True:
                 report = await watch.read()
                 if not isinstance(report, worker_pb2.WatchStageResponse):
-                    self._lose(f"stage {index} ended its reports")
+                    self._lose(f"stage {index} ended its reports", gone=index)
                     return
                 self._lateness.note_report(index)
                 self._take(index, report)
         except grpc.aio.AioRpcError as error:
-            self._lose(f"stage {index} is gone: {error.details()}")
+            self._lose(f"stage {index} is gone: {error.details()}", gone=index)
 
     def _take(self, index: int, report: worker_pb2.WatchStageResponse) -> None:
         place = (report.pipeline_id, report.epoch)
@@ -201,11 +205,13 @@ class EngineMaster:
         failed = [sampled[place] for place in failure.failed_spans if place < len(sampled)]
         return failed if len(failed) < len(sampled) else []
 
-    def _lose(self, reason: str, *, culprits: Sequence[RequestId] = ()) -> None:
+    def _lose(
+        self, reason: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
+    ) -> None:
         if self._loss is None:
             of_whom = f", of requests {', '.join(culprits)}" if culprits else ""
             log.error("epoch %d is over: %s%s", self.pipeline.epoch, reason, of_whom)
-            self._end(PipelineLost(reason, culprits=culprits))
+            self._end(PipelineLost(reason, culprits=culprits, gone=gone))
 
     def _end(self, loss: Exception) -> None:
         self._loss = loss

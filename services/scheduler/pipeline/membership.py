@@ -77,6 +77,25 @@ class Pipeline:
         return min((n for n in n_rows if n), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class LastPipeline:
+    """The pipeline that was lost. Its members may start again, without a stage."""
+
+    members: tuple[Member, ...] = ()
+    gone: int | None = None
+    """Index of the stage whose connection has broken. The worker is not waited for: a free worker
+    may get its stage at once."""
+
+    def description_of(self, address: str) -> worker_pb2.DescribeResponse | None:
+        """Returns how a member described itself; None if no member has the address."""
+        found = (it.description for it in self.members if it.address == address)
+        return next(found, None)
+
+    def is_gone(self, address: str) -> bool:
+        """Whether the connection to the worker at an address has broken."""
+        return self.gone is not None and self.members[self.gone].address == address
+
+
 async def gather(
     stages: StageDirectory,
     *,
@@ -84,12 +103,12 @@ async def gather(
     pipeline_id: str,
     timeout_s: float,
     connect: rpc.Connect = rpc.connect,
-    last: Sequence[Member] = (),
+    last: LastPipeline | None = None,
     on_shortfall: OnShortfall = lambda _: None,
 ) -> Pipeline:
     """Waits until each stage has a worker that has loaded its weights, all of which fit together,
     and returns them as the pipeline of the next epoch. Assigns stages that no worker holds. `last`
-    are the members of the pipeline before: one that has ended may start again.
+    is the pipeline before.
 
     Raises:
         Unavailable: there was no pipeline within `timeout_s`; the error says what was missing last.
@@ -121,13 +140,13 @@ class RollCall:
         term: Term,
         connect: rpc.Connect,
         *,
-        last: Sequence[Member] = (),
+        last: LastPipeline | None = None,
         on_shortfall: OnShortfall = lambda _: None,
     ) -> None:
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
-        self._last = {member.address: member.description for member in last}
+        self._last = last or LastPipeline()
         self._on_shortfall = on_shortfall
         self._shortfall: Shortfall | None = None
         self._stages = stages
@@ -227,10 +246,18 @@ class RollCall:
         for address in self._workers.keys() - set(addresses):
             await self._workers.pop(address).close()
         self._workers = {
-            address: self._workers.get(address)
-            or AskedWorker(address, self._connect, self._has_news.set, last=self._last.get(address))
+            address: self._workers.get(address) or self._new_worker(address)
             for address in addresses
         }
+
+    def _new_worker(self, address: str) -> AskedWorker:
+        return AskedWorker(
+            address,
+            self._connect,
+            self._has_news.set,
+            last=self._last.description_of(address),
+            is_gone=self._last.is_gone(address),
+        )
 
     def _note(self, trouble: str) -> None:
         self.trouble = trouble

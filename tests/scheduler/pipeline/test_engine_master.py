@@ -288,3 +288,11 @@ async def test_log_probabilities_of_several_reports_come_with_their_iteration() 
         assert (admission.n_logprobs, admission.n_prompt_logprobs) == (4, 0)
         assert admission.HasField("n_prompt_logprobs")
         assert not plan.next_token_ids
+
+
+async def test_a_stage_whose_connection_ends_is_known_to_be_gone() -> None:
+    async with fake_stages(2) as stages, Master(stages) as master:
+        stages[1].controller.reports.end()
+        with pytest.raises(PipelineLost, match="stage 1 ended its reports") as lost:
+            await master.results()
+    assert lost.value.gone == 1

@@ -16,6 +16,7 @@ from services.common.errors import TimedOut, Unavailable
 from services.scheduler.cluster.leader_elector import LeadershipLost
 from services.scheduler.cluster.term import Term, Unopposed
 from services.scheduler.pipeline.membership import (
+    LastPipeline,
     Member,
     OnShortfall,
     Pipeline,
@@ -154,12 +155,31 @@ async def test_the_stage_of_a_process_that_has_ended_is_assigned_to_a_spare_at_o
             assert members(await forming) == [a.address, spare.address]
 
 
+async def test_the_stage_of_a_worker_whose_connection_broke_is_assigned_without_a_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.pipeline.asked_worker.DESCRIBE_TIMEOUT_S", 2 * LIMIT_S)
+    async with fake_stage(0, 2) as first, fake_worker() as spare, silent() as lost:
+        description = describe_stage(1, 2)
+        members_before = (Member(first.address, describe_stage(0, 2)), Member(lost, description))
+        call = RollCall(
+            Workers(2, [lost, first.address, spare.address]),
+            Unopposed(),
+            rpc.connect,
+            last=LastPipeline(members_before, gone=1),
+        )
+        async with asyncio.timeout(LIMIT_S):
+            found = await call.until_complete()
+        assert [member.address for member in found] == [first.address, spare.address]
+        await call.close()
+
+
 async def test_an_odd_worker_waits_while_the_member_before_it_may_start_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with fake_worker(block_size=8) as odd:
         async with fake_worker() as good:
-            last = (await form(workers(1, good))).members
+            last = LastPipeline((await form(workers(1, good))).members)
         call = RollCall(workers(1, good, odd), Unopposed(), rpc.connect, last=last)
         calling = asyncio.create_task(call.until_complete())
         async with asyncio.timeout(LIMIT_S):
