@@ -41,8 +41,8 @@ class AskedWorker:
         last: worker_pb2.DescribeResponse | None = None,
         is_gone: bool = False,
     ) -> None:
-        """`last` is the description of a member of the last pipeline; with `is_gone`, the
-        connection to it has broken, so that nothing waits for its answer."""
+        """`last` is the description of a member of the last pipeline; with `is_gone`, it
+        was silent or the connection to it has broken, so that nothing waits for its answer."""
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
         """The worker's latest answer; None if the worker did not answer the latest question."""

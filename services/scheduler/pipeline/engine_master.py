@@ -35,7 +35,8 @@ class PipelineLost(Unavailable):
     ) -> None:
         super().__init__(message)
         self.gone = gone
-        """Index of the stage whose connection has broken; None if none is known."""
+        """Index of the stage that is silent, or whose connection has broken; None if none is
+        known."""
         self.culprits = tuple(culprits)
         """Ids of the requests that ended the epoch, and would end the next epoch, too. A request is
         known to have ended the epoch if its logits are not finite while logits of other requests in
@@ -102,7 +103,7 @@ class EngineMaster:
             asyncio.create_task(self._watch(index, watch), name=f"watch stage {index}")
             for index, watch in enumerate(watches)
         ]
-        lateness = self._lateness.watch(self._lose)
+        lateness = self._lateness.watch(self._on_late)
         self._tasks.append(asyncio.create_task(lateness, name="watch lateness"))
         for task in self._tasks:
             task.add_done_callback(self._note_end)
@@ -212,6 +213,9 @@ class EngineMaster:
             of_whom = f", of requests {', '.join(culprits)}" if culprits else ""
             log.error("epoch %d is over: %s%s", self.pipeline.epoch, reason, of_whom)
             self._end(PipelineLost(reason, culprits=culprits, gone=gone))
+
+    def _on_late(self, reason: str, stage_index: int | None) -> None:
+        self._lose(reason, gone=stage_index)
 
     def _end(self, loss: Exception) -> None:
         self._loss = loss

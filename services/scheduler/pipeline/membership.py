@@ -83,8 +83,8 @@ class LastPipeline:
 
     members: tuple[Member, ...] = ()
     gone: int | None = None
-    """Index of the stage whose connection has broken. The worker is not waited for: a free worker
-    may get its stage at once."""
+    """Index of the stage that was silent, or whose connection has broken. Its worker is not waited
+    for: a free worker may get the stage at once."""
 
     def description_of(self, address: str) -> worker_pb2.DescribeResponse | None:
         """Returns how a member described itself; None if no member has the address."""
@@ -92,7 +92,7 @@ class LastPipeline:
         return next(found, None)
 
     def is_gone(self, address: str) -> bool:
-        """Whether the connection to the worker at an address has broken."""
+        """Whether the worker at an address was silent, or its connection has broken."""
         return self.gone is not None and self.members[self.gone].address == address
 
 
