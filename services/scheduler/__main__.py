@@ -199,7 +199,7 @@ class SchedulerProcess:
         finally:
             announcing.cancel()
             self._metrics.set_leading(False)
-            self._metrics.note_unfit(())
+            self._note_shortfall(Shortfall())
             await self._health.set_serving(False)
             self._service.fail_all("this scheduler no longer leads")
             self._watch_service.is_leading = False

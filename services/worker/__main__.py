@@ -63,14 +63,16 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         for task in tasks:
             task.cancel()
         has_failed = failure.done()
-        # Ranks are killed first, so that their peers see closed sockets at once, and that a process
-        # that is asked to stop ends as soon as one that is killed.
+        if not has_failed:
+            await controller.close()  # first, so that the end of the ranks is not a failure
+        # Ranks are killed before anything waits, so that their peers see closed sockets at once,
+        # and that a process that is asked to stop ends as soon as one that is killed.
         for rank in ranks:
             rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)
         if has_failed:
             await asyncio.sleep(FLUSH_S)
-        await controller.close()
+            await controller.close()
         await endpoints.stop_service()
         await asyncio.gather(*(rank.stop() for rank in ranks))
         await endpoints.close()
