@@ -320,11 +320,11 @@ class FakeScheduler:
         for connection in self._connections:
             connection.send(scheduler_pb2.ConnectResponse(pipeline=pipeline))
 
-    def close(self) -> None:
-        """Has no pipeline, and tells all frontends; what runs goes on."""
+    def close(self, shortfall: str = "") -> None:
+        """Has no pipeline, and tells all frontends, and why; what runs goes on."""
         self.pipeline = None
         for connection in self._connections:
-            connection.send(scheduler_pb2.ConnectResponse(is_closed=True))
+            connection.send(scheduler_pb2.ConnectResponse(is_closed=True, shortfall=shortfall))
 
     async def wait_ended(self) -> None:
         """Waits until all requests that have come have ended."""

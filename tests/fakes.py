@@ -15,14 +15,17 @@ from services.worker.controller.controller import Controller
 from services.worker.controller.service import RAW_METHODS, SERVICE, WorkerService
 from services.worker.settings import PipelinePlace
 
+TRAITS = {"model": "fake", "block_size": "4", "dtype": "float32"}
+"""Traits of a worker, which fits to others with the same."""
+
 
 def describe_stage(
-    stage_index: int = 0, n_stages: int = 1, *, fingerprint: str = "same"
+    stage_index: int = 0, n_stages: int = 1, *, block_size: int = 4
 ) -> worker_pb2.DescribeResponse:
     """A stage of two layers."""
     return worker_pb2.DescribeResponse(
         model="fake",
-        fingerprint=fingerprint,
+        traits=TRAITS | {"block_size": str(block_size)},
         stage_index=stage_index,
         n_stages=n_stages,
         tp_size=1,
@@ -31,7 +34,7 @@ def describe_stage(
         vocab_size=100,
         max_model_len=64,
         eos_token_ids=[2],
-        block_size=4,
+        block_size=block_size,
         n_kv_blocks=50 - stage_index,
         rendezvous_address="127.0.0.1:1",
         protocol=PROTOCOL,
@@ -47,12 +50,18 @@ class FakeRank:
     stage_index: int = 0
     n_stages: int = 1
     answers: bool = False
+    block_size: int = 4
     plans: list[bytes] = field(default_factory=list)
     has_plan: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def tell_traits(self) -> None:
+        """Says to which workers it fits."""
+        told = worker_pb2.DescribeResponse(traits=TRAITS | {"block_size": str(self.block_size)})
+        self.controller.on_message(0, MessageKind.TRAITS, told.SerializeToString())
+
     def load(self) -> None:
         """Says that it is ready."""
-        description = describe_stage(self.stage_index, self.n_stages)
+        description = describe_stage(self.stage_index, self.n_stages, block_size=self.block_size)
         self.controller.on_message(0, MessageKind.LOADED, description.SerializeToString())
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
@@ -104,23 +113,33 @@ class FakeStage:
 
 @contextlib.asynccontextmanager
 async def fake_stage(
-    stage_index: int = 0, n_stages: int = 1, *, answers: bool = False, loads: bool = True
+    stage_index: int = 0,
+    n_stages: int = 1,
+    *,
+    answers: bool = False,
+    loads: bool = True,
+    block_size: int = 4,
 ) -> AsyncIterator[FakeStage]:
     """Serves one stage on loopback, whose rank `loads` before it does."""
     controller = Controller(tp_size=1, place=PipelinePlace(stage_index, n_stages))
-    rank = FakeRank(controller, stage_index, n_stages, answers)
+    rank = FakeRank(controller, stage_index, n_stages, answers, block_size)
     controller.attach([rank])
+    rank.tell_traits()
     if loads:
         rank.load()
     async with _served(controller) as address:
+        controller.name = f"pod:{address.rpartition(':')[2]}"
         yield FakeStage(controller, rank, address)
 
 
 @contextlib.asynccontextmanager
-async def fake_worker(*, answers: bool = False, loads: bool = True) -> AsyncIterator[FakeStage]:
+async def fake_worker(
+    *, answers: bool = False, loads: bool = True, block_size: int = 4
+) -> AsyncIterator[FakeStage]:
     """Serves a worker without a stage on loopback, whose rank `loads` as soon as it has one."""
     controller = Controller(tp_size=1)
-    rank = FakeRank(controller, answers=answers)
+    rank = FakeRank(controller, answers=answers, block_size=block_size)
+    rank.tell_traits()
 
     async def be_assigned() -> None:
         place = await controller.assignment.wait()
@@ -132,6 +151,7 @@ async def fake_worker(*, answers: bool = False, loads: bool = True) -> AsyncIter
     waiting = asyncio.create_task(be_assigned())
     try:
         async with _served(controller) as address:
+            controller.name = f"pod:{address.rpartition(':')[2]}"
             yield FakeStage(controller, rank, address)
     finally:
         waiting.cancel()

@@ -33,6 +33,7 @@ from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import join_peers
+from services.worker.rank.traits import settings_traits
 from services.worker.settings import RankSettings
 
 HIDDEN_SIZE = 1024
@@ -113,7 +114,7 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
         return member(request, runner, peers)
 
     description = worker_pb2.DescribeResponse(
-        model="null", fingerprint="null", vocab_size=1000, max_model_len=2048, n_kv_blocks=10_000
+        model="null", vocab_size=1000, max_model_len=2048, n_kv_blocks=10_000
     )
     membership = Membership(connect=connect, enter=enter)
     return rank_without_model(settings, channel, description, membership)
@@ -156,6 +157,6 @@ def is_in_band() -> bool:
 
 if __name__ == "__main__":
     if sys.argv[-1].startswith("{"):
-        rank_process.main(start)
+        rank_process.main(start, settings_traits)
     plan_relay = InBandRelay if is_in_band() else PlanRelay
     sys.exit(worker.main(rank_module="benchmarks.control.null_rank", plan_relay=plan_relay))

@@ -29,12 +29,15 @@ class ServingWatch:
         *,
         trouble: Callable[[], str],
         n_waiting: Callable[[], int],
+        details: Callable[[], str] = lambda: "",
         progress: str = "token",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`trouble` returns why no request could be served, or an empty text; `n_waiting` returns
-        the number of requests that want tokens; `progress` says what counts as progress."""
+        """`trouble` returns why no request could be served, or an empty text; `details` returns
+        more about that, or an empty text; `n_waiting` returns the number of requests that want
+        tokens; `progress` says what counts as progress."""
         self._trouble = trouble
+        self._details = details
         self._n_waiting = n_waiting
         self._progress = progress
         self._clock = clock
@@ -58,7 +61,9 @@ class ServingWatch:
         if now - self._looked_at > HELD_UP_S:
             return f"this process has been held up for {now - self._looked_at:.0f} s"
         if trouble := self._trouble():
-            return f"{trouble} for {now - self._well_at:.0f} s"
+            details = self._details()
+            more = f": {details}" if details else ""
+            return f"{trouble} for {now - self._well_at:.0f} s{more}"
         n_waiting = self._n_waiting()
         if n_waiting and now - self._progress_at > SILENCE_LIMIT_S:
             silent_s = now - self._progress_at

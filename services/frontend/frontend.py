@@ -94,6 +94,7 @@ class Frontend:
         self._metrics = FrontendMetrics(self._registry)
         self._serving = ServingWatch(
             trouble=lambda: "" if self._scheduler.pipeline.is_open else "no pipeline",
+            details=lambda: self._scheduler.pipeline.shortfall,
             n_waiting=lambda: self._scheduler.n_requests + self._service.n_waiting,
         )
         connect = tls.connector(settings.tls_dir, role=tls.SCHEDULER)

@@ -39,6 +39,8 @@ from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace
 from services.scheduler.observing.progress import IterationProgress
 from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker
+from services.scheduler.pipeline.spare_watch import SpareWatch
 from services.scheduler.service import CALLERS, SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching import watch_service
@@ -91,6 +93,7 @@ class SchedulerProcess:
         )
         self._serving = ServingWatch(
             trouble=self._trouble,
+            details=lambda: self._service.shortfall,
             n_waiting=lambda: self._progress.n_requests,
             progress="iteration",
         )
@@ -180,6 +183,7 @@ class SchedulerProcess:
         """Leads until told to stop. Meanwhile the health of this scheduler reports that it leads,
         so that frontends find it."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
+        spares = SpareWatch(stages, on_unfit=self._note_unfit, connect=connect)
         leader = Leader(
             self._settings,
             stages,
@@ -187,11 +191,17 @@ class SchedulerProcess:
             requests=self._requests,
             control=self._control,
             watching=self._watching,
-            observe=[self._metrics.observe, self._progress.observe, self._pace.observe],
+            observe=[
+                self._metrics.observe,
+                self._progress.observe,
+                self._pace.observe,
+                spares.observe,
+            ],
             traces=self._traces,
             connect=connect,
             build=self._build,
             hand_over=hand_over,
+            on_shortfall=self._note_shortfall,
         )
         announcing = asyncio.create_task(self._announce(leader))
         await self._health.set_serving(True)
@@ -202,10 +212,20 @@ class SchedulerProcess:
         finally:
             announcing.cancel()
             self._metrics.set_leading(False)
+            self._note_shortfall(Shortfall())
             await self._health.set_serving(False)
             self._service.resign("this scheduler no longer leads")
             self._watch_service.is_leading = False
             self._watching.end("this scheduler no longer leads")
+
+    def _note_shortfall(self, shortfall: Shortfall) -> None:
+        """Tells operators and frontends why there is no pipeline and which workers do not fit."""
+        self._note_unfit(shortfall.unfit)
+        self._service.note_shortfall(shortfall.for_clients)
+
+    def _note_unfit(self, unfit: tuple[UnfitWorker, ...]) -> None:
+        self._metrics.note_unfit(unfit)
+        self._watching.note_unfit(unfit)
 
     async def _announce(self, leader: Leader) -> None:
         """Tells the process that started this one when the first pipeline serves."""

@@ -121,6 +121,11 @@ class FrontendStream:
         self._outbox.is_closed = True
         self._note_update()
 
+    def note_shortfall(self, text: str) -> None:
+        """Tells the frontend why there is no pipeline."""
+        self._outbox.shortfall = text
+        self._note_update(text)
+
     def accept(self, request: Request, number: int | None = None) -> None:
         """Adds a request and tells the frontend that it is accepted. `number`, if given, is the
         number that the frontend has chosen for the request; columns of tokens name requests by

@@ -37,7 +37,7 @@ from services.scheduler.observing.iteration_observer import IterationObservers, 
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
-from services.scheduler.pipeline.membership import Pipeline, gather
+from services.scheduler.pipeline.membership import LastPipeline, OnShortfall, Pipeline, gather
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings
@@ -108,6 +108,7 @@ class Leader:
         connect: rpc.Connect = rpc.connect,
         build: BuildScheduler | None = None,
         hand_over: HandOver | None = None,
+        on_shortfall: OnShortfall = lambda _: None,
     ) -> None:
         """`hand_over` is called when this leader is told to stop. Without it there is no other
         scheduler, and no request is accepted any more while running requests finish."""
@@ -123,6 +124,7 @@ class Leader:
         self._connect = connect
         self._build = build or build_scheduler
         self._hand_over = hand_over or self._close
+        self._on_shortfall = on_shortfall
         self._pool = RequestPool(
             max_requests=settings.max_requests,
             max_tokens=settings.max_pool_tokens,
@@ -140,6 +142,7 @@ class Leader:
         """
         self._service.lead()
         timeout = FormingTimeout(self._settings.start_timeout_s)
+        last = LastPipeline()
         while not stop.is_set():
             gathering = asyncio.create_task(
                 gather(
@@ -148,6 +151,8 @@ class Leader:
                     pipeline_id=self._settings.pipeline_id,
                     timeout_s=timeout.left_s(),
                     connect=self._connect,
+                    last=last,
+                    on_shortfall=self._on_shortfall,
                 )
             )
             if not await happens_before(gathering, stop):
@@ -158,6 +163,7 @@ class Leader:
             except PipelineLost as loss:
                 # The engine master has logged the cause, with addresses that clients must not see.
                 timeout.note_loss(loss, was_open=self._service.is_open)
+                last = LastPipeline(epoch.pipeline.members, loss.gone)
                 self._service.suspend(*epoch.scheduler.suspend(loss.culprits))
                 await asyncio.sleep(timeout.pause_s)
 

@@ -71,6 +71,8 @@ class SchedulerService:
         self._frontends: set[FrontendStream] = set()
         self._is_leading = False
         self._is_open = False
+        self.shortfall = ""
+        """Why there is no pipeline, for clients; empty while a pipeline serves."""
         self._pipeline = scheduler_pb2.PipelineDescription()
         self._loop: ServingLoop
 
@@ -95,6 +97,7 @@ class SchedulerService:
                 loop.give_up(request, f"the pipeline that serves now cannot: {reason.message}")
         self._pipeline, self._loop = pipeline, loop
         self._is_open = True
+        self.shortfall = ""
         for frontend in self._frontends:
             frontend.open(pipeline)
 
@@ -103,6 +106,14 @@ class SchedulerService:
         self._is_open = False
         for frontend in self._frontends:
             frontend.close()
+
+    def note_shortfall(self, text: str) -> None:
+        """Tells frontends why there is no pipeline."""
+        if self._is_open or text == self.shortfall:
+            return
+        self.shortfall = text
+        for frontend in self._frontends:
+            frontend.note_shortfall(text)
 
     def deliver(self, updates: Iterable[Update]) -> None:
         """Puts each update of an iteration into the outbox of the frontend that owns the
@@ -167,6 +178,8 @@ class SchedulerService:
         connection = FrontendStream(self._n_free)
         if self._is_open:
             connection.open(self._pipeline)
+        elif self.shortfall:
+            connection.note_shortfall(self.shortfall)
         self._frontends.add(connection)
         reading = asyncio.create_task(self._read(connection, context), name="frontend reader")
         writing = asyncio.create_task(_write(connection, context), name="frontend writer")

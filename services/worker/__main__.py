@@ -5,6 +5,7 @@ listen → get a stage, from the settings or by assignment → load its weights 
 
 import asyncio
 import logging
+import socket
 import sys
 from typing import Any
 
@@ -15,7 +16,7 @@ from services.worker.controller.controller import Controller
 from services.worker.controller.endpoints import WorkerEndpoints
 from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
-from services.worker.controller.rank_process import settle_ranks, start_ranks
+from services.worker.controller.rank_process import place_ranks, start_ranks
 from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import PipelinePlace, WorkerSettings
 
@@ -40,6 +41,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
     ranks = await start_ranks(settings, controller, module=rank_module)
     traces = tracing.start("orcinus-worker", decides=True)
     endpoints = await WorkerEndpoints.open(settings, controller)
+    controller.name = name_of(endpoints.address)
     pipe.report({"address": endpoints.address, "metrics": endpoints.metrics_address})
     failure = controller.rank_watch.failure
     tasks = [asyncio.create_task(until_end(controller, stop))]
@@ -48,7 +50,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         if place is not None:
             tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
             controller.attach(ranks, tracer=tracer)
-            settle_ranks(settings, place, ranks)
+            place_ranks(place, ranks)
             watch = controller.rank_watch.watch(settings.rank_silence_limit_s)
             tasks.append(asyncio.create_task(watch))
             if await has_loaded(settings, controller, tasks[0]):
@@ -61,14 +63,16 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         for task in tasks:
             task.cancel()
         has_failed = failure.done()
-        if has_failed:
-            # Ranks are killed first, so that their peers see closed sockets at once.
-            for rank in ranks:
-                rank.kill()
+        if not has_failed:
+            await controller.close()  # first, so that the end of the ranks is not a failure
+        # Ranks are killed before anything waits, so that their peers see closed sockets at once,
+        # and that a process that is asked to stop ends as soon as one that is killed.
+        for rank in ranks:
+            rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)
         if has_failed:
             await asyncio.sleep(FLUSH_S)
-        await controller.close()
+            await controller.close()
         await endpoints.stop_service()
         await asyncio.gather(*(rank.stop() for rank in ranks))
         await endpoints.close()
@@ -89,6 +93,12 @@ def controller_of(
         ),
         plan_relay=plan_relay,
     )
+
+
+def name_of(address: str) -> str:
+    """Returns the name of a worker for people: its host, which in Kubernetes is its pod, and its
+    port."""
+    return f"{socket.gethostname()}:{address.rpartition(':')[2]}"
 
 
 async def place_of(

@@ -57,10 +57,13 @@ class MessageKind(IntEnum):
     """From the rank, when a profile is written: the file of the profile."""
     NOT_PROFILED = 14
     """From the rank: the reason for which a profile could not be written, as text."""
-    SETTINGS = 15
-    """To a rank that was started without settings, as the first message: RankSettings as JSON."""
+    PLACE = 15
+    """To the rank, as the first message: the index of its stage and the number of stages, as two
+    decimal numbers."""
     REFUSAL = 16
     """From a rank that ends: the setting or file with which it cannot start, as text."""
+    TRAITS = 17
+    """From the rank, as the first message: a DescribeResponse with the rank's traits."""
 
 
 _KINDS = frozenset(MessageKind)

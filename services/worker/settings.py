@@ -2,7 +2,8 @@
 
     SharedSettings   settings of the controller and of the ranks
     PipelinePlace    the stage that a worker is, by its settings or by a leader's assignment
-    RankSettings     SharedSettings, with the values for one rank
+    FreeRankSettings SharedSettings, with the values for one rank whose stage is not known yet
+    RankSettings     FreeRankSettings, with the rank's stage
     WorkerSettings   SharedSettings, the settings of every server, and those of the controller only
 
 A setting of ranks is defined once, in SharedSettings.
@@ -122,19 +123,35 @@ class PipelinePlace:
     def __str__(self) -> str:
         return f"stage {self.stage_index} of {self.n_stages}"
 
+    def to_bytes(self) -> bytes:
+        """Returns the place as the payload of a message to a rank (`MessageKind.PLACE`)."""
+        return f"{self.stage_index} {self.n_stages}".encode()
 
-NO_SETTINGS = "{}"
-"""The argument of a rank in place of settings, if the settings come later as a message."""
+    @classmethod
+    def from_bytes(cls, payload: bytes) -> Self:
+        """Returns the place that a message to a rank names."""
+        stage_index, n_stages = (int(number) for number in payload.split())
+        return cls(stage_index, n_stages)
 
 
-class RankSettings(SharedSettings):
-    """Settings of one rank, which the rank receives as JSON."""
+class FreeRankSettings(SharedSettings):
+    """Settings of one rank without its stage, which the rank receives as JSON."""
 
     tp_rank: int
-    stage_index: int
     kv_memory_bytes: int | None  # None: all memory that the device has left
     log_level: str
     log_format: LogFormat = "text"
+
+    def at(self, place: PipelinePlace) -> "RankSettings":
+        """Returns the settings of this rank in a stage."""
+        own = {"stage_index": place.stage_index, "n_stages": place.n_stages}
+        return RankSettings.model_validate(self.model_dump() | own)
+
+
+class RankSettings(FreeRankSettings):
+    """Settings of one rank of a stage."""
+
+    stage_index: int
 
 
 class WorkerSettings(SharedSettings, ServerSettings):
@@ -225,17 +242,15 @@ class WorkerSettings(SharedSettings, ServerSettings):
             return int(self.kv_memory)
         return None if self.device == "cuda" else 2**30
 
-    def for_rank(self, tp_rank: int, place: PipelinePlace) -> RankSettings:
-        """Returns the settings of the rank `tp_rank` of the stage `place`."""
+    def for_rank(self, tp_rank: int) -> FreeRankSettings:
+        """Returns the settings of the rank `tp_rank`."""
         # The default name is taken from the path as given: a link may lead to a name that is a
         # hash.
         own = {
             "tp_rank": tp_rank,
-            "stage_index": place.stage_index,
-            "n_stages": place.n_stages,
             "served_model_name": self.served_model_name or model_name(self.model),
             "kv_memory_bytes": self._kv_memory_bytes,
         }
-        return RankSettings.model_validate(
-            self.model_dump(include=set(RankSettings.model_fields)) | own
+        return FreeRankSettings.model_validate(
+            self.model_dump(include=set(FreeRankSettings.model_fields)) | own
         )

@@ -229,6 +229,42 @@ def test_a_rollout_under_load_fails_no_request(
     assert not {pod.uid for pod in before} & {pod.uid for pod in demo.pods(component)}
 
 
+ODD = "odd-worker"
+
+
+@pytest.fixture
+def odd_worker(demo: Cluster) -> Iterator[str]:
+    """A pod like the workers' with another block size, which nobody replaces."""
+    pod = demo.get("deployment", "orcinus-worker")["spec"]["template"]
+    pod |= {"apiVersion": "v1", "kind": "Pod"}
+    pod["metadata"] = {"name": ODD, "labels": pod["metadata"]["labels"]}
+    pod["spec"]["containers"][0]["env"].append({"name": "ORCINUS_BLOCK_SIZE", "value": "32"})
+    demo.insist(lambda: demo.in_namespace("apply", "-f", "-", text=json.dumps(pod)))
+    try:
+        yield ODD
+    finally:
+        demo.insist(lambda: demo.in_namespace("delete", "pod", ODD, "--ignore-not-found"))
+
+
+def test_a_worker_that_does_not_fit_is_named_and_takes_no_stage(
+    demo: Cluster, streams: Streams, odd_worker: str
+) -> None:
+    says = f"{odd_worker}:50053 at"
+
+    def is_named() -> bool:
+        log = demo.in_namespace("logs", demo.leading_pod().name)
+        return says in log and "does not fit: block_size 32, not 16" in log
+
+    demo.until(is_named, what="the leader names the odd worker while the pipeline serves")
+    with streams.through("a worker is killed beside one that does not fit"):
+        good = next(pod for pod in demo.pods("worker") if pod.name != odd_worker)
+        demo.delete_pod(good, "--grace-period=0", "--force")
+        demo.until_answers()
+    log = demo.in_namespace("logs", odd_worker)
+    assert "stage 0" not in log
+    assert "stage 1" not in log
+
+
 def test_a_lost_node_is_done_without_and_nobody_has_to_help(
     demo: Cluster, figures: Figures, streams: Streams
 ) -> None:

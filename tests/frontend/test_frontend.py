@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -50,9 +51,9 @@ async def wait_ready(site: Site, is_ready: bool) -> None:
             await asyncio.sleep(0.01)
 
 
-async def shut(site: Site) -> None:
+async def shut(site: Site, shortfall: str = "") -> None:
     """Has the pipeline lost, as far as the frontend knows too."""
-    site.scheduler.close()
+    site.scheduler.close(shortfall)
     async with asyncio.timeout(TIMEOUT_S):
         while site.frontend._scheduler.pipeline.is_open:
             await asyncio.sleep(0.01)
@@ -123,12 +124,15 @@ async def test_a_frontend_that_holds_requests_is_ready_and_does_not_serve(tmp_pa
     names = health_pb2.HealthCheckResponse
     async with running(tmp_path, hold_s=60) as site:
         await wait_health(site, names.SERVING, service=SERVING)
-        await shut(site)
+        await shut(site, "pod-1 does not fit: block_size 16, not 32")
         assert (await site.http.get("/ready")).status_code == 200
         answer = await site.http.get("/serving")
         assert answer.status_code == 503
         assert answer.json()["status"] == "not serving"
-        assert answer.json()["reason"].startswith("no pipeline for ")
+        assert re.fullmatch(
+            "no pipeline for [0-9]+ s: pod-1 does not fit: block_size 16, not 32",
+            answer.json()["reason"],
+        )
         assert Samples.of(site.frontend._registry).sum("orcinus_serving") == 0
         await wait_health(site, names.NOT_SERVING, service=SERVING)
         site.scheduler.open()

@@ -865,3 +865,21 @@ async def test_a_message_that_cannot_be_parsed_is_the_frontends_mistake(
     # gRPC's poller says on asyncio's log that another loop of this process was quicker.
     said = [record.getMessage() for record in caplog.records]
     assert not [text for text in said if "PollerCompletionQueue" not in text]
+
+
+async def test_frontends_are_told_why_there_is_no_pipeline_and_so_is_one_that_comes_later() -> None:
+    async with world() as it, Frontend(it.address) as early:
+        assert (await early.read()).HasField("pipeline")
+        it.service.note_shortfall("a pipeline that serves lacks nothing")
+        it.service.close()
+        it.service.note_shortfall("a does not fit")
+        told = await early.read()
+        if not told.shortfall:  # the loss may leave as a message of its own
+            assert told.is_closed
+            told = await early.read()
+        assert told.shortfall == it.service.shortfall == "a does not fit"
+        async with Frontend(it.address) as late:
+            assert (await late.read()).shortfall == "a does not fit"
+        it.service.open(scheduler_pb2.PipelineDescription(), it.loop)
+        assert (await early.read()).HasField("pipeline")
+        assert it.service.shortfall == ""

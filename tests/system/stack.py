@@ -82,7 +82,9 @@ class Stack:
         for process in self.tree:
             command = process.cmdline()
             if module in command:
-                found.append((_stage_of(command), process.pid))
+                parent = process.parent()  # of a rank, its controller, which is told its stage
+                above = [] if parent is None else parent.cmdline()
+                found.append((_stage_of([*command, *above]), process.pid))
         return [pid for _, pid in sorted(found)]
 
     def kill(self, module: str, index: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
@@ -232,5 +234,5 @@ def _argument(name: str, value: Any) -> str:
 
 def _stage_of(command: list[str]) -> int:
     text = " ".join(command)
-    match = re.search(r"--stage-index=(\d+)|\"stage_index\":(\d+)", text)
-    return int(next(group for group in match.groups() if group)) if match else 0
+    match = re.search(r"--stage-index=(\d+)", text)
+    return int(match[1]) if match else 0

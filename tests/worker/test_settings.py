@@ -34,12 +34,12 @@ def test_the_model_is_called_as_the_operator_calls_it(tmp_path: Path) -> None:
     (tmp_path / "mine").symlink_to("0a1b2c")
     for given in (tmp_path / "mine", tmp_path / "mine" / ".", tmp_path / "x" / ".." / "mine"):
         settings = WorkerSettings.load("worker", [f"--model={given}"])
-        assert settings.for_rank(0, PipelinePlace(0, 1)).served_model_name == "mine"
+        assert settings.for_rank(0).at(PipelinePlace(0, 1)).served_model_name == "mine"
 
 
 def kv_memory(*arguments: str) -> int | None:
     settings = WorkerSettings.load("worker", ["--model=/models/demo", *arguments])
-    return settings.for_rank(0, PipelinePlace(0, 1)).kv_memory_bytes
+    return settings.for_rank(0).at(PipelinePlace(0, 1)).kv_memory_bytes
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_rank_is_told_all_shared_settings_and_its_own() -> None:
     arguments += ["--block-size=8", "--log-level=DEBUG", "--transfer-timeout-s=7"]
     worker = WorkerSettings.load("worker", arguments)
     rank = RankSettings.model_validate_json(
-        worker.for_rank(1, PipelinePlace(1, 2)).model_dump_json()
+        worker.for_rank(1).at(PipelinePlace(1, 2)).model_dump_json()
     )
     shared = set(SharedSettings.model_fields) - {"served_model_name", "n_stages"}
     assert {name: getattr(rank, name) for name in shared} == {

@@ -26,6 +26,7 @@ from services.worker.rank.epoch_member import EpochMember
 from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import join_peers
+from services.worker.rank.traits import settings_traits
 from services.worker.settings import RankSettings
 from simulator.costs import IterationWork
 
@@ -56,7 +57,6 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
     block_bytes = SLOT_BYTES * settings.block_size // (settings.n_stages * settings.tp_size)
     description = worker_pb2.DescribeResponse(
         model=settings.served_model_name,
-        fingerprint="sleeping",
         vocab_size=4096,
         max_model_len=1024,
         n_kv_blocks=min(100_000, (settings.kv_memory_bytes or 0) // block_bytes),
@@ -70,5 +70,5 @@ def start(settings: RankSettings, channel: RankEnd, _: Activity) -> Rank:
 
 if __name__ == "__main__":
     if sys.argv[-1].startswith("{"):
-        rank_process.main(start)
+        rank_process.main(start, settings_traits)
     sys.exit(worker.main(rank_module="benchmarks.serving.sleeping.rank"))

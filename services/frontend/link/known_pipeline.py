@@ -20,6 +20,9 @@ class KnownPipeline:
     def __init__(self) -> None:
         self.current: ServedPipeline | None = None
         """Pipeline that serves; None if there is none."""
+        self.shortfall = ""
+        """Why the scheduler has no pipeline, as far as it has said; names workers and no addresses.
+        """
         self.is_stopping = False
         """Whether this process takes no more requests."""
         self._last: ServedPipeline | None = None
@@ -89,6 +92,7 @@ class KnownPipeline:
     def open(self, pipeline: ServedPipeline) -> None:
         """Notes the pipeline that serves from now on."""
         self.current = self._last = pipeline
+        self.shortfall = ""
         self.note_change()
 
     def shut(self) -> None:

@@ -204,6 +204,8 @@ class SchedulerClient:
             self._shut()
         elif response.HasField("pipeline") and not self.pipeline.is_stopping:
             self._open(ServedPipeline.from_proto(response.pipeline))
+        if response.shortfall and not self.pipeline.is_open:
+            self.pipeline.shortfall = response.shortfall
         for event in news_of(response):
             self._deliver(event)
         self._deliver_columns(response)
@@ -242,6 +244,7 @@ class SchedulerClient:
 
     def _lose(self) -> None:
         self._has_leader = False
+        self.pipeline.shortfall = ""
         self._shut()
         for request in list(self._requests.values()):
             # The end of a request may have cancelled others of the same call.

@@ -62,7 +62,7 @@ export class View {
    * @param {string} text
    */
   mark(t, kind, text) {
-    const isKnown = this.marks.some((mark) => mark.kind === kind && (kind === "epoch" ? mark.text === text : mark.t === t));
+    const isKnown = this.marks.some((mark) => mark.kind === kind && mark.text === text && (kind === "epoch" || mark.t === t));
     if (isKnown) return;
     this.marks.push({ t, kind, text });
     if (this.marks.length > MAX_MARKS) this.marks.shift();

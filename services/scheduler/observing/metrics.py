@@ -1,7 +1,7 @@
 """All metrics of a scheduler process: requests, the pipeline, iterations, leadership."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from prometheus_client import CollectorRegistry, Gauge
 
@@ -11,6 +11,7 @@ from services.scheduler.observing.iteration_metrics import EpochObserver, Iterat
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.observing.request_metrics import RequestMetrics
 from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.pipeline.shortfall import UnfitWorker
 
 
 class SchedulerMetrics:
@@ -24,6 +25,12 @@ class SchedulerMetrics:
         self._iterations = IterationMetrics(registry)
         self._pipeline = PipelineMetrics(registry)
         self._leader = Gauge(semconv.LEADER, "1 while this scheduler leads.", registry=registry)
+        self._unfit = Gauge(
+            semconv.UNFIT_WORKER,
+            "1 for each worker that stays out of the pipeline, since it does not fit.",
+            ["worker", "says"],
+            registry=registry,
+        )
         self._serving = Gauge(
             semconv.SERVING, "1 while requests that come now get tokens.", registry=registry
         )
@@ -31,6 +38,12 @@ class SchedulerMetrics:
     def set_leading(self, is_leading: bool) -> None:
         """Notes whether this scheduler leads."""
         self._leader.set(is_leading)
+
+    def note_unfit(self, unfit: Collection[UnfitWorker]) -> None:
+        """Notes the workers that do not fit, in place of those noted before."""
+        self._unfit.clear()
+        for worker in unfit:
+            self._unfit.labels(worker.name or worker.address, worker.says).set(1)
 
     def ask_serving(self, reason_against: Callable[[], str]) -> None:
         """Sets the function from which the gauge `orcinus_serving` is read. The function returns

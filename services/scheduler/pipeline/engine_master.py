@@ -30,8 +30,13 @@ JOIN_TIMEOUT_S = 60.0
 class PipelineLost(Unavailable):
     """Raised when the epoch is over: a stage is gone, or an iteration does not return."""
 
-    def __init__(self, message: str, *, culprits: Sequence[RequestId] = ()) -> None:
+    def __init__(
+        self, message: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
+    ) -> None:
         super().__init__(message)
+        self.gone = gone
+        """Index of the stage that is silent, or whose connection has broken; None if none is
+        known."""
         self.culprits = tuple(culprits)
         """Ids of the requests that ended the epoch, and would end the next epoch, too. A request is
         known to have ended the epoch if its logits are not finite while logits of other requests in
@@ -63,7 +68,9 @@ class EngineMaster:
             iteration_limit_s=iteration_limit_s,
             hang_limit_s=hang_limit_s,
         )
-        self._channels = [connect(member.address) for member in pipeline.members]
+        self._channels = [
+            connect(member.address, rpc.RECONNECT_OPTIONS) for member in pipeline.members
+        ]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
         self._results: list[worker_pb2.IterationResult] = []
         # Pieces of the iteration that returns next.
@@ -96,7 +103,7 @@ class EngineMaster:
             asyncio.create_task(self._watch(index, watch), name=f"watch stage {index}")
             for index, watch in enumerate(watches)
         ]
-        lateness = self._lateness.watch(self._lose)
+        lateness = self._lateness.watch(self._on_late)
         self._tasks.append(asyncio.create_task(lateness, name="watch lateness"))
         for task in self._tasks:
             task.add_done_callback(self._note_end)
@@ -158,12 +165,12 @@ class EngineMaster:
             while True:
                 report = await watch.read()
                 if not isinstance(report, worker_pb2.WatchStageResponse):
-                    self._lose(f"stage {index} ended its reports")
+                    self._lose(f"stage {index} ended its reports", gone=index)
                     return
                 self._lateness.note_report(index)
                 self._take(index, report)
         except grpc.aio.AioRpcError as error:
-            self._lose(f"stage {index} is gone: {error.details()}")
+            self._lose(f"stage {index} is gone: {error.details()}", gone=index)
 
     def _take(self, index: int, report: worker_pb2.WatchStageResponse) -> None:
         place = (report.pipeline_id, report.epoch)
@@ -185,10 +192,9 @@ class EngineMaster:
             for timing in report.timings.timings:
                 self._on_timing(index, timing)
         elif report.HasField("failure"):
-            self._lose(
-                f"stage {index} failed: {report.failure.reason}",
-                culprits=self._culprits(report.failure),
-            )
+            failure = report.failure
+            what = "lost another stage" if failure.is_of_neighbour else "failed"
+            self._lose(f"stage {index} {what}: {failure.reason}", culprits=self._culprits(failure))
 
     def _culprits(self, failure: worker_pb2.StageFailure) -> list[RequestId]:
         """Returns the ids of the requests that failed. Returns no ids if all sampled requests of
@@ -200,11 +206,16 @@ class EngineMaster:
         failed = [sampled[place] for place in failure.failed_spans if place < len(sampled)]
         return failed if len(failed) < len(sampled) else []
 
-    def _lose(self, reason: str, *, culprits: Sequence[RequestId] = ()) -> None:
+    def _lose(
+        self, reason: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
+    ) -> None:
         if self._loss is None:
             of_whom = f", of requests {', '.join(culprits)}" if culprits else ""
             log.error("epoch %d is over: %s%s", self.pipeline.epoch, reason, of_whom)
-            self._end(PipelineLost(reason, culprits=culprits))
+            self._end(PipelineLost(reason, culprits=culprits, gone=gone))
+
+    def _on_late(self, reason: str, stage_index: int | None) -> None:
+        self._lose(reason, gone=stage_index)
 
     def _end(self, loss: Exception) -> None:
         self._loss = loss

@@ -68,9 +68,9 @@ class Lateness:
         sent = self._sent.get(iteration)
         return None if sent is None else sent.batch
 
-    async def watch(self, on_late: Callable[[str], None]) -> None:
-        """Checks stages and iterations until cancelled, and calls `on_late` with the reason for
-        each that is late."""
+    async def watch(self, on_late: Callable[[str, int | None], None]) -> None:
+        """Checks stages and iterations until cancelled, and calls `on_late` for each that is late:
+        with the reason, and with the index of the stage if a stage is silent."""
         loop = asyncio.get_running_loop()
         ticked_at = loop.time()
         pause_s = min(LOOK_S, self._silence_limit_s / 4, self._limit.ceiling_s / 4)
@@ -78,12 +78,12 @@ class Lateness:
             await asyncio.sleep(pause_s)
             before, ticked_at = ticked_at, loop.time()
             self._now_s += min(ticked_at - before, 2 * pause_s)
-            for reason in self._late():
-                on_late(reason)
+            for reason, stage_index in self._late():
+                on_late(reason, stage_index)
 
-    def _late(self) -> list[str]:
-        reasons = [
-            f"stage {index} has been silent for {self._silence_limit_s:g} s"
+    def _late(self) -> list[tuple[str, int | None]]:
+        reasons: list[tuple[str, int | None]] = [
+            (f"stage {index} has been silent for {self._silence_limit_s:g} s", index)
             for index, last_s in enumerate(self._last_report_s)
             if self._now_s - last_s > self._silence_limit_s
         ]
@@ -93,5 +93,6 @@ class Lateness:
             # An iteration may have waited for the one before it to return.
             if self._now_s - max(sent.at_s, self._returned_at_s) > limit_s:
                 iteration = sent.batch.iteration
-                reasons.append(f"iteration {iteration} has not returned in {limit_s:.1f} s")
+                reason = f"iteration {iteration} has not returned in {limit_s:.1f} s"
+                reasons.append((reason, None))
         return reasons

@@ -1,43 +1,36 @@
 """Membership: finds the workers, and makes the members of a pipeline from them.
 
 Workers may start in any order, be unreachable for a while and come back at another address. Workers
-without a stage get one by the rule in `muster.py`. An epoch is formed only when the descriptions of
-all stages agree. Until then the workers are asked again and again, since workers of two versions
-run side by side while one version replaces the other.
+without a stage get one by the rule in `muster.py`, and so only workers that fit together become a
+pipeline. Until there are enough of them the workers are asked again and again, since workers of two
+versions run side by side while one version replaces the other. Workers that do not fit are named.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import grpc
-import grpc.aio
-from orcinus.v1 import worker_pb2, worker_pb2_grpc
+from orcinus.v1 import worker_pb2
 
 from services.common import rpc
 from services.common.errors import Unavailable
-from services.common.outage import Outage
-from services.common.protocol import MAX_KV_BLOCKS, PROTOCOL
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.pipeline.asked_worker import AskedWorker
 from services.scheduler.pipeline.muster import Muster, muster
+from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker, log_new
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-DESCRIBE_TIMEOUT_S = 3.0
-"""Seconds after which a worker that does not answer counts as absent, so that a stage that no other
-worker holds is assigned to a free one."""
+"""Largest number of seconds between two attempts to make a pipeline."""
 
-MAX_KV_GROUPS = 16
-"""Largest number of K/V groups of a model."""
-
-CLAIM_S = 10.0
-"""Seconds for which a stage is not assigned to another worker after the worker that holds the stage
-has stopped answering. The silent worker may be busy, or start again."""
+OnShortfall = Callable[[Shortfall], None]
+"""Called when the reason for which there is no pipeline changes, or when the workers that do not
+fit change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +77,25 @@ class Pipeline:
         return min((n for n in n_rows if n), default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class LastPipeline:
+    """The pipeline that was lost. Its members may start again, without a stage."""
+
+    members: tuple[Member, ...] = ()
+    gone: int | None = None
+    """Index of the stage that was silent, or whose connection has broken. Its worker is not waited
+    for: a free worker may get the stage at once."""
+
+    def description_of(self, address: str) -> worker_pb2.DescribeResponse | None:
+        """Returns how a member described itself; None if no member has the address."""
+        found = (it.description for it in self.members if it.address == address)
+        return next(found, None)
+
+    def is_gone(self, address: str) -> bool:
+        """Whether the worker at an address was silent, or its connection has broken."""
+        return self.gone is not None and self.members[self.gone].address == address
+
+
 async def gather(
     stages: StageDirectory,
     *,
@@ -91,15 +103,18 @@ async def gather(
     pipeline_id: str,
     timeout_s: float,
     connect: rpc.Connect = rpc.connect,
+    last: LastPipeline | None = None,
+    on_shortfall: OnShortfall = lambda _: None,
 ) -> Pipeline:
-    """Waits until each stage has a worker that has loaded its weights and all workers agree, and
-    returns them as the pipeline of the next epoch. Assigns stages that no worker holds.
+    """Waits until each stage has a worker that has loaded its weights, all of which fit together,
+    and returns them as the pipeline of the next epoch. Assigns stages that no worker holds. `last`
+    is the pipeline before.
 
     Raises:
         Unavailable: there was no pipeline within `timeout_s`; the error says what was missing last.
         LeadershipLost: another scheduler leads.
     """
-    call = RollCall(stages, term, connect)
+    call = RollCall(stages, term, connect, last=last, on_shortfall=on_shortfall)
     try:
         async with asyncio.timeout(timeout_s):
             members = await call.until_complete()
@@ -119,16 +134,27 @@ class RollCall:
     the workers make a pipeline. A task for each worker asks that worker, so that a worker that does
     not answer delays no other worker: another worker may hold or get the same stage."""
 
-    def __init__(self, stages: StageDirectory, term: Term, connect: rpc.Connect) -> None:
+    def __init__(
+        self,
+        stages: StageDirectory,
+        term: Term,
+        connect: rpc.Connect,
+        *,
+        last: LastPipeline | None = None,
+        on_shortfall: OnShortfall = lambda _: None,
+    ) -> None:
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
+        self._last = last or LastPipeline()
+        self._on_shortfall = on_shortfall
+        self._shortfall: Shortfall | None = None
         self._stages = stages
         self._term = term
         self._connect = connect
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
-        self._workers: dict[str, _Worker] = {}  # by address, in the directory's order
+        self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
         self._n_assigned: Counter[str] = Counter()
 
     async def until_complete(self) -> list[Member]:
@@ -169,22 +195,21 @@ class RollCall:
         every worker has answered or failed to answer, and raises.
 
         Raises:
-            Unavailable: a stage has no ready worker, or the members do not agree; the error says
-                which.
+            Unavailable: a stage has no ready worker; the error says which, and which workers do not
+                fit.
         """
         answers = self._answers
-        claims = (worker.claim for worker in self._workers.values())
-        found = muster(
-            answers,
-            self._stages.n_stages,
-            claimed={stage for stage in claims if stage is not None},
-            n_assigned=self._n_assigned,
-        )
+        offers = [offer for worker in self._workers.values() if (offer := worker.offer) is not None]
+        found = muster(offers, self._stages.n_stages, n_assigned=self._n_assigned)
+        shortfall = self._shortfall_of(found, answers)
+        is_settled = all(worker.is_settled for worker in self._workers.values())
+        if is_settled or found.members:
+            self._tell(shortfall)
         if found.members:
             members = [Member(address, answers[address]) for address in found.members]
-            check_agreement(members)
+            check_layers(members)
             return members
-        if found.assignments and all(worker.is_settled for worker in self._workers.values()):
+        if found.assignments and is_settled:
             epoch = await self._term.next_epoch(self.newest_epoch)
             for address, stage in found.assignments.items():
                 self._n_assigned[address] += 1
@@ -193,16 +218,27 @@ class RollCall:
                         epoch=epoch, stage_index=stage, n_stages=self._stages.n_stages
                     )
                 )
-        raise Unavailable(self._shortfall(found))
+        troubles = [worker.trouble for worker in self._workers.values() if worker.trouble]
+        raise Unavailable("; ".join(filter(None, (shortfall.for_operators, *troubles))))
 
-    def _shortfall(self, found: Muster) -> str:
-        said = []
-        if found.loading:
-            said.append(f"weights are loaded on stage {_listed(found.loading)}")
-        if found.missing:
-            said.append(f"there is no worker for stage {_listed(found.missing)}")
-        said += [worker.trouble for worker in self._workers.values() if worker.trouble]
-        return "; ".join(said)
+    def _shortfall_of(
+        self, found: Muster, answers: Mapping[str, worker_pb2.DescribeResponse]
+    ) -> Shortfall:
+        return Shortfall(
+            loading=found.loading,
+            missing=found.missing,
+            unfit=tuple(
+                UnfitWorker(address, answers[address].name, says)
+                for address, says in found.unfit.items()
+            ),
+        )
+
+    def _tell(self, shortfall: Shortfall) -> None:
+        """Tells the shortfall if it has changed, and logs each worker that has become unfit."""
+        before, self._shortfall = self._shortfall, shortfall
+        if shortfall != before:
+            log_new(before.unfit if before is not None else (), shortfall.unfit)
+            self._on_shortfall(shortfall)
 
     async def _call(self, addresses: Sequence[str]) -> None:
         """Begins to ask the workers at new addresses, and closes workers whose addresses are
@@ -210,10 +246,18 @@ class RollCall:
         for address in self._workers.keys() - set(addresses):
             await self._workers.pop(address).close()
         self._workers = {
-            address: self._workers.get(address)
-            or _Worker(address, self._connect, self._has_news.set)
+            address: self._workers.get(address) or self._new_worker(address)
             for address in addresses
         }
+
+    def _new_worker(self, address: str) -> AskedWorker:
+        return AskedWorker(
+            address,
+            self._connect,
+            self._has_news.set,
+            last=self._last.description_of(address),
+            is_gone=self._last.is_gone(address),
+        )
 
     def _note(self, trouble: str) -> None:
         self.trouble = trouble
@@ -222,120 +266,24 @@ class RollCall:
             log.info("waiting for the stages: %s", trouble)
 
 
-class _Worker:
-    """A worker that is asked repeatedly for its description."""
-
-    def __init__(self, address: str, connect: rpc.Connect, on_news: Callable[[], None]) -> None:
-        self.address = address
-        self.description: worker_pb2.DescribeResponse | None = None
-        """The worker's latest answer; None if the worker did not answer the latest question."""
-        self.trouble = ""
-        self.is_settled = False
-        """Whether the worker has answered or failed to answer since a stage was last assigned to
-        it."""
-        self._channel = connect(address, rpc.RECONNECT_OPTIONS)
-        self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
-        self._on_news = on_news
-        self._outage = Outage(f"the worker at {address}")
-        self._order: worker_pb2.AssignStageRequest | None = None
-        self._claim: tuple[int, float] | None = None  # a stage, and when the claim ends
-        self._asking = asyncio.create_task(self._ask_on())
-
-    @property
-    def claim(self) -> int | None:
-        """The stage that the worker held when it stopped answering; None once that was `CLAIM_S`
-        ago, or while the worker answers."""
-        if self.description is not None or self._claim is None:
-            return None
-        stage, until = self._claim
-        return stage if asyncio.get_running_loop().time() < until else None
-
-    def assign(self, order: worker_pb2.AssignStageRequest) -> None:
-        """Assigns a stage to the worker. The worker is not settled until it has answered again with
-        a description."""
-        log.info("stage %d is assigned to %s", order.stage_index, self.address)
-        self._order = order
-        self.description, self.is_settled = None, False
-        self._hold(order.stage_index)
-
-    async def close(self) -> None:
-        """Stops asking the worker."""
-        self._asking.cancel()
-        await asyncio.wait((self._asking,))
-        await self._channel.close(grace=None)
-
-    async def _ask_on(self) -> None:
-        while True:
-            order, self._order = self._order, None
-            try:
-                if order is not None:
-                    await self._stub.AssignStage(order, timeout=DESCRIBE_TIMEOUT_S)
-                answer = await self._stub.Describe(
-                    worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
-                )
-            except grpc.aio.AioRpcError as error:
-                self._outage.note_failure(error.details() or error.code().name)
-                self._take(None, f"worker at {self.address}: {error.details()}")
-            else:
-                self._outage.note_answer()
-                self._take(answer, "")
-            await asyncio.sleep(RETRY_S)
-
-    def _take(self, answer: worker_pb2.DescribeResponse | None, trouble: str) -> None:
-        if self._order is not None:
-            return  # the answer is older than the order
-        self.description, self.trouble, self.is_settled = answer, trouble, True
-        if answer is not None:
-            self._claim = None
-            if answer.state != worker_pb2.WORKER_STATE_FREE:
-                self._hold(answer.stage_index)
-        self._on_news()
-
-    def _hold(self, stage: int) -> None:
-        self._claim = (stage, asyncio.get_running_loop().time() + CLAIM_S)
-
-
-def check_agreement(members: Sequence[Member]) -> None:
-    """Checks that all stages have the same version of the code, the same model and the same shapes,
-    and that the layers of each stage follow those of the stage before.
+def check_layers(members: Sequence[Member]) -> None:
+    """Checks that the layers of each stage follow those of the stage before, and that all stages
+    have the same K/V groups. Workers that fit together always do.
 
     Raises:
-        Unavailable: a stage does not fit; the error names the first such stage.
+        Unavailable: two stages do not fit; the error names both and says what each has.
     """
-    first = members[0].description
-    next_layer = 0
+    next_layer, before = 0, members[0]
     for index, member in enumerate(members):
-        stage = member.description
-        expected = {
-            "protocol": PROTOCOL,
-            "stage_index": index,
-            "n_stages": len(members),
-            "first_layer": next_layer,
-            "model": first.model,
-            "fingerprint": first.fingerprint,
-            "tp_size": first.tp_size,
-            "block_size": first.block_size,
-            "kv_windows": first.kv_windows,
-        }
-        for field, value in expected.items():
-            if getattr(stage, field) != value:
-                raise Unavailable(
-                    f"{member.address} cannot be stage {index} of {len(members)}: "
-                    f"its {field} is {getattr(stage, field)}, not {value}"
-                )
-        if not (stage.block_size > 0 and 0 < stage.n_kv_blocks <= MAX_KV_BLOCKS):
+        first, stage = before.description, member.description
+        if stage.first_layer != next_layer:
             raise Unavailable(
-                f"{member.address} cannot be stage {index}: it has {stage.n_kv_blocks} K/V blocks "
-                f"of {stage.block_size} slots, and from 1 to {MAX_KV_BLOCKS} can be accounted for"
+                f"stage {index} at {member.address} begins with layer {stage.first_layer}, and "
+                f"before it, up to {before.address}, there are {next_layer} layers"
             )
-        windows = list(stage.kv_windows)
-        if len(windows) > MAX_KV_GROUPS or 0 in windows[windows.count(0) :]:
+        if stage.kv_windows != first.kv_windows:
             raise Unavailable(
-                f"{member.address} cannot be stage {index}: the windows of its K/V groups are "
-                f"{windows}"
+                f"the windows of the K/V groups are {list(first.kv_windows)} at {before.address} "
+                f"and {list(stage.kv_windows)} at {member.address}"
             )
-        next_layer += stage.n_layers
-
-
-def _listed(stages: Sequence[int]) -> str:
-    return ", ".join(map(str, stages))
+        next_layer, before = next_layer + stage.n_layers, member

@@ -1,26 +1,48 @@
 """The rule by which workers become the stages of a pipeline.
 
-A worker holds one stage, or none yet; the answer to `Describe` says which. A worker that holds a
-stage keeps it, since the weights of the stage are in its memory. A stage that no worker holds is
-assigned to a free worker. The workers that are left over are spares. Two workers may hold the same
-stage, after one of them did not answer for a while: the other worker is a spare that can take over
-the stage at once.
+A worker holds one stage, or none yet; the answer to `Describe` says which. Workers whose traits are
+equal form a group, and a pipeline is made of one group. The first of these groups is chosen:
+
+1. a group with a ready worker for every stage;
+2. a group that can get one, since it has enough workers;
+3. among those, the group that holds the most stages, or held them until a moment ago, then the
+   largest group, then the group of the newest pod.
+
+In the group that is chosen, a worker that holds a stage keeps it, since the weights of the stage
+are in its memory. A stage that no worker holds is assigned to a free worker. The workers that are
+left over are spares. Two workers may hold the same stage, after one of them did not answer for a
+while: the other worker is a spare that can take over the stage at once.
+
+Workers of other groups stay as they are. If no group has enough workers, each group loads what it
+can, so that the first group that becomes large enough loses no time, whichever worker came first.
 
 This module only decides: `membership.py` asks the workers and carries out the assignments.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from orcinus.v1 import worker_pb2
 
-from services.common.protocol import PROTOCOL
+from services.scheduler.pipeline.fit import Traits, differences, fault_of, traits_of
 
-Build = tuple[object, ...]
-"""The properties that all stages of a pipeline must have in common: model, fingerprint, tensor
-parallel size and block size."""
 
-NO_BUILD: Build = ()
+class Presence(Enum):
+    """Whether a worker answers."""
+
+    HERE = "the worker answers"
+    SILENT = "the worker has just stopped answering; it may be busy, and keeps its stage"
+    ENDED = "the worker's process has just ended; it may start again, without a stage"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A worker: its address, its latest description of itself, and whether it answers."""
+
+    address: str
+    answer: worker_pb2.DescribeResponse
+    presence: Presence = Presence.HERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +52,7 @@ class Muster:
 
     members: tuple[str, ...] = ()
     """Address of one ready worker for each stage, in the order of stages; empty while a stage has
-    no ready worker. The workers have different builds only if no assignment can change that."""
+    no ready worker."""
 
     assignments: Mapping[str, int] = field(default_factory=dict)
     """The stage to assign to each worker, by the worker's address."""
@@ -41,135 +63,196 @@ class Muster:
     missing: tuple[int, ...] = ()
     """Stages without a worker."""
 
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    """For each worker that stays out of the pipeline because it does not fit, by its address: in
+    what it differs. If no group has enough workers and there are several groups, the workers of all
+    groups."""
+
 
 def muster(
-    answers: Mapping[str, worker_pb2.DescribeResponse],
-    n_stages: int,
-    *,
-    claimed: Collection[int] = (),
-    n_assigned: Mapping[str, int] | None = None,
+    offers: Sequence[Offer], n_stages: int, *, n_assigned: Mapping[str, int] | None = None
 ) -> Muster:
     """Returns the members of a pipeline, or the assignments that lead to one.
 
-    `answers` are the workers' descriptions by address, older pods first. Stages in `claimed` are
-    not assigned, because their worker stopped answering only a moment ago. `n_assigned` is the
-    number of earlier assignments to each worker. Free workers with fewer assignments come first,
-    since a worker that cannot load its weights becomes free again and again.
+    `offers` are the workers, older pods first. `n_assigned` is the number of earlier assignments to
+    each worker. Free workers with fewer assignments come first, since a worker that cannot load its
+    weights becomes free again and again.
     """
-    workers = _Workers(answers, n_stages)
-    build = workers.best_build()
-    ready = [workers.best(stage, build, only_ready=True) for stage in range(n_stages)]
-    if all(ready):
-        return Muster(tuple(filter(None, ready)))
-    holders = [workers.best(stage, build) for stage in range(n_stages)]
-    missing = tuple(stage for stage, holder in enumerate(holders) if holder is None)
-    to_assign = [stage for stage in missing if stage not in claimed]
-    counts = n_assigned or {}
-    free = sorted(workers.free(), key=lambda address: counts.get(address, 0))
-    takers = [*free, *workers.surplus(build, holders)]
-    assignments = dict(zip(takers, to_assign, strict=False))
-    if missing and not assignments and not claimed:
-        of_any_build = [workers.best_of_any_build(stage) for stage in range(n_stages)]
-        if all(of_any_build):
-            return Muster(tuple(filter(None, of_any_build)), missing=missing)
-    loading = tuple(
-        stage for stage in range(n_stages) if holders[stage] is not None and ready[stage] is None
+    faults = _faults_of(offers, n_stages)
+    sound = [offer for offer in offers if offer.address not in faults and traits_of(offer.answer)]
+    starting = {
+        offer.answer.stage_index
+        for offer in offers
+        if offer.answer.state == worker_pb2.WORKER_STATE_LOADING and not traits_of(offer.answer)
+    }
+    groups: dict[Traits, _Group] = {}
+    for place, offer in enumerate(sound):
+        group = _Group(n_stages, n_assigned or {}, starting)
+        groups.setdefault(traits_of(offer.answer), group).add(place, offer)
+    if not groups:
+        empty = _Group(n_stages, {}, starting)
+        unfit = _unfit(offers, faults, None)
+        return Muster(loading=empty.loading, missing=empty.missing, unfit=unfit)
+    chosen = max(groups, key=lambda traits: groups[traits].rank)
+    best = groups[chosen]
+    if best.is_complete:
+        assigning: list[_Group] = []
+    else:
+        assigning = [best] if best.can_complete else list(groups.values())
+    return Muster(
+        members=best.members,
+        assignments={k: v for group in assigning for k, v in group.assignments.items()},
+        loading=best.loading,
+        missing=best.missing,
+        unfit=_unfit(offers, faults, chosen if best.can_complete else None),
     )
-    return Muster(assignments=assignments, loading=loading, missing=missing)
 
 
-class _Workers:
-    """The answers of the workers, and the choice among workers of one stage. A ready worker is
+def unfit_beside(offers: Sequence[Offer], chosen: Traits, n_stages: int) -> dict[str, str]:
+    """Returns the workers that do not fit to a pipeline that serves, and in what each differs, by
+    their addresses. `chosen` are the traits of the pipeline's workers."""
+    return _unfit(offers, _faults_of(offers, n_stages), chosen)
+
+
+def _faults_of(offers: Sequence[Offer], n_stages: int) -> dict[str, str]:
+    """Returns what is wrong with each worker that can be in no pipeline of `n_stages` stages."""
+    faults = {offer.address: fault_of(offer.answer, n_stages) for offer in offers}
+    return {address: fault for address, fault in faults.items() if fault}
+
+
+def _unfit(
+    offers: Sequence[Offer], faults: Mapping[str, str], chosen: Traits | None
+) -> dict[str, str]:
+    """Returns the workers that answer and do not fit, and in what each differs."""
+    here = [offer for offer in offers if offer.presence is Presence.HERE]
+    faulty = {offer.address: faults[offer.address] for offer in here if offer.address in faults}
+    traits = {
+        offer.address: traits_of(offer.answer)
+        for offer in here
+        if offer.address not in faults and offer.answer.traits
+    }
+    return faulty | differences(traits, chosen)
+
+
+class _Group:
+    """Workers with equal traits, and the choice among workers of one stage. A ready worker is
     better than a worker that loads; then a worker whose stage is fixed is better; then a worker
     that has seen a newer epoch; then a newer pod."""
 
-    def __init__(self, answers: Mapping[str, worker_pb2.DescribeResponse], n_stages: int) -> None:
-        self._answers = answers
+    def __init__(
+        self, n_stages: int, n_assigned: Mapping[str, int], starting: Collection[int]
+    ) -> None:
+        """`starting` are the stages, by their settings, of workers that have not told their traits
+        yet."""
+        self._starting = starting
         self._n_stages = n_stages
-        self._ours = {  # workers with this scheduler's version of the protocol
-            address: answer for address, answer in answers.items() if answer.protocol == PROTOCOL
-        }
+        self._n_assigned = n_assigned
+        self._places: dict[str, int] = {}  # by address; higher ones are newer
+        self._here: dict[str, worker_pb2.DescribeResponse] = {}
+        self._claimed = set(starting)
+        self._n_ended = 0
 
-    def best_build(self) -> Build:
-        """Returns the build that has workers for most stages. A build with a ready worker for every
-        stage comes first. Among equal builds, the build of the newest pod is returned."""
-        builds = [_build_of(self._ours[it]) for it in self._holders() if self._is_ready(it)]
+    def add(self, place: int, offer: Offer) -> None:
+        """Adds a worker; `place` is higher for newer pods."""
+        self._places[offer.address] = place
+        if offer.presence is Presence.HERE:
+            self._here[offer.address] = offer.answer
+        elif offer.presence is Presence.ENDED and not offer.answer.is_fixed:
+            self._n_ended += 1
+        elif self._holds_a_stage(offer.answer):
+            self._claimed.add(offer.answer.stage_index)
 
-        def rank(place: int) -> tuple[int, int, int]:
-            stages = range(self._n_stages)
-            ready = [self.best(stage, builds[place], only_ready=True) for stage in stages]
-            held = [self.best(stage, builds[place]) for stage in stages]
-            n_missing = held.count(None)
-            return (int(None not in ready), -n_missing, place)
+    @property
+    def rank(self) -> tuple[bool, bool, int, int, int]:
+        """The group's rank; the group with the highest rank is chosen."""
+        n_held = self._n_stages - max(0, len(self._to_assign) - self._n_ended)
+        size, newest = len(self._places), max(self._places.values())
+        return (self.is_complete, self.can_complete, n_held, size, newest)
 
-        return builds[max(range(len(builds)), key=rank)] if builds else NO_BUILD
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The ready workers of all stages in order; empty if a stage has none."""
+        ready = [self._best(stage, only_ready=True) for stage in range(self._n_stages)]
+        members = tuple(address for address in ready if address is not None)
+        return members if len(members) == self._n_stages else ()
 
-    def best(self, stage: int, build: Build, *, only_ready: bool = False) -> str | None:
-        """Returns the address of the best worker that holds a stage and has the build, or None.
-        Unless `only_ready`, a worker that still loads counts, too: it may have the build."""
+    @property
+    def is_complete(self) -> bool:
+        """Whether each stage has a ready worker."""
+        return bool(self.members)
+
+    @property
+    def can_complete(self) -> bool:
+        """Whether there is a worker for each stage, a process that starts again included."""
+        return len(self._takers) + self._n_ended >= len(self._to_assign)
+
+    @property
+    def assignments(self) -> dict[str, int]:
+        """The stage to assign to each worker."""
+        return dict(zip(self._takers, self._to_assign, strict=False))
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Stages that no worker holds that answers."""
+        return tuple(
+            stage
+            for stage, holder in enumerate(self._holders)
+            if holder is None and stage not in self._starting
+        )
+
+    @property
+    def loading(self) -> tuple[int, ...]:
+        """Stages whose worker is still loading weights."""
+        return tuple(
+            stage
+            for stage, holder in enumerate(self._holders)
+            if (stage in self._starting if holder is None else not _is_ready(self._here[holder]))
+        )
+
+    @property
+    def _holders(self) -> list[str | None]:
+        return [self._best(stage) for stage in range(self._n_stages)]
+
+    @property
+    def _to_assign(self) -> list[int]:
+        return [stage for stage in self.missing if stage not in self._claimed]
+
+    @property
+    def _takers(self) -> list[str]:
+        """The workers that may get a stage: free workers first. The others hold a stage that is not
+        used, because another worker holds it or because the pipeline has another number of
+        stages."""
+        holders = self._holders
+        free = [address for address, answer in self._here.items() if _is_free(answer)]
+        surplus = [
+            address
+            for address, answer in self._here.items()
+            if not _is_free(answer) and not answer.is_fixed and address not in holders
+        ]
+        return [*sorted(free, key=lambda address: self._n_assigned.get(address, 0)), *surplus]
+
+    def _best(self, stage: int, *, only_ready: bool = False) -> str | None:
+        """Returns the address of the best worker that holds a stage, or None."""
         holders = [
             address
-            for address in self._holders()
-            if self._ours[address].stage_index == stage
-            and (
-                _build_of(self._ours[address]) == build
-                if self._is_ready(address)
-                else not only_ready
-            )
+            for address, answer in self._here.items()
+            if self._holds_a_stage(answer)
+            and answer.stage_index == stage
+            and (_is_ready(answer) or not only_ready)
         ]
-        return max(holders, key=self._rank, default=None)
+        return max(holders, key=self._merit, default=None)
 
-    def best_of_any_build(self, stage: int) -> str | None:
-        """Returns the address of the best loaded worker that holds a stage, whatever its build and
-        protocol; None if there is none."""
-        holders = [
-            address
-            for address, answer in self._answers.items()
-            if answer.stage_index == stage
-            and answer.state not in (worker_pb2.WORKER_STATE_FREE, worker_pb2.WORKER_STATE_LOADING)
-        ]
-        return max(holders, key=self._rank, default=None)
+    def _merit(self, address: str) -> tuple[bool, bool, int, int]:
+        answer = self._here[address]
+        return (_is_ready(answer), answer.is_fixed, answer.epoch, self._places[address])
 
-    def free(self) -> list[str]:
-        """Returns the workers without a stage."""
-        return [
-            address
-            for address, answer in self._ours.items()
-            if answer.state == worker_pb2.WORKER_STATE_FREE
-        ]
-
-    def surplus(self, build: Build, holders: Collection[str | None]) -> list[str]:
-        """Returns workers that may get another stage. Their stage is not used, because another
-        worker holds it or because the pipeline has another number of stages. A ready worker of
-        another build is returned only in the second case: with another stage it would still have
-        the other build."""
-        return [
-            address
-            for address, answer in self._ours.items()
-            if answer.state != worker_pb2.WORKER_STATE_FREE
-            and not answer.is_fixed
-            and address not in holders
-            and (
-                answer.n_stages != self._n_stages
-                or not self._is_ready(address)
-                or _build_of(answer) == build
-            )
-        ]
-
-    def _holders(self) -> list[str]:
-        return [
-            address
-            for address, answer in self._ours.items()
-            if answer.state != worker_pb2.WORKER_STATE_FREE and answer.n_stages == self._n_stages
-        ]
-
-    def _is_ready(self, address: str) -> bool:
-        return self._answers[address].state == worker_pb2.WORKER_STATE_READY
-
-    def _rank(self, address: str) -> tuple[bool, bool, int, int]:
-        answer, place = self._answers[address], list(self._answers).index(address)
-        return (self._is_ready(address), answer.is_fixed, answer.epoch, place)
+    def _holds_a_stage(self, answer: worker_pb2.DescribeResponse) -> bool:
+        return not _is_free(answer) and answer.n_stages == self._n_stages
 
 
-def _build_of(answer: worker_pb2.DescribeResponse) -> Build:
-    return (answer.model, answer.fingerprint, answer.tp_size, answer.block_size)
+def _is_free(answer: worker_pb2.DescribeResponse) -> bool:
+    return answer.state == worker_pb2.WORKER_STATE_FREE
+
+
+def _is_ready(answer: worker_pb2.DescribeResponse) -> bool:
+    return answer.state == worker_pb2.WORKER_STATE_READY

@@ -12,6 +12,7 @@ from orcinus.v1 import watch_pb2
 
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.pipeline.shortfall import UnfitWorker
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.audience import Audience
 from services.scheduler.watching.core_calls import tell_calls
@@ -34,6 +35,7 @@ class Watching:
         self._told = ToldRequests()
         self._pool = PoolTeller(self._audience, self._told)
         self._epoch: EpochTeller | None = None  # the epoch that serves, or served last
+        self._unfit: tuple[UnfitWorker, ...] = ()
         self.decisions = Decisions(self._audience, self._told)
         """Tells the decisions of scheduling cores."""
         self.requests = RequestTeller(
@@ -68,11 +70,21 @@ class Watching:
         watcher = Watcher(has_decisions=has_decisions, max_pending_bytes=max_pending_bytes)
         if self._epoch is not None:
             self._tell_all(watcher, self._epoch)
+        for worker in self._unfit:
+            self._audience.tell(_mark_of(worker), (watcher,))
         self._audience.join(watcher)
         try:
             yield watcher
         finally:
             self._audience.leave(watcher)
+
+    def note_unfit(self, unfit: tuple[UnfitWorker, ...]) -> None:
+        """Tells which workers do not fit, unless that was told before."""
+        before, self._unfit = self._unfit, unfit
+        if self._audience.is_there:
+            for worker in unfit:
+                if worker not in before:
+                    self._audience.tell(_mark_of(worker))
 
     def drain(self) -> None:
         """Tells that the scheduler accepts no more requests."""
@@ -96,3 +108,8 @@ class Watching:
         if self._pool.pool is not None:
             pool = self._pool.event_of(self._pool.pool)
             self._audience.tell(watch_pb2.WatchEvent(pool=pool), to)
+
+
+def _mark_of(worker: UnfitWorker) -> watch_pb2.WatchEvent:
+    mark = watch_pb2.MarkEvent(kind=watch_pb2.MARK_KIND_UNFIT, text=worker.for_clients)
+    return watch_pb2.WatchEvent(mark=mark)

@@ -5,6 +5,7 @@
     plans           forwards plans to the ranks and to the next stage
     reports         sends the reports of ranks to the scheduler that watches the stage
     rank_watch      heartbeats, and the loss of a rank
+    traits          what must be equal on all stages of a pipeline
     loading         progress of the weights, and the description of the loaded stage
     profile_orders  profiles that people order
 
@@ -25,6 +26,7 @@ from services.worker.controller.loading import Loading, OnProgress
 from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
 from services.worker.controller.rank_process import RankLink
+from services.worker.controller.rank_traits import RankTraits
 from services.worker.controller.rank_watch import RankWatch
 from services.worker.controller.report_feed import ReportFeed
 from services.worker.controller.stage_tracer import StageTracer
@@ -50,15 +52,18 @@ class Controller:
     ) -> None:
         """If `place` is None, the worker has no stage until a leader assigns one. `on_progress` is
         called while the ranks load. Benchmarks pass another `plan_relay`."""
+        self.name = ""
+        """Name of the worker for people."""
         self.assignment = Assignment(place)
         self.epoch = Epoch()
         self.reports = ReportFeed(self.epoch)
         self.plans = plan_relay(
-            self.epoch, connect=connect, on_next_lost=self.reports.publish_failure
+            self.epoch, connect=connect, on_next_lost=self.reports.publish_neighbours_loss
         )
         self.rank_watch = RankWatch(
             tp_size, on_alive=self.reports.publish_heartbeat, on_lost=self._on_lost
         )
+        self.traits = RankTraits(tp_size, on_difference=self.rank_watch.lose)
         self.loading = Loading(tp_size, on_progress=on_progress)
         self.profile_orders = profile_orders or ProfileOrders(None)
         self._tracer: StageTracer | None = None
@@ -94,6 +99,8 @@ class Controller:
         description.is_fixed = self.assignment.is_fixed
         description.epoch = self.epoch.number
         description.protocol = PROTOCOL
+        description.name = self.name
+        description.traits.update(self.traits.all)
         return description
 
     def assign(self, request: worker_pb2.AssignStageRequest) -> None:
@@ -151,15 +158,10 @@ class Controller:
                 self.epoch.note_joined(tp_rank, payload)
             case MessageKind.NOT_JOINED:
                 self.epoch.note_not_joined(tp_rank, payload)
-            case MessageKind.PROGRESS:
-                self.loading.note_progress(tp_rank, payload)
-            case MessageKind.LOADED:
-                self.loading.note_loaded(tp_rank, payload)
-                self.rank_watch.note_loaded(tp_rank)
+            case MessageKind.TRAITS | MessageKind.PROGRESS | MessageKind.LOADED:
+                self._note_loading(tp_rank, kind, payload)
             case MessageKind.FAILURE | MessageKind.REFUSAL:
-                # A refusal is due to the settings, so the rank that reports it first is irrelevant.
-                whose = "" if kind is MessageKind.REFUSAL else f"rank {tp_rank}: "
-                self.rank_watch.lose(whose + payload.decode())
+                self._lose(tp_rank, kind, payload.decode())
             case MessageKind.PROFILED | MessageKind.NOT_PROFILED:
                 self.profile_orders.on_message(kind, payload)
             case MessageKind.TRACE if self._tracer is not None:
@@ -168,6 +170,20 @@ class Controller:
     def on_exit(self, tp_rank: int, reason: str) -> None:
         """Declares the stage failed because the process of a rank has ended."""
         self.rank_watch.lose(f"rank {tp_rank} {reason}")
+
+    def _note_loading(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
+        if kind is MessageKind.TRAITS:
+            self.traits.note(tp_rank, payload)
+        elif kind is MessageKind.PROGRESS:
+            self.loading.note_progress(tp_rank, payload)
+        else:
+            self.loading.note_loaded(tp_rank, payload)
+            self.rank_watch.note_loaded(tp_rank)
+
+    def _lose(self, tp_rank: int, kind: MessageKind, reason: str) -> None:
+        # A refusal is due to the settings, so the rank that reports it first is irrelevant.
+        whose = "" if kind is MessageKind.REFUSAL else f"rank {tp_rank}: "
+        self.rank_watch.lose(whose + reason)
 
     def _forget_unreached(self, number: int) -> None:
         """Recalls the worker and raises Unavailable if the newest epoch is too large for any

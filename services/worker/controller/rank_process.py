@@ -15,12 +15,12 @@ from typing import Protocol
 
 from services.common.cpus import usable_cpus
 from services.worker.channel import ControllerEnd, MessageKind
-from services.worker.settings import NO_SETTINGS, PipelinePlace, RankSettings, WorkerSettings
+from services.worker.settings import FreeRankSettings, PipelinePlace, WorkerSettings
 
 log = logging.getLogger(__name__)
 
 STOP_TIMEOUT_S = 5.0
-"""Timeout for a rank to end by itself before it is killed, and to end after that, in seconds."""
+"""Timeout in seconds for a rank to end after it was killed."""
 
 MEMORY_ENVIRONMENT = {
     # Large pages for large tensors, if the system gives them on request. Weights and K/V are then
@@ -74,16 +74,15 @@ class RankProcess:
         tp_rank: int,
         listener: RankListener,
         *,
-        settings: RankSettings | None,
+        settings: FreeRankSettings,
         module: str,
         n_threads: int,
         cpus: Sequence[int] = (),
     ) -> "RankProcess":
         """Starts `python -m module` for a rank and connects to the process.
 
-        If `settings` is None, the rank waits for a message with its settings
-        (`MessageKind.SETTINGS`). If `cpus` are given, each compute thread of the rank has one CPU
-        to itself.
+        The rank waits for a message with its stage (`MessageKind.PLACE`) before it loads. If `cpus`
+        are given, each compute thread of the rank has one CPU to itself.
         """
         pairs = [socket.socketpair() for _ in range(2)]
         process = await asyncio.create_subprocess_exec(
@@ -91,7 +90,7 @@ class RankProcess:
             "-m",
             module,
             *(str(theirs.fileno()) for _, theirs in pairs),
-            NO_SETTINGS if settings is None else settings.model_dump_json(),
+            settings.model_dump_json(),
             pass_fds=[theirs.fileno() for _, theirs in pairs],
             stdin=asyncio.subprocess.DEVNULL,
             env=_environment(n_threads, cpus),
@@ -123,11 +122,13 @@ class RankProcess:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Waits for the rank to end by itself, and kills it after STOP_TIMEOUT_S."""
+        """Kills the rank and waits for its end, at most STOP_TIMEOUT_S.
+
+        A rank has nothing to finish: the requests that it runs belong to the scheduler. A rank that
+        were left to end by itself could be in the middle of an iteration or of its weights.
+        """
         self._channel.close()
         self._lifeline.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
         self.kill()
         try:
             await asyncio.wait_for(self._process.wait(), STOP_TIMEOUT_S)
@@ -140,15 +141,14 @@ async def start_ranks(
 ) -> list[RankProcess]:
     """Starts `python -m module` for each rank of a stage; returns the ranks in order of tp_rank.
 
-    If the settings do not name a stage, the ranks wait for `settle_ranks`.
+    The ranks tell their traits, and wait for `place_ranks` before they load.
     """
-    place = settings.place
     n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
     return [
         await RankProcess.start(
             tp_rank,
             listener,
-            settings=None if place is None else settings.for_rank(tp_rank, place),
+            settings=settings.for_rank(tp_rank),
             module=module,
             n_threads=n_threads,
             cpus=settings.cpus_of(tp_rank),
@@ -157,12 +157,10 @@ async def start_ranks(
     ]
 
 
-def settle_ranks(settings: WorkerSettings, place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
-    """Sends ranks their settings with the stage `place`, if the worker's settings name no stage."""
-    if settings.place is None:
-        for tp_rank, rank in enumerate(ranks):
-            own = settings.for_rank(tp_rank, place)
-            rank.send(MessageKind.SETTINGS, own.model_dump_json().encode())
+def place_ranks(place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
+    """Tells ranks the stage to which they belong, so that they load its weights."""
+    for rank in ranks:
+        rank.send(MessageKind.PLACE, place.to_bytes())
 
 
 async def connect(

@@ -37,9 +37,12 @@ class ReportFeed:
         self._publish(worker_pb2.WatchStageResponse(heartbeat=worker_pb2.StageHeartbeat()))
 
     def publish_failure(self, reason: str) -> None:
-        """Tells watchers that the epoch cannot go on, and why."""
-        failure = worker_pb2.StageFailure(reason=reason)
-        self._publish(worker_pb2.WatchStageResponse(failure=failure))
+        """Tells watchers that the stage has failed, so that the epoch cannot go on, and why."""
+        self._publish_failure(worker_pb2.StageFailure(reason=reason))
+
+    def publish_neighbours_loss(self, reason: str) -> None:
+        """Tells watchers that the epoch cannot go on because another stage is lost."""
+        self._publish_failure(worker_pb2.StageFailure(reason=reason, is_of_neighbour=True))
 
     @contextlib.contextmanager
     def watch(self, epoch: int) -> Iterator[AsyncIterator[bytes]]:
@@ -63,6 +66,9 @@ class ReportFeed:
         for queue in self._watchers:
             queue.put_nowait(None)
         self._watchers.clear()
+
+    def _publish_failure(self, failure: worker_pb2.StageFailure) -> None:
+        self._publish(worker_pb2.WatchStageResponse(failure=failure))
 
     def _publish(self, report: worker_pb2.WatchStageResponse) -> None:
         report.pipeline_id, report.epoch = self._epoch.pipeline_id, self._epoch.number

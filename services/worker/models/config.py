@@ -182,10 +182,10 @@ class ModelConfig:
             raise UnsupportedModel(f"dtype {dtype!r} is not one of {['auto', *_DTYPES]}")
         return _DTYPES[dtype]
 
-    def fingerprint(self, dtype: torch.dtype) -> str:
-        """Returns a SHA-256 of the configuration and the element type, independent of the spelling
-        in `config.json`."""
-        meaning = asdict(self) | {"architecture": self.architecture, "dtype": str(dtype)}
+    def fingerprint(self) -> str:
+        """Returns a SHA-256 of the configuration without the element type, independent of the
+        spelling in `config.json`."""
+        meaning = asdict(self) | {"architecture": self.architecture}
         del meaning["checkpoint_dtype"]
         canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

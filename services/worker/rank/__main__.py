@@ -1,7 +1,7 @@
 """`python -m services.worker.rank FD FD SETTINGS`: a rank, started by its stage's controller.
 
-SETTINGS is `{}` if the worker has no stage yet. The settings then come as a message by the channel,
-usually long after torch has been imported.
+The rank tells its traits, waits for a message with its stage, and loads. The message usually comes
+long after torch has been imported.
 """
 
 import contextlib
@@ -10,11 +10,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NoReturn
 
 import torch
+from orcinus.v1 import worker_pb2
 
 from services.common import process
 from services.common.address import Address
@@ -29,12 +30,13 @@ from services.worker.rank.lifeline import Lifeline
 from services.worker.rank.membership import Membership
 from services.worker.rank.rank import Rank
 from services.worker.rank.stage_shard import StageShard, join_peers
-from services.worker.settings import NO_SETTINGS, RankSettings
+from services.worker.rank.traits import traits_of
+from services.worker.settings import FreeRankSettings, PipelinePlace, RankSettings
 
 log = logging.getLogger(__name__)
 
-SETTINGS_WAIT_S = 3600.0
-"""Seconds after which the wait of a spare for its settings begins anew; a message ends the wait."""
+PLACE_WAIT_S = 3600.0
+"""Seconds after which the wait of a spare for its stage begins anew; a message ends the wait."""
 
 
 def start(
@@ -61,36 +63,40 @@ def start(
     )
 
 
-def given_settings(channel: RankEnd) -> str | bytes:
-    """Returns the settings as JSON: from the command line, or from a message of the controller."""
-    if sys.argv[3] != NO_SETTINGS:
-        return sys.argv[3]
-    try:
-        while (frame := channel.receive(SETTINGS_WAIT_S)) is None:
-            pass
-    except ChannelClosed:
-        sys.exit(0)  # the worker ends without ever having had a stage
+def given_place(channel: RankEnd) -> PipelinePlace:
+    """Waits for the message with the rank's stage, and returns the stage.
+
+    Raises:
+        ChannelClosed: the worker ends without ever having had a stage.
+    """
+    while (frame := channel.receive(PLACE_WAIT_S)) is None:
+        pass
     kind, payload = frame
-    assert kind is MessageKind.SETTINGS, kind
-    return payload
+    assert kind is MessageKind.PLACE, kind
+    return PipelinePlace.from_bytes(payload)
 
 
-def main(make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start) -> NoReturn:
-    """Runs the rank that `make_rank` returns, until the controller closes the channel."""
+def main(
+    make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start,
+    traits: Callable[[FreeRankSettings], Mapping[str, str]] = traits_of,
+) -> NoReturn:
+    """Runs the rank that `make_rank` returns, until the controller closes the channel; benchmarks
+    pass functions for models that they make up."""
     channel, second = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller handles Ctrl-C
-    settings = RankSettings.model_validate_json(given_settings(channel))
-    configure_logging(
-        f"rank {settings.stage_index}.{settings.tp_rank}",
-        settings.log_level,
-        log_format=settings.log_format,
-    )
-    limit = IterationLimit(floor_s=settings.hang_limit_s, ceiling_s=settings.transfer_timeout_s)
-    activity = Activity(limit)
-    lifeline = Lifeline(second, activity)
-    lifeline.start()
+    free = FreeRankSettings.model_validate_json(sys.argv[3])
+    configure_logging(f"rank {free.tp_rank}", free.log_level, log_format=free.log_format)
     try:
+        told = worker_pb2.DescribeResponse(traits=traits(free))
+        channel.send(MessageKind.TRAITS, told.SerializeToString())
+        settings = free.at(given_place(channel))
+        name = f"rank {settings.stage_index}.{settings.tp_rank}"
+        configure_logging(name, settings.log_level, log_format=settings.log_format)
+        limit = IterationLimit(floor_s=settings.hang_limit_s, ceiling_s=settings.transfer_timeout_s)
+        activity = Activity(limit)
+        lifeline = Lifeline(second, activity)
+        lifeline.start()
         with torch.inference_mode():  # entering it for each iteration would cost 0.1 ms
             rank = make_rank(settings, channel, activity)
             lifeline.attach(rank.membership.leave_before)

@@ -205,7 +205,8 @@ class Rank:
             log.info("left epoch %d, which is over", member.request.epoch)
         else:
             log.error("left the epoch: %s", reason)
-            self._send_report(wire.failure_of(member.request, reason))
+            report = wire.failure_of(member.request, reason, is_of_neighbour=True)
+            self._send_report(report)
 
     def _send_report(self, report: worker_pb2.WatchStageResponse) -> None:
         self._channel.send(MessageKind.REPORT, report.SerializeToString())

@@ -4,7 +4,6 @@ Settings and device decide where the weights are, how much memory is left for ke
 whether decodes are recorded as CUDA graphs. Each epoch has a new model runner on these weights.
 """
 
-import hashlib
 import logging
 import time
 from collections.abc import Callable
@@ -25,11 +24,10 @@ from services.worker.engine.kv_memory import DeviceMemory, GpuMemory, measure, t
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.engine.trial_iteration import TrialIteration, trial_lengths
-from services.worker.models import StageModel, checkpoint_digest
+from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.weights import OnProgress
 from services.worker.rank.activity import Activity
-from services.worker.rank.build import build_digest
 from services.worker.rank.data_plane.rendezvous import join
 from services.worker.rank.data_plane.staging import StagedTransport
 from services.worker.rank.data_plane.transport import (
@@ -123,7 +121,6 @@ class StageShard:
         settings, model = self._settings, self._model
         return worker_pb2.DescribeResponse(
             model=settings.served_model_name,
-            fingerprint=self.fingerprint(),
             stage_index=settings.stage_index,
             n_stages=settings.n_stages,
             tp_size=settings.tp_size,
@@ -140,19 +137,6 @@ class StageShard:
             n_state_rows=self._division.n_state_rows,
             rendezvous_address=rendezvous_address,
         )
-
-    def fingerprint(self) -> str:
-        """Returns a digest of everything that must be equal on all stages of a pipeline: build,
-        model, element types and checkpoint."""
-        settings, model = self._settings, self._model
-        parts = (
-            build_digest(),
-            torch.__version__,
-            model.config.fingerprint(model.dtype),
-            settings.quantization,
-            "random" if settings.load_format == "random" else checkpoint_digest(settings.model),
-        )
-        return hashlib.sha256("/".join(parts).encode()).hexdigest()
 
     def kv_memory_bytes(self, memory: Callable[[], DeviceMemory] = GpuMemory) -> int:
         """Returns the number of bytes for keys and values: the setting, or all memory that the

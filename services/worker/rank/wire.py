@@ -108,14 +108,19 @@ def failure_of(
     *,
     iteration: int = 0,
     failed_spans: Sequence[int] = (),
+    is_of_neighbour: bool = False,
 ) -> worker_pb2.WatchStageResponse:
     """Returns the report that the epoch has failed. `failed_spans` are indices of the spans of
-    `iteration` that caused the failure."""
+    `iteration` that caused the failure. `is_of_neighbour` says that another rank is lost, and that
+    this one is well."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
         failure=worker_pb2.StageFailure(
-            reason=reason, iteration=iteration, failed_spans=failed_spans
+            reason=reason,
+            iteration=iteration,
+            failed_spans=failed_spans,
+            is_of_neighbour=is_of_neighbour,
         ),
     )
 

@@ -13,6 +13,7 @@ from services.scheduler.core.request import FinishReason, Request, RequestId
 from services.scheduler.observing.iteration_metrics import MAX_UNTIMED
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.shortfall import UnfitWorker
 from tests.exposition import Samples
 from tests.fakes import describe_stage
 from tests.scheduler.core.workload import build
@@ -198,6 +199,19 @@ def test_the_gateway_reads_the_shape_of_the_cache() -> None:
     it.epoch.opened()
     [labels] = it.samples.labels("orcinus_cache_config_info")
     assert labels == {"block_size": "4", "num_gpu_blocks": "16"}
+
+
+def test_workers_that_do_not_fit_are_named_as_long_as_they_do_not() -> None:
+    it = World()
+    named = UnfitWorker("10.0.0.1:1", "pod-1", "block_size 16, not 32")
+    old = UnfitWorker("10.0.0.2:1", "", "protocol 10, not 11")
+    it.metrics.note_unfit((named, old))
+    assert it.samples.labels("orcinus_unfit_worker") == [
+        {"worker": "pod-1", "says": "block_size 16, not 32"},
+        {"worker": "10.0.0.2:1", "says": "protocol 10, not 11"},
+    ]
+    it.metrics.note_unfit(())
+    assert it.samples.labels("orcinus_unfit_worker") == []
 
 
 def test_epochs_that_form_are_lost_or_never_form() -> None:

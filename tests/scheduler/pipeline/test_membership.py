@@ -7,20 +7,25 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from orcinus.v1 import worker_pb2
 
 from services.common import rpc
-from services.common.errors import Unavailable
+from services.common.errors import TimedOut, Unavailable
 from services.scheduler.cluster.leader_elector import LeadershipLost
 from services.scheduler.cluster.term import Term, Unopposed
 from services.scheduler.pipeline.membership import (
+    LastPipeline,
     Member,
+    OnShortfall,
     Pipeline,
     RollCall,
-    check_agreement,
+    check_layers,
     gather,
 )
+from services.scheduler.pipeline.shortfall import Shortfall
 from tests.fakes import FakeStage, describe_stage, fake_stage, fake_worker
 
 LIMIT_S = 30
@@ -41,9 +46,16 @@ def workers(n_stages: int, *known: FakeStage) -> Workers:
     return Workers(n_stages, [worker.address for worker in known])
 
 
-async def form(stages: Workers, term: Term | None = None) -> Pipeline:
-    term = term or Unopposed()
-    return await gather(stages, term=term, pipeline_id="p", timeout_s=LIMIT_S)
+async def form(
+    stages: Workers, term: Term | None = None, on_shortfall: OnShortfall = lambda _: None
+) -> Pipeline:
+    return await gather(
+        stages,
+        term=term or Unopposed(),
+        pipeline_id="p",
+        timeout_s=LIMIT_S,
+        on_shortfall=on_shortfall,
+    )
 
 
 def members(pipeline: Pipeline) -> list[str]:
@@ -88,7 +100,7 @@ async def test_a_worker_that_comes_later_is_assigned_what_is_missing() -> None:
 async def test_a_silent_worker_holds_up_nobody_who_can_do_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("services.scheduler.pipeline.membership.DESCRIBE_TIMEOUT_S", 2 * LIMIT_S)
+    monkeypatch.setattr("services.scheduler.pipeline.asked_worker.DESCRIBE_TIMEOUT_S", 2 * LIMIT_S)
     async with fake_stage(0, 2) as first, fake_stage(1, 2) as second, silent() as lost:
         known = workers(2, first, second)
         known.known.insert(0, lost)
@@ -103,18 +115,111 @@ async def test_the_stage_of_a_silent_worker_is_assigned_to_a_free_one() -> None:
         assert members(await form(known)) == [first.address, spare.address]
 
 
-async def test_a_worker_that_holds_a_stage_and_stops_answering_keeps_it_for_a_while() -> None:
+async def test_a_worker_that_holds_a_stage_and_falls_silent_keeps_it_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.pipeline.asked_worker.DESCRIBE_TIMEOUT_S", 0.5)
+    async with fake_worker() as a, fake_worker(loads=False) as b, fake_worker() as spare:
+        call = RollCall(workers(2, a, b, spare), Unopposed(), rpc.connect)
+        calling = asyncio.create_task(call.until_complete())
+        async with asyncio.timeout(LIMIT_S):
+            await b.controller.assignment.wait()
+            fall_silent(b)
+            while "there is no worker for stage 1" not in call.trouble:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # long enough for an assignment
+        assert spare.controller.assignment.place is None
+        calling.cancel()
+        await call.close()
+
+
+def fall_silent(worker: FakeStage) -> None:
+    """Makes a worker whose port stays open answer no question in time."""
+
+    def describe() -> worker_pb2.DescribeResponse:
+        raise TimedOut("it does not answer")
+
+    worker.controller.describe = describe  # type: ignore[method-assign]
+
+
+async def test_the_stage_of_a_process_that_has_ended_is_assigned_to_a_spare_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.pipeline.asked_worker.CLAIM_S", 2 * LIMIT_S)
     async with fake_worker() as a, fake_worker() as spare:
         async with fake_worker(loads=False) as b:
-            known = workers(2, a, b, spare)
-            forming = asyncio.create_task(form(known))
+            forming = asyncio.create_task(form(workers(2, a, b, spare)))
             async with asyncio.timeout(LIMIT_S):
                 await b.controller.assignment.wait()
             await asyncio.sleep(0.5)  # long enough to be asked again
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(forming), 2)
-        assert spare.controller.assignment.place is None
-        forming.cancel()
+        async with asyncio.timeout(LIMIT_S):
+            assert members(await forming) == [a.address, spare.address]
+
+
+async def test_the_stage_of_a_worker_whose_connection_broke_is_assigned_without_a_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.pipeline.asked_worker.DESCRIBE_TIMEOUT_S", 2 * LIMIT_S)
+    async with fake_stage(0, 2) as first, fake_worker() as spare, silent() as lost:
+        description = describe_stage(1, 2)
+        members_before = (Member(first.address, describe_stage(0, 2)), Member(lost, description))
+        call = RollCall(
+            Workers(2, [lost, first.address, spare.address]),
+            Unopposed(),
+            rpc.connect,
+            last=LastPipeline(members_before, gone=1),
+        )
+        async with asyncio.timeout(LIMIT_S):
+            found = await call.until_complete()
+        assert [member.address for member in found] == [first.address, spare.address]
+        await call.close()
+
+
+async def test_an_odd_worker_waits_while_the_member_before_it_may_start_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with fake_worker(block_size=8) as odd:
+        async with fake_worker() as good:
+            last = LastPipeline((await form(workers(1, good))).members)
+        call = RollCall(workers(1, good, odd), Unopposed(), rpc.connect, last=last)
+        calling = asyncio.create_task(call.until_complete())
+        async with asyncio.timeout(LIMIT_S):
+            while "does not fit: block_size 8, not 4" not in call.trouble:
+                await asyncio.sleep(0.01)
+        assert odd.controller.assignment.place is None
+        calling.cancel()
+        await call.close()
+
+
+async def test_two_that_do_not_fit_are_both_named_and_the_next_one_decides(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with fake_worker(block_size=8) as odd, fake_worker() as good, fake_worker() as late:
+        known = workers(2, odd)
+        told: list[Shortfall] = []
+        forming = asyncio.create_task(
+            gather(
+                known,
+                term=Unopposed(),
+                pipeline_id="p",
+                timeout_s=LIMIT_S,
+                on_shortfall=told.append,
+            )
+        )
+        async with asyncio.timeout(LIMIT_S):
+            await odd.controller.assignment.wait()  # it came first and holds stage 0
+            known.known.append(good.address)
+            while not (told and len(told[-1].unfit) == 2):
+                await asyncio.sleep(0.01)
+            for worker, says in ((odd, "block_size 8, not 4"), (good, "block_size 4, not 8")):
+                text = f"{worker.controller.name} does not fit: {says}"
+                assert text in told[-1].for_clients
+                assert f"worker {worker.controller.name} at {worker.address}" in caplog.text
+                assert worker.address not in told[-1].for_clients
+            known.known.append(late.address)
+            assert members(await forming) == [good.address, late.address]
+        assert [worker.address for worker in told[-1].unfit] == [odd.address]
+        assert not told[-1].missing
 
 
 async def test_two_that_hold_one_stage_are_a_member_and_a_spare() -> None:
@@ -193,31 +298,24 @@ async def test_stages_that_nobody_holds_are_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("block_size", "n_kv_blocks"), [(0, 8), (4, 0), (4, 2**32 - 1)], ids=["size", "none", "many"]
+    ("change", "said"),
+    [
+        ({"first_layer": 1}, "stage 1 at b begins with layer 1, .* up to a, there are 2 layers"),
+        ({"kv_windows": [0, 7]}, r"\[\] at a and \[0, 7\] at b"),
+    ],
+    ids=["layers", "windows"],
 )
-def test_a_stage_whose_memory_cannot_be_accounted_for_is_named(
-    block_size: int, n_kv_blocks: int
+def test_stages_that_do_not_follow_each_other_are_both_named(
+    change: dict[str, Any], said: str
 ) -> None:
-    stage = describe_stage()
-    stage.block_size, stage.n_kv_blocks = block_size, n_kv_blocks
-    with pytest.raises(Unavailable, match=f"stage:1 .* {n_kv_blocks} K/V blocks of {block_size}"):
-        check_agreement([Member("stage:1", stage)])
-
-
-@pytest.mark.parametrize("windows", [[5, 0], [0] * 17], ids=["order", "many"])
-def test_a_stage_whose_groups_cannot_be_accounted_for_is_named(windows: list[int]) -> None:
-    stage = describe_stage()
-    stage.kv_windows.extend(windows)
-    with pytest.raises(Unavailable, match=r"stage:1 .* the windows of its K/V groups"):
-        check_agreement([Member("stage:1", stage)])
-
-
-def test_stages_of_other_groups_do_not_agree() -> None:
     stages = [describe_stage(0, 2), describe_stage(1, 2)]
-    stages[0].kv_windows.extend([0, 7])
-    members = [Member("stage:1", stages[0]), Member("stage:2", stages[1])]
-    with pytest.raises(Unavailable, match="its kv_windows"):
-        check_agreement(members)
-    stages[1].kv_windows.extend([0, 7])
-    check_agreement(members)
-    assert Pipeline("p", 1, tuple(members)).kv_windows == (None, 7)
+    check_layers([Member("a", stages[0]), Member("b", stages[1])])
+    stages[1].MergeFrom(worker_pb2.DescribeResponse(**change))
+    with pytest.raises(Unavailable, match=said):
+        check_layers([Member("a", stages[0]), Member("b", stages[1])])
+
+
+def test_the_windows_of_a_pipeline_are_those_of_its_stages() -> None:
+    stage = describe_stage()
+    stage.kv_windows.extend([0, 7])
+    assert Pipeline("p", 1, (Member("a", stage),)).kv_windows == (None, 7)

@@ -1,4 +1,4 @@
-"""Who becomes which stage: for any workers, and by examples."""
+"""Which workers become which stage, and which do not fit: for any workers, and by examples."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from orcinus.v1 import worker_pb2
 
 from services.common.protocol import PROTOCOL
-from services.scheduler.pipeline.muster import Muster, muster
+from services.scheduler.pipeline.fit import differences
+from services.scheduler.pipeline.muster import Muster, Offer, Presence, muster
 
 FREE = worker_pb2.WORKER_STATE_FREE
 LOADING = worker_pb2.WORKER_STATE_LOADING
@@ -17,31 +18,36 @@ READY = worker_pb2.WORKER_STATE_READY
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker as it is; a build shows only when it has loaded."""
+    """A worker as it is; it tells its kind as a trait, in whatever state it is."""
 
     state: worker_pb2.WorkerState = READY
     stage: int = 0
     n_stages: int = 2
-    build: str = "a"
+    kind: str = "a"
     epoch: int = 1
     protocol: int = PROTOCOL
     is_fixed: bool = False
+    presence: Presence = Presence.HERE
 
     @property
     def answer(self) -> worker_pb2.DescribeResponse:
         answer = worker_pb2.DescribeResponse(
             state=self.state, epoch=self.epoch, protocol=self.protocol, is_fixed=self.is_fixed
         )
+        if self.kind:
+            answer.traits["dtype"] = self.kind
         if self.state != FREE:
             answer.stage_index, answer.n_stages = self.stage, self.n_stages
         if self.state == READY:
-            answer.fingerprint = self.build
+            answer.block_size, answer.n_kv_blocks = 16, 100
         return answer
 
 
-def decide(workers: dict[str, Worker], n_stages: int = 2, **options: object) -> Muster:
-    answers = {address: worker.answer for address, worker in workers.items()}
-    return muster(answers, n_stages, **options)  # type: ignore[arg-type]
+def decide(
+    workers: dict[str, Worker], n_stages: int = 2, n_assigned: dict[str, int] | None = None
+) -> Muster:
+    offers = [Offer(address, it.answer, it.presence) for address, it in workers.items()]
+    return muster(offers, n_stages, n_assigned=n_assigned)
 
 
 def named(*workers: Worker) -> dict[str, Worker]:
@@ -49,83 +55,129 @@ def named(*workers: Worker) -> dict[str, Worker]:
 
 
 @st.composite
-def worker(draw: st.DrawFn, builds: str = "ab") -> Worker:
+def worker(draw: st.DrawFn, kinds: str = "ab") -> Worker:
     is_fixed = draw(st.booleans())
     n_stages = draw(st.sampled_from([2, 3]))
     return Worker(
         state=draw(st.sampled_from([LOADING, READY] if is_fixed else [FREE, LOADING, READY])),
         stage=draw(st.integers(0, n_stages - 1)),
         n_stages=n_stages,
-        build=draw(st.sampled_from(builds)),
+        kind=draw(st.sampled_from(kinds)),
         epoch=draw(st.integers(0, 3)),
         protocol=draw(st.sampled_from([PROTOCOL, PROTOCOL, PROTOCOL, PROTOCOL - 1])),
         is_fixed=is_fixed,
+        presence=draw(st.sampled_from([*[Presence.HERE] * 4, Presence.SILENT, Presence.ENDED])),
     )
 
 
-def is_whole(workers: dict[str, Worker], build: str, n_stages: int) -> bool:
-    """Whether workers of a build are ready to be a pipeline."""
+WORKERS = st.lists(worker(), max_size=7)
+N_STAGES = st.sampled_from([2, 3])
+
+
+def usable(workers: dict[str, Worker], kind: str, n_stages: int) -> list[Worker]:
+    """The workers of a kind that answer and that this scheduler can use."""
+    return [
+        it
+        for it in workers.values()
+        if (it.kind, it.protocol, it.presence) == (kind, PROTOCOL, Presence.HERE)
+        and (not it.is_fixed or it.n_stages == n_stages)
+    ]
+
+
+def is_whole(workers: dict[str, Worker], kind: str, n_stages: int) -> bool:
+    """Whether workers of a kind are ready to be a pipeline."""
     ready = {
         it.stage
-        for it in workers.values()
-        if (it.state, it.build, it.n_stages, it.protocol) == (READY, build, n_stages, PROTOCOL)
+        for it in usable(workers, kind, n_stages)
+        if it.state == READY and it.n_stages == n_stages
     }
     return len(ready) == n_stages
 
 
-@given(st.lists(worker(), max_size=7), st.sampled_from([2, 3]), st.sets(st.integers(0, 2)))
+def is_enough(workers: dict[str, Worker], kind: str, n_stages: int) -> bool:
+    """Whether workers of a kind are, or can be made, a pipeline."""
+    able = usable(workers, kind, n_stages)
+    fixed = {it.stage for it in able if it.is_fixed}
+    return len(fixed) + sum(not it.is_fixed for it in able) >= n_stages
+
+
+@given(WORKERS, N_STAGES)
 def test_the_members_are_a_pipeline_whenever_there_is_one(
-    drawn: list[Worker], n_stages: int, claimed: set[int]
+    drawn: list[Worker], n_stages: int
 ) -> None:
     workers = named(*drawn)
-    found = decide(workers, n_stages, claimed=claimed)
-    if any(is_whole(workers, build, n_stages) for build in "ab"):
+    found = decide(workers, n_stages)
+    if any(is_whole(workers, kind, n_stages) for kind in "ab"):
         members = [workers[address] for address in found.members]
         assert [member.stage for member in members] == list(range(n_stages))
         assert {member.state for member in members} == {READY}
         assert {member.n_stages for member in members} == {n_stages}
         assert {member.protocol for member in members} == {PROTOCOL}
-        assert len({member.build for member in members}) == 1
+        assert {member.presence for member in members} == {Presence.HERE}
+        assert len({member.kind for member in members}) == 1
         assert not found.assignments
     else:
-        assert not found.members or found.missing
+        assert not found.members
 
 
-@given(st.lists(worker(), max_size=7), st.sampled_from([2, 3]), st.sets(st.integers(0, 2)))
-def test_an_assignment_takes_a_stage_from_nobody(
-    drawn: list[Worker], n_stages: int, claimed: set[int]
-) -> None:
+@given(WORKERS, N_STAGES)
+def test_an_assignment_takes_a_stage_from_nobody(drawn: list[Worker], n_stages: int) -> None:
     workers = named(*drawn)
-    found = decide(workers, n_stages, claimed=claimed)
-    stages = list(found.assignments.values())
-    assert len(set(stages)) == len(stages)
-    assert set(stages) <= set(range(n_stages)) - claimed
-    assert set(stages) <= set(found.missing)
+    found = decide(workers, n_stages)
+    for kind in "ab":
+        own = {
+            name: stage for name, stage in found.assignments.items() if workers[name].kind == kind
+        }
+        held = {
+            it.stage
+            for it in workers.values()
+            if (it.kind, it.protocol, it.n_stages) == (kind, PROTOCOL, n_stages)
+            and it.state != FREE
+            and (it.presence is not Presence.ENDED or it.is_fixed)
+        }
+        assert len(set(own.values())) == len(own)
+        assert set(own.values()) <= set(range(n_stages)) - held
     for address in found.assignments:
         assert not workers[address].is_fixed
         assert workers[address].protocol == PROTOCOL
+        assert workers[address].presence is Presence.HERE
         if workers[address].state != FREE:
             others = [it for name, it in workers.items() if name != address]
             same = [
                 it
                 for it in others
-                if (it.stage, it.n_stages) == (workers[address].stage, n_stages)
+                if (it.stage, it.n_stages, it.kind)
+                == (workers[address].stage, n_stages, workers[address].kind)
                 and it.state != FREE
             ]
             assert same or workers[address].n_stages != n_stages
 
 
-@given(st.lists(worker(builds="a"), max_size=7), st.sampled_from([2, 3]))
-def test_workers_of_one_build_come_together_if_they_can(drawn: list[Worker], n_stages: int) -> None:
+@given(WORKERS, N_STAGES)
+def test_each_worker_that_stays_out_is_named_and_no_other(
+    drawn: list[Worker], n_stages: int
+) -> None:
     workers = named(*drawn)
-    ours = [it for it in drawn if it.protocol == PROTOCOL]
-    fixed = {it.stage for it in ours if it.is_fixed and it.n_stages == n_stages}
-    can = len(fixed) + sum(not it.is_fixed for it in ours) >= n_stages
-    for _ in range(4):  # recalled, assigned, loaded, and asked once more
+    found = decide(workers, n_stages)
+    here = {name for name, it in workers.items() if it.presence is Presence.HERE}
+    assert found.unfit.keys() <= here
+    assert not found.unfit.keys() & set(found.members)
+    if found.members:
+        kind = workers[found.members[0]].kind
+        assert {name for name in here if workers[name].kind != kind} <= found.unfit.keys()
+    for name in found.unfit:
+        it = workers[name]
+        assert it.protocol != PROTOCOL or it.is_fixed or len({one.kind for one in drawn}) == 2
+    faulty = {name for name in here if workers[name].protocol != PROTOCOL}
+    assert all(found.unfit[name] == f"protocol 10, not {PROTOCOL}" for name in faulty)
+
+
+def settle(workers: dict[str, Worker], n_stages: int) -> Muster:
+    """What is decided after all orders were followed and all weights were loaded."""
+    for _ in range(5):  # recalled, assigned, loaded, and asked once more
         found = decide(workers, n_stages)
         workers = {name: step(it, found, name, n_stages) for name, it in workers.items()}
-    found = decide(workers, n_stages)
-    assert (len(found.members) == n_stages and not found.missing) == can
+    return decide(workers, n_stages)
 
 
 def step(worker: Worker, found: Muster, name: str, n_stages: int) -> Worker:
@@ -137,13 +189,43 @@ def step(worker: Worker, found: Muster, name: str, n_stages: int) -> Worker:
     return replace(worker, state=FREE, epoch=0)  # its process has ended and was started again
 
 
+@given(WORKERS, N_STAGES)
+def test_enough_workers_of_one_kind_become_a_pipeline_whatever_else_there_is(
+    drawn: list[Worker], n_stages: int
+) -> None:
+    here = [replace(it, presence=Presence.HERE) for it in drawn]
+    workers = named(*here)
+    found = settle(workers, n_stages)
+    can = [kind for kind in "ab" if is_enough(workers, kind, n_stages)]
+    assert bool(found.members) == bool(can)
+    assert not found.members or workers[found.members[0]].kind in can
+
+
+@given(st.permutations([Worker(FREE), Worker(FREE), Worker(FREE, kind="b")]))
+def test_whichever_of_three_comes_first_the_two_that_fit_are_assigned_at_once(
+    order: list[Worker],
+) -> None:
+    workers: dict[str, Worker] = {}
+    for number, it in enumerate(order):
+        workers[f"w{number}"] = it
+        found = decide(workers)
+        workers = {name: step(one, found, name, 2) for name, one in workers.items()}
+    good = {name for name, it in workers.items() if it.kind == "a"}
+    assert all(workers[name].state != FREE for name in good), "no load waits for the odd worker's"
+    found = settle(workers, 2)
+    assert set(found.members) == good
+    assert set(found.unfit.values()) == {"dtype b, not a"}
+
+
 FREE_ONE = Worker(FREE)
+ODD = Worker(FREE, kind="b")
 
 
 def test_free_workers_are_assigned_the_stages_in_order_and_the_rest_are_spares() -> None:
     found = decide(named(FREE_ONE, FREE_ONE, FREE_ONE))
     assert found.assignments == {"w0": 0, "w1": 1}
     assert not found.members
+    assert not found.unfit
 
 
 def test_a_worker_that_was_assigned_more_often_comes_later() -> None:
@@ -156,10 +238,35 @@ def test_a_stage_that_loads_is_waited_for() -> None:
     assert (found.members, found.assignments, found.loading) == ((), {}, (1,))
 
 
+def test_a_worker_that_has_not_told_its_traits_is_waited_for_and_does_not_count_as_unfit() -> None:
+    found = decide(named(Worker(FREE, kind=""), FREE_ONE))
+    assert (found.assignments, found.missing, found.unfit) == ({"w1": 0}, (0, 1), {})
+    starting = Worker(LOADING, stage=1, kind="", is_fixed=True)
+    found = decide(named(starting, Worker(stage=0), FREE_ONE))
+    assert (found.assignments, found.loading, found.missing, found.unfit) == ({}, (1,), (), {})
+    assert decide(named(starting)).loading == (1,)
+
+
 def test_a_stage_whose_worker_has_just_fallen_silent_is_not_assigned_yet() -> None:
     workers = named(Worker(stage=0), FREE_ONE)
-    assert decide(workers, claimed={1}).assignments == {}
+    silent = Worker(stage=1, presence=Presence.SILENT)
+    assert decide({**workers, "other": silent}).assignments == {}
     assert decide(workers).assignments == {"w1": 1}
+
+
+def test_the_stage_of_a_process_that_has_ended_is_assigned_at_once() -> None:
+    workers = named(Worker(stage=0), FREE_ONE)
+    ended = Worker(stage=1, presence=Presence.ENDED)
+    assert decide({**workers, "other": ended}).assignments == {"w1": 1}
+    fixed = replace(ended, is_fixed=True)
+    assert decide({**workers, "other": fixed}).assignments == {}, "it comes back as the same stage"
+
+
+def test_an_odd_worker_does_not_take_over_while_another_process_starts_again() -> None:
+    ended = Worker(stage=0, n_stages=1, presence=Presence.ENDED)
+    assert decide(named(ended, ODD), 1).assignments == {}
+    assert decide(named(ended, ODD), 1).unfit == {"w1": "dtype b, not a"}
+    assert decide(named(ODD), 1).assignments == {"w0": 0}
 
 
 @pytest.mark.parametrize(
@@ -185,13 +292,92 @@ def test_one_that_holds_a_stage_twice_is_recalled_when_no_other_is_free() -> Non
     assert decide(named(Worker(is_fixed=True), Worker(is_fixed=True))).assignments == {}
 
 
-def test_workers_of_two_builds_are_not_recalled_for_one_another() -> None:
-    found = decide(named(Worker(stage=0), Worker(stage=1, build="b")))
-    assert not found.assignments
-    assert set(found.members) == {"w0", "w1"}, "so that the caller can say how they differ"
+def test_two_workers_that_do_not_fit_are_both_named_with_what_each_says() -> None:
+    found = decide(named(Worker(stage=0, kind="b"), Worker(stage=1)))
+    assert found.unfit == {"w0": "dtype b, not a", "w1": "dtype a, not b"}
+    assert not found.members
     assert found.missing
+
+
+def test_workers_that_do_not_fit_each_load_the_first_stage_of_their_own_group() -> None:
+    assert decide(named(ODD, FREE_ONE)).assignments == {"w0": 0, "w1": 0}
+    odd = Worker(LOADING, stage=0, kind="b")
+    assert decide(named(odd, FREE_ONE)).assignments == {"w1": 0}
+    found = decide(named(odd, Worker(LOADING, stage=0), FREE_ONE))
+    assert (found.assignments, found.unfit) == ({"w2": 1}, {"w0": "dtype b, not a"})
+
+
+@pytest.mark.parametrize(
+    ("workers", "winner"),
+    [
+        ([ODD, FREE_ONE, FREE_ONE, FREE_ONE, ODD], "a"),
+        ([FREE_ONE, FREE_ONE, ODD, ODD], "b"),
+        ([Worker(LOADING), FREE_ONE, ODD, ODD, ODD], "a"),
+        ([Worker(), Worker(stage=1), *[replace(ODD, state=READY, stage=s) for s in (0, 1)]], "b"),
+        ([Worker(), Worker(stage=1), ODD, ODD, ODD], "a"),
+    ],
+    ids=["larger", "newer", "holds more stages", "newer, both ready", "ready"],
+)
+def test_which_of_two_groups_with_enough_workers_is_chosen(
+    workers: list[Worker], winner: str
+) -> None:
+    drawn = named(*workers)
+    found = decide(drawn)
+    chosen = [*found.members, *found.assignments]
+    assert chosen
+    assert {drawn[address].kind for address in chosen} == {winner}
+    assert {drawn[address].kind for address in found.unfit} == set("ab") - {winner}
+
+
+def test_an_odd_worker_that_comes_back_after_a_restart_changes_nothing() -> None:
+    serving = named(Worker(epoch=9), Worker(stage=1, epoch=9))
+    for odd in (Worker(kind="b", epoch=12), ODD):
+        found = decide({**serving, "odd": odd})
+        assert (found.members, found.assignments) == (("w0", "w1"), {})
+        assert found.unfit == {"odd": "dtype b, not a"}
 
 
 def test_workers_of_another_number_of_stages_are_recalled() -> None:
     workers = named(*(Worker(stage=stage, n_stages=3) for stage in range(3)))
     assert len(decide(workers).assignments) == 2
+    fixed = {name: replace(it, is_fixed=True) for name, it in workers.items()}
+    assert decide(fixed).unfit["w1"] == "stage 1 of 3 by its settings, not of 2"
+
+
+@pytest.mark.parametrize(
+    ("block_size", "n_kv_blocks"), [(0, 8), (4, 0), (4, 2**32 - 1)], ids=["size", "none", "many"]
+)
+def test_a_worker_whose_memory_cannot_be_accounted_for_stays_out(
+    block_size: int, n_kv_blocks: int
+) -> None:
+    answer = Worker(n_stages=1).answer
+    answer.block_size, answer.n_kv_blocks = block_size, n_kv_blocks
+    found = muster([Offer("bad", answer), Offer("good", FREE_ONE.answer)], 1)
+    assert found.assignments == {"good": 0}
+    assert f"{n_kv_blocks} K/V blocks of {block_size} slots" in found.unfit["bad"]
+
+
+@pytest.mark.parametrize("windows", [[5, 0], [0] * 17], ids=["order", "many"])
+def test_a_worker_whose_groups_cannot_be_accounted_for_stays_out(windows: list[int]) -> None:
+    answer = Worker(n_stages=1).answer
+    answer.kv_windows.extend(windows)
+    found = muster([Offer("bad", answer)], 1)
+    assert not found.members
+    assert "the windows of its K/V groups" in found.unfit["bad"]
+
+
+def test_a_difference_names_every_trait_and_every_value() -> None:
+    kinds = {
+        "x": (("block_size", "16"), ("dtype", "float32")),
+        "y": (("block_size", "32"), ("dtype", "float32")),
+        "z": (("block_size", "64"), ("dtype", "bfloat16")),
+    }
+    assert differences(kinds, None) == {
+        "x": "block_size 16, not 32 or 64; dtype float32, not bfloat16",
+        "y": "block_size 32, not 16 or 64; dtype float32, not bfloat16",
+        "z": "block_size 64, not 16 or 32; dtype bfloat16, not float32",
+    }
+    assert differences(kinds, kinds["x"]) == {
+        "y": "block_size 32, not 16",
+        "z": "block_size 64, not 16; dtype bfloat16, not float32",
+    }

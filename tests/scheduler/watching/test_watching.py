@@ -8,6 +8,7 @@ from orcinus.v1 import scheduler_pb2, watch_pb2
 
 from services.common.watch_json import to_json
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
+from services.scheduler.pipeline.shortfall import UnfitWorker
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.watcher import Watcher
 from services.scheduler.watching.watching import Watching
@@ -194,3 +195,23 @@ def test_ends_without_a_watch_leave_nothing() -> None:
     watching = Watching(SchedulerSettings(n_stages=1))
     watching.drain()
     watching.end("over")
+
+
+async def test_workers_that_do_not_fit_are_told_once_and_to_whoever_comes_later() -> None:
+    play = Play()
+    odd, good = (
+        UnfitWorker(f"10.0.0.{size}:1", f"pod-{size}", f"block_size {size}") for size in (16, 32)
+    )
+    with play.watching.watch() as watcher:
+        play.watching.note_unfit((odd,))
+        play.watching.note_unfit((odd, good))
+        marks = [event.mark for event in await told(watcher)]
+    assert {mark.kind for mark in marks} == {watch_pb2.MARK_KIND_UNFIT}
+    texts = ["pod-16 does not fit: block_size 16", "pod-32 does not fit: block_size 32"]
+    assert [mark.text for mark in marks] == texts
+    play.open()
+    play.watching.note_unfit((odd,))
+    with play.watching.watch() as watcher:
+        first, *_, last = await told(watcher)
+    assert first.HasField("epoch")
+    assert last.mark.text == texts[0]

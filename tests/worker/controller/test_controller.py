@@ -17,7 +17,7 @@ from services.scheduler.cluster.term import Unopposed
 from services.worker.channel import MessageKind
 from services.worker.controller.controller import Controller
 from services.worker.controller.plan_relay import PlanRelay
-from tests.fakes import FakeStage, describe_stage, fake_stage, fake_stages, fake_worker
+from tests.fakes import TRAITS, FakeStage, describe_stage, fake_stage, fake_stages, fake_worker
 from tests.worker.controller.recording_rank import RecordingRank
 
 
@@ -84,6 +84,8 @@ async def test_a_stage_that_is_loading_says_so_and_joins_nothing() -> None:
             n_stages=2,
             is_fixed=True,
             protocol=PROTOCOL,
+            traits=TRAITS,
+            name=stage.controller.name,
         )
         assert await refused_with(lambda: join([stage], epoch=1)) is grpc.StatusCode.UNAVAILABLE
         stage.rank.load()
@@ -109,7 +111,9 @@ async def test_a_worker_is_free_until_a_stage_is_assigned_to_it() -> None:
     async with fake_worker() as worker, rpc.connect(worker.address) as channel:
         description = await stub_of(channel).Describe(worker_pb2.DescribeRequest())
         free = worker_pb2.WORKER_STATE_FREE
-        assert description == worker_pb2.DescribeResponse(state=free, protocol=PROTOCOL)
+        assert description == worker_pb2.DescribeResponse(
+            state=free, protocol=PROTOCOL, traits=TRAITS, name=worker.controller.name
+        )
         assert await refused_with(lambda: join([worker], epoch=1)) is grpc.StatusCode.UNAVAILABLE
         await assign(channel, 1, epoch=2)
         await asyncio.wait_for(worker.controller.loading.wait(), 30)

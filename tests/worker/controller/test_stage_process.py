@@ -412,7 +412,7 @@ async def test_a_worker_without_a_stage_loads_the_one_it_is_assigned(model: Path
         assert (described.stage_index, described.n_stages) == (2, N_STAGES)
         assert worker.process.children() == [rank]
         assert described.state == worker_pb2.WORKER_STATE_READY
-        assert described.fingerprint
+        assert described.traits["block_size"] == "16"
         assert await worker.says(READINESS)
         await assign(worker, 1, epoch=2)
         assert await worker.child.obituary() == "stage None exited with status 0"

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from kernels.weights.linear import Quantization
-from services.worker.rank.stage_shard import StageShard
 from services.worker.settings import PipelinePlace, WorkerSettings
 from tests.checkpoints import SMALL, write_checkpoint
-from tests.worker.pipeline import Pipeline, Span, load, needs_int8
+from tests.worker.pipeline import Pipeline, Span, needs_int8
 
 N_REQUESTS = 40
 
@@ -96,14 +95,4 @@ def test_on_a_gpu_it_needs_triton_and_is_refused_before_anything_is_read(tmp_pat
 def test_a_rank_is_told(quantization: Quantization, device: str) -> None:
     arguments = ["--model=/models/demo", f"--quantization={quantization}", f"--device={device}"]
     settings = WorkerSettings.load("worker", arguments)
-    assert settings.for_rank(0, PipelinePlace(0, 1)).quantization == quantization
-
-
-def test_stages_of_different_quantizations_do_not_mix(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path)
-    model = load(tmp_path)
-    settings = WorkerSettings(model=tmp_path).for_rank(0, PipelinePlace(0, 1))
-    quantised = settings.model_copy(update={"quantization": "int8"})
-    fingerprint = StageShard(settings, model).fingerprint()
-    assert StageShard(settings, model).fingerprint() == fingerprint
-    assert StageShard(quantised, model).fingerprint() != fingerprint
+    assert settings.for_rank(0).at(PipelinePlace(0, 1)).quantization == quantization

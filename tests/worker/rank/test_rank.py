@@ -247,6 +247,7 @@ def test_a_lost_neighbour_ends_the_epoch_and_the_next_one_works() -> None:
         world.plan(1, 4)
         report = world.report()
         assert (report.epoch, report.failure.reason) == (1, "nothing from rank 0")
+        assert report.failure.is_of_neighbour
         assert world.peers[0].is_closed
         world.plan(1, 5)  # still under way when the epoch ended
         assert world.join(2) is MessageKind.JOINED

@@ -59,7 +59,7 @@ def decode(epoch: int, token: int) -> worker_pb2.RunIterationsRequest:
 
 def settings_of(checkpoint: Path, *, tp_rank: int = 0, **settings: Any) -> RankSettings:
     worker = WorkerSettings(model=checkpoint, block_size=BLOCK_SIZE, **settings)
-    return worker.for_rank(tp_rank, worker.place or PipelinePlace(0, worker.n_stages))
+    return worker.for_rank(tp_rank).at(worker.place or PipelinePlace(0, worker.n_stages))
 
 
 class StartedRank:
@@ -220,7 +220,6 @@ def test_ranks_say_how_far_they_are_and_then_what_they_have_loaded(checkpoint: P
     assert [it.n_kv_blocks for it in said] == [
         100_000 // (2 * 8 * 4 * BLOCK_SIZE * it.n_layers) for it in said
     ]
-    assert {it.fingerprint for it in said} == {said[0].fingerprint}
     for it in said:
         assert (it.n_stages, it.tp_size, it.block_size) == (2, 2, BLOCK_SIZE)
         assert (it.vocab_size, it.max_model_len) == (199, SMALL["max_position_embeddings"])

@@ -55,7 +55,7 @@ def run(data: bytes) -> None:
         assert len(str(error)) < 1 << 14, len(str(error))
         return
     assert len(read.layer_windows) == read.n_layers
-    read.fingerprint(read.resolve_dtype("auto"))
+    read.fingerprint()
 
 
 TARGET = Target(

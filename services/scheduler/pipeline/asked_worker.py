@@ -1,0 +1,129 @@
+"""A worker that the leader asks for its description, again and again, and to which it may assign a
+stage."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import grpc
+import grpc.aio
+from orcinus.v1 import worker_pb2, worker_pb2_grpc
+
+from services.common import rpc
+from services.common.outage import Outage
+from services.scheduler.cluster.leader_watch import ProbeResult
+from services.scheduler.cluster.leader_watch import ask as probe
+from services.scheduler.pipeline.muster import Offer, Presence
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 0.2
+"""Seconds between two questions."""
+
+DESCRIBE_TIMEOUT_S = 3.0
+"""Seconds after which a worker that does not answer counts as absent, so that a stage that no other
+worker holds is assigned to a free one."""
+
+CLAIM_S = 10.0
+"""Seconds for which a stage is not assigned to another worker after the worker that holds the stage
+has stopped answering. The silent worker may be busy. If its host refuses connections, its process
+has ended, and a free worker that fits gets the stage at once."""
+
+
+class AskedWorker:
+    """A worker that is asked repeatedly for its description."""
+
+    def __init__(
+        self,
+        address: str,
+        connect: rpc.Connect,
+        on_news: Callable[[], None],
+        *,
+        last: worker_pb2.DescribeResponse | None = None,
+        is_gone: bool = False,
+    ) -> None:
+        """`last` is the description of a member of the last pipeline; with `is_gone`, it
+        was silent or the connection to it has broken, so that nothing waits for its answer."""
+        self.address = address
+        self.description: worker_pb2.DescribeResponse | None = None
+        """The worker's latest answer; None if the worker did not answer the latest question."""
+        self.trouble = ""
+        self.is_settled = is_gone
+        """Whether the worker has answered or failed to answer since a stage was last assigned to
+        it."""
+        self._channel = connect(address, rpc.RECONNECT_OPTIONS)
+        self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
+        self._on_news = on_news
+        self._outage = Outage(f"the worker at {address}")
+        self._order: worker_pb2.AssignStageRequest | None = None
+        # What the worker answered or was ordered last, and until when it may still be that.
+        self._last: worker_pb2.DescribeResponse | None = None
+        self._last_until = 0.0
+        # Whether the worker's host refuses connections, or the last pipeline may have lost it.
+        self._has_ended = last is not None
+        if last is not None:
+            self._note(last)
+        self._asking = asyncio.create_task(self._ask_on())
+
+    @property
+    def offer(self) -> Offer | None:
+        """The worker as it answers, or as it answered last; None if it has not answered, or for
+        longer than `CLAIM_S`."""
+        if self.description is not None:
+            return Offer(self.address, self.description)
+        if self._last is None or asyncio.get_running_loop().time() >= self._last_until:
+            return None
+        presence = Presence.ENDED if self._has_ended else Presence.SILENT
+        return Offer(self.address, self._last, presence)
+
+    def assign(self, order: worker_pb2.AssignStageRequest) -> None:
+        """Assigns a stage to the worker. The worker is not settled until it has answered again with
+        a description."""
+        log.info("stage %d is assigned to %s", order.stage_index, self.address)
+        self._order = order
+        last = worker_pb2.DescribeResponse()
+        if self.description is not None:
+            last.CopyFrom(self.description)
+        last.state = worker_pb2.WORKER_STATE_LOADING
+        last.stage_index, last.n_stages = order.stage_index, order.n_stages
+        self.description, self.is_settled = None, False
+        self._note(last)
+
+    async def close(self) -> None:
+        """Stops asking the worker."""
+        self._asking.cancel()
+        await asyncio.wait((self._asking,))
+        await self._channel.close(grace=None)
+
+    async def _ask_on(self) -> None:
+        while True:
+            order, self._order = self._order, None
+            try:
+                if order is not None:
+                    await self._stub.AssignStage(order, timeout=DESCRIBE_TIMEOUT_S)
+                answer = await self._stub.Describe(
+                    worker_pb2.DescribeRequest(), timeout=DESCRIBE_TIMEOUT_S
+                )
+            except grpc.aio.AioRpcError as error:
+                is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+                if is_away and await probe(self.address) is ProbeResult.REFUSES:
+                    self._has_ended = True
+                self._outage.note_failure(error.details() or error.code().name)
+                self._take(None, f"worker at {self.address}: {error.details()}")
+            else:
+                self._outage.note_answer()
+                self._has_ended = False
+                self._take(answer, "")
+            await asyncio.sleep(RETRY_S)
+
+    def _take(self, answer: worker_pb2.DescribeResponse | None, trouble: str) -> None:
+        if self._order is not None:
+            return  # the answer is older than the order
+        self.description, self.trouble, self.is_settled = answer, trouble, True
+        if answer is not None:
+            self._note(answer)
+        self._on_news()
+
+    def _note(self, last: worker_pb2.DescribeResponse) -> None:
+        self._last = last
+        self._last_until = asyncio.get_running_loop().time() + CLAIM_S

@@ -1,0 +1,71 @@
+"""Whether workers fit together, and in what they differ.
+
+Workers fit together if all their traits are equal: model, checkpoint, element type, block size,
+code and others (`services/worker/rank/traits.py`). A worker that this scheduler cannot use at all,
+whatever the other workers are, has a fault of its own.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from orcinus.v1 import worker_pb2
+
+from services.common.protocol import MAX_KV_BLOCKS, PROTOCOL
+
+Traits = tuple[tuple[str, str], ...]
+"""Names and values of a worker's traits, sorted by name."""
+
+MAX_KV_GROUPS = 16
+"""Largest number of K/V groups of a model."""
+
+
+def traits_of(answer: worker_pb2.DescribeResponse) -> Traits:
+    """Returns the traits of a worker; empty if its ranks have not told them yet."""
+    return tuple(sorted(answer.traits.items()))
+
+
+def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
+    """Returns why a worker cannot be in any pipeline of `n_stages` stages; empty if it can."""
+    if answer.protocol != PROTOCOL:
+        return f"protocol {answer.protocol}, not {PROTOCOL}"
+    if answer.is_fixed and answer.n_stages != n_stages:
+        return f"stage {answer.stage_index} of {answer.n_stages} by its settings, not of {n_stages}"
+    return _memory_fault(answer) if answer.state == worker_pb2.WORKER_STATE_READY else ""
+
+
+def differences(traits: Mapping[str, Traits], chosen: Traits | None) -> dict[str, str]:
+    """Returns, for each worker that does not fit, in what it differs: `block_size 16, not 32`.
+
+    `traits` are those of each worker, by the worker's address. A worker does not fit if its traits
+    are not the `chosen` ones. If none are chosen, every worker is compared with all workers that
+    differ from it.
+    """
+    kinds = sorted(set(traits.values())) if chosen is None else [chosen]
+    return {
+        address: _difference(own, [kind for kind in kinds if kind != own])
+        for address, own in traits.items()
+        if any(kind != own for kind in kinds)
+    }
+
+
+def _difference(own: Traits, others: Iterable[Traits]) -> str:
+    mine, theirs = dict(own), [dict(kind) for kind in others]
+    names = sorted(mine.keys() | {name for kind in theirs for name in kind})
+    said = []
+    for name in names:
+        value = mine.get(name, "")
+        rest = sorted({kind.get(name, "") for kind in theirs} - {value})
+        if rest:
+            said.append(f"{name} {value or 'not told'}, not {' or '.join(rest) or 'told'}")
+    return "; ".join(said)
+
+
+def _memory_fault(answer: worker_pb2.DescribeResponse) -> str:
+    if not (answer.block_size > 0 and 0 < answer.n_kv_blocks <= MAX_KV_BLOCKS):
+        return (
+            f"{answer.n_kv_blocks} K/V blocks of {answer.block_size} slots, and from 1 to "
+            f"{MAX_KV_BLOCKS} can be accounted for"
+        )
+    windows = list(answer.kv_windows)
+    if len(windows) > MAX_KV_GROUPS or 0 in windows[windows.count(0) :]:
+        return f"the windows of its K/V groups are {windows}"
+    return ""

@@ -1,0 +1,70 @@
+"""Why there is no pipeline, and which workers do not fit: as an operator reads it, with addresses,
+and as clients may read it, with names only."""
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class UnfitWorker:
+    """A worker that stays out of the pipeline because it does not fit."""
+
+    address: str
+    name: str
+    """The worker's name for people; empty if the worker is too old to have one."""
+    says: str
+    """In what the worker differs from others, and how: `block_size 16, not 32`."""
+
+    @property
+    def for_operators(self) -> str:
+        """What is wrong, with the worker's name and address."""
+        return f"{f'{self.name} ' if self.name else ''}at {self.address} does not fit: {self.says}"
+
+    @property
+    def for_clients(self) -> str:
+        """What is wrong, without the worker's address."""
+        return f"{self.name or 'an older worker'} does not fit: {self.says}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shortfall:
+    """What a pipeline lacks, and the workers that do not fit. A pipeline that is complete may have
+    such workers beside it."""
+
+    loading: Sequence[int] = ()
+    """Stages whose worker is still loading weights."""
+    missing: Sequence[int] = ()
+    """Stages without a worker."""
+    unfit: tuple[UnfitWorker, ...] = ()
+
+    @property
+    def for_operators(self) -> str:
+        """Everything, with addresses."""
+        return self._said([worker.for_operators for worker in self.unfit])
+
+    @property
+    def for_clients(self) -> str:
+        """Everything, without addresses."""
+        return self._said([worker.for_clients for worker in self.unfit])
+
+    def _said(self, unfit: Sequence[str]) -> str:
+        said = []
+        if self.loading:
+            said.append(f"weights are loaded on stage {_listed(self.loading)}")
+        if self.missing:
+            said.append(f"there is no worker for stage {_listed(self.missing)}")
+        return "; ".join([*said, *unfit])
+
+
+def log_new(before: Collection[UnfitWorker], now: Collection[UnfitWorker]) -> None:
+    """Logs each worker that does not fit now and was not known before not to fit."""
+    for worker in now:
+        if worker not in before:
+            log.warning("worker %s", worker.for_operators)
+
+
+def _listed(stages: Sequence[int]) -> str:
+    return ", ".join(map(str, stages))

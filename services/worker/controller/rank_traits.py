@@ -1,0 +1,38 @@
+"""The traits of a worker: everything that must be equal on all stages of a pipeline.
+
+Each rank tells its traits before it loads weights, so that a leader assigns stages only to workers
+that fit together.
+"""
+
+from collections.abc import Callable, Mapping
+
+from orcinus.v1 import worker_pb2
+
+
+class RankTraits:
+    """The traits that the ranks of a worker have told."""
+
+    def __init__(self, tp_size: int, *, on_difference: Callable[[str], None]) -> None:
+        """`on_difference` is called with the reason if two ranks of the worker differ, which makes
+        the worker useless."""
+        self._on_difference = on_difference
+        self._tp_size = tp_size
+        self._told: dict[int, dict[str, str]] = {}  # by tp_rank
+
+    def note(self, tp_rank: int, payload: bytes) -> None:
+        """Handles a rank's message with its traits (`MessageKind.TRAITS`)."""
+        traits = dict(worker_pb2.DescribeResponse.FromString(payload).traits)
+        for other, its_traits in self._told.items():
+            for name in sorted(traits.keys() | its_traits.keys()):
+                mine, its = traits.get(name, ""), its_traits.get(name, "")
+                if mine != its:
+                    self._on_difference(
+                        f"ranks {other} and {tp_rank} do not fit: {name} is {its} and {mine}"
+                    )
+                    return
+        self._told[tp_rank] = traits
+
+    @property
+    def all(self) -> Mapping[str, str]:
+        """The traits of the worker; empty until all ranks have told theirs."""
+        return self._told[0] if len(self._told) == self._tp_size else {}

@@ -1,0 +1,48 @@
+"""The traits of a rank: everything that must be equal on all stages of a pipeline.
+
+A rank tells its traits before it loads weights. So a leader knows which workers fit together before
+it assigns them stages.
+"""
+
+from pathlib import Path
+
+import torch
+
+from services.worker.models import checkpoint_digest
+from services.worker.models.checkpoint import open_checkpoint
+from services.worker.rank.build import build_digest
+from services.worker.settings import FreeRankSettings
+
+N_DIGITS = 16
+"""Number of hexadecimal digits of a digest among the traits."""
+
+
+def traits_of(settings: FreeRankSettings) -> dict[str, str]:
+    """Returns the traits of a rank by their names; reads the configuration and samples of the
+    weights.
+
+    Raises:
+        CannotStart: the checkpoint cannot be read or is not supported.
+    """
+    config, _ = open_checkpoint(Path(settings.model))
+    is_random = settings.load_format == "random"
+    return {
+        "model": settings.served_model_name,
+        "checkpoint": "random" if is_random else checkpoint_digest(settings.model)[:N_DIGITS],
+        "configuration": config.fingerprint()[:N_DIGITS],
+        "dtype": str(config.resolve_dtype(settings.dtype)).removeprefix("torch."),
+        **settings_traits(settings),
+    }
+
+
+def settings_traits(settings: FreeRankSettings) -> dict[str, str]:
+    """Returns the traits that do not depend on the checkpoint."""
+    is_nccl = settings.device == "cuda" and settings.data_plane != "gloo"
+    return {
+        "quantization": settings.quantization,
+        "tp_size": str(settings.tp_size),
+        "block_size": str(settings.block_size),
+        "data_plane": "nccl" if is_nccl else "gloo",
+        "code": build_digest()[:N_DIGITS],
+        "torch": torch.__version__,
+    }

@@ -1,0 +1,62 @@
+"""Ranks tell apart what must be equal on all stages, before they load."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.common.cannot_start import CannotStart
+from services.worker.rank.traits import traits_of
+from services.worker.settings import PipelinePlace, WorkerSettings
+from tests.checkpoints import write_checkpoint
+
+
+def told(model: Path, *, tp_rank: int = 0, **settings: Any) -> dict[str, str]:
+    return traits_of(WorkerSettings(model=model, **settings).for_rank(tp_rank))
+
+
+def test_each_trait_changes_with_its_own_cause_alone(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "one")
+    plain = told(model)
+    assert (plain["model"], plain["dtype"], plain["block_size"]) == ("one", "float32", "16")
+    assert all(plain.values())
+    for name, settings in {
+        "model": {"served_model_name": "other"},
+        "dtype": {"dtype": "bfloat16"},
+        "quantization": {"quantization": "int8"},
+        "tp_size": {"tp_size": 2},
+        "block_size": {"block_size": 32},
+        "data_plane": {"device": "cuda"},
+        "checkpoint": {"load_format": "random"},
+    }.items():
+        other = told(model, **settings)
+        assert {key for key in plain if plain[key] != other[key]} == {name}
+    other = told(model, tp_rank=1, stage_index=1, n_stages=3, kv_memory="5MiB", n_threads=2)
+    assert other == plain, "stages of one pipeline may differ in these"
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.5}))
+    other = told(model)
+    assert {key for key in plain if plain[key] != other[key]} == {"configuration"}
+
+
+def test_another_checkpoint_of_equal_shapes_is_told_apart(tmp_path: Path) -> None:
+    model = write_checkpoint(tmp_path / "one")
+    plain = told(model)
+    weights = model / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    other = told(model)
+    assert {key for key in plain if plain[key] != other[key]} == {"checkpoint"}
+
+
+def test_a_model_that_is_missing_is_refused_before_there_is_a_stage(tmp_path: Path) -> None:
+    with pytest.raises(CannotStart, match=r"config\.json"):
+        told(tmp_path)
+
+
+def test_a_place_survives_its_message() -> None:
+    place = PipelinePlace(3, 12)
+    assert PipelinePlace.from_bytes(place.to_bytes()) == place
