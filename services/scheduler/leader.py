@@ -197,6 +197,7 @@ class Leader:
             iterations=observers,
             requests=self._requests,
             has_news=has_news,
+            grammars=engine.grammars,
         )
         return _Epoch(pipeline, scheduler, engine, loop, observers)
 

@@ -18,6 +18,11 @@ from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.grammar_preparation import (
+    NO_GRAMMAR_PREPARATION,
+    GrammarPreparation,
+    NoGrammarPreparation,
+)
 from services.scheduler.pipeline.span_logprobs import logprobs_of
 
 
@@ -43,6 +48,7 @@ class ServingLoop:
         iterations: IterationObserver,
         requests: RequestObserver,
         has_news: asyncio.Event,
+        grammars: GrammarPreparation | NoGrammarPreparation = NO_GRAMMAR_PREPARATION,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -51,6 +57,7 @@ class ServingLoop:
         self._iterations = iterations
         self._requests = requests
         self._has_news = has_news
+        self._grammars = grammars
         self._now = now
         self._is_draining = False
 
@@ -116,7 +123,14 @@ class ServingLoop:
             self._requests.preempted(request)
         return batch
 
+    def _prepare_grammars(self) -> None:
+        if (prepared := self._grammars.take()) is not None:
+            self._deliver(self._scheduler.note_grammar(*prepared))
+        if (due := self._scheduler.next_grammar()) is not None:
+            self._grammars.begin(due)
+
     async def _send_batches(self) -> None:
+        self._prepare_grammars()
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
         while (batch := self._select()) is not None:

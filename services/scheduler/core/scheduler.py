@@ -25,6 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from services.scheduler.core.admission import suspects
 from services.scheduler.core.admission.feasible import check_feasible
+from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import (
     NO_LOGPROBS,
     Batch,
@@ -179,6 +180,23 @@ class Scheduler:
         """Fails a request that has not begun in this epoch because the epoch cannot serve the
         request. Returns the update that ends the request."""
         return [self._finish(request, FinishReason.FAILED, message=message)]
+
+    def next_grammar(self) -> DueGrammar | None:
+        """Returns a grammar that the ranks must compile now, beside their iterations; None if no
+        grammar is due. `note_grammar` must be called when they have compiled it."""
+        return self.pool.next_grammar()
+
+    def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:
+        """Notes that the ranks have compiled the grammar that was due. With a `failure`, the reason
+        why they could not, the requests that wait for the grammar fail. Returns the updates that
+        end these requests."""
+        if not failure:
+            self.pool.grammars.note_compiled(digest)
+            return []
+        self.pool.grammars.note_failed()
+        message = f"grammar: cannot be followed: {failure}"
+        waiting = [request for request in self.pool.order if request.grammar_digest == digest]
+        return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
 
     def adopt(self) -> list[Update]:
         """Takes over the requests that the pool has from the previous epoch. Requests that do not

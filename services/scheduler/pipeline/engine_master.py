@@ -18,6 +18,7 @@ from services.common import rpc
 from services.common.errors import Unavailable
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import RequestId
+from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
 from services.scheduler.pipeline.lateness import Lateness
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.plan import plan_of
@@ -65,6 +66,10 @@ class EngineMaster:
         )
         self._channels = [connect(member.address) for member in pipeline.members]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
+        self.grammars = GrammarPreparation(
+            self._stubs[-1], pipeline.epoch, wake=wake, on_lost=self._lose
+        )
+        """The grammar that the last stage compiles."""
         self._results: list[worker_pb2.IterationResult] = []
         # Pieces of the iteration that returns next.
         self._logprobs: list[worker_pb2.SpanLogprobs] = []
@@ -135,6 +140,7 @@ class EngineMaster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.grammars.close()
         for channel in self._channels:
             await channel.close(grace=None)
 
