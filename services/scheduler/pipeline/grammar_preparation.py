@@ -57,13 +57,15 @@ class GrammarPreparation:
         *,
         wake: Callable[[], None],
         on_lost: Callable[[str], None],
+        limit_s: float = PREPARE_LIMIT_S,
     ) -> None:
         """`wake` is called when `take` has something to return, and `on_lost` with the reason when
-        the stage is gone."""
+        the stage is gone. `limit_s` is the time for a grammar in seconds."""
         self._last_stage = last_stage
         self._epoch = epoch
         self._wake = wake
         self._on_lost = on_lost
+        self._limit_s = limit_s
         self._task: asyncio.Task[Prepared | None] | None = None
 
     def begin(self, due: DueGrammar) -> None:
@@ -93,14 +95,14 @@ class GrammarPreparation:
         )
         try:
             response = await self._last_stage.PrepareGrammar(
-                request, timeout=PREPARE_LIMIT_S, metadata=rpc.epoch_metadata(self._epoch)
+                request, timeout=self._limit_s, metadata=rpc.epoch_metadata(self._epoch)
             )
         except grpc.aio.AioRpcError as error:
             if error.code() in _LOSSES:
                 self._on_lost(f"the last stage compiles no grammars: {error.details()}")
                 return None
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                return Prepared(due.digest, f"not compiled within {PREPARE_LIMIT_S:g} s")
+                return Prepared(due.digest, f"not compiled within {self._limit_s:g} s")
             return Prepared(due.digest, error.details() or error.code().name)
         return Prepared(due.digest, response.failure)
 

@@ -1,9 +1,11 @@
 """Outputs follow their grammars, whatever batches they ride in and wherever they go on."""
 
 import json
+import threading
 from array import array
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from random import Random
 from typing import Any
 
@@ -22,7 +24,7 @@ from services.scheduler.core.request import TOKEN_ID, Request, RequestId, Reques
 from services.worker.engine.constraints import Constraints
 from services.worker.engine.plan import PlanError
 from tests.checkpoints import SMALL, write_checkpoint
-from tests.grammar.compiled import compiled, digest_of, matcher_of
+from tests.grammar.compiled import LIMIT_S, compiled, digest_of, matcher_of
 from tests.worker.engine.test_scheduled_runs import Rank, make_scheduler, serve
 
 VOCAB_SIZE = SMALL["vocab_size"]
@@ -131,6 +133,38 @@ def test_recorded_graphs_change_no_token(
     rank = Rank(checkpoint, grammars=grammars, has_graphs=True)
     serve(rank, make_scheduler(policy, depth=2), requests)
     assert [one.generated_token_ids.tolist() for one in requests] == alone
+
+
+def test_other_requests_end_while_a_grammar_is_compiled(
+    checkpoint: Path,
+    tokenizer_file: Path,
+    alone: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compilation does not end before they do: a batch that waited for it would never end."""
+    grammars = Grammars(tokenizer_file, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    may_compile, compile_now, reasons = threading.Event(), grammars._compile, Queue[str]()
+
+    def compile_later(grammar: str) -> LLMatcher:
+        assert may_compile.wait(LIMIT_S)
+        return compile_now(grammar)
+
+    monkeypatch.setattr(grammars, "_compile", compile_later)
+    rank = Rank(checkpoint, grammars=grammars)
+    policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
+    scheduler = make_scheduler(policy, depth=2)
+    constrained, plain = request(1), request(2, "")
+    scheduler.submit(constrained)
+    due = scheduler.next_grammar()
+    assert due is not None
+    grammars.prepare(due.digest, due.grammar.decode(), on_end=reasons.put)
+    serve(rank, scheduler, [plain], until=plain)
+    assert plain.state is RequestState.FINISHED
+    assert constrained.state is RequestState.INITIATION
+    may_compile.set()
+    scheduler.note_grammar(due.digest, reasons.get(timeout=LIMIT_S))
+    serve(rank, scheduler, [])
+    assert constrained.generated_token_ids.tolist() == alone[1]
 
 
 @pytest.mark.parametrize("n_there", [1, 9, 25])

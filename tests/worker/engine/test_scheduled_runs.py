@@ -16,7 +16,7 @@ from services.scheduler.core.batch import Batch
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
-from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.pipeline.plan import plan_of
@@ -136,13 +136,17 @@ def serve(
     requests: Sequence[Request],
     *,
     cancelled: Request | None = None,
+    until: Request | None = None,
 ) -> int:
     """Runs all to their ends, a new one with every iteration; results come when no more batches may
-    be sent. Returns how many tokens were left out of plans."""
+    be sent. Returns how many tokens were left out of plans. With `until`, it ends with that
+    request."""
     waiting = list(requests)
     in_flight: list[tuple[int, list[int]]] = []
     n_left_out = 0
     while waiting or len(scheduler.pool) or in_flight:
+        if until is not None and until.state is RequestState.FINISHED and not in_flight:
+            return n_left_out
         if waiting:
             scheduler.submit(waiting.pop(0))
         while (due := scheduler.next_grammar()) is not None:
