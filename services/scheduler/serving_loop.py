@@ -13,7 +13,7 @@ from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.batch import NO_LOGPROBS, Batch, Update
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObserver
@@ -102,9 +102,8 @@ class ServingLoop:
             await self._has_news.wait()
             self._has_news.clear()
             for result in self._engine.take_results():
-                logprobs = logprobs_of(result) if result.logprobs else NO_LOGPROBS
                 updates = self._scheduler.apply(
-                    result.iteration, result.token_ids, logprobs, cut=result.cut
+                    result.iteration, result.token_ids, logprobs_of(result), cut=result.cut
                 )
                 self._deliver(updates)
                 self._iterations.returned(result.iteration, updates, self._scheduler)

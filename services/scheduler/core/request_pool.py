@@ -24,14 +24,8 @@ from services.scheduler.core.admission.suspects import Suspects
 from services.scheduler.core.admission.waiting import Waiting
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import BatchLimits, Order
+from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request, RequestState
-
-SMALL_OPTIONS_BYTES = 4096
-"""Number of bytes of a request's options that do not count as tokens: the memory of each request
-includes room for these bytes."""
-
-OPTION_BYTES = 4
-"""Number of bytes of options that count as one token."""
 
 RETRY_AFTER_S = 1.0
 """Seconds after which a client is told to try again when the pool was full."""
@@ -120,7 +114,7 @@ class RequestPool:
 
     def fits_ever(self, request: Request) -> bool:
         """Returns whether an empty pool could take the request in."""
-        return _n_tokens(request) <= self.max_tokens
+        return pool_tokens(request) <= self.max_tokens
 
     def add(self, request: Request) -> None:
         """Adds a request to the pool.
@@ -128,7 +122,7 @@ class RequestPool:
         Raises:
             PoolFull: the pool has `max_requests` requests, or would exceed `max_tokens`.
         """
-        n_tokens = _n_tokens(request)
+        n_tokens = pool_tokens(request)
         if len(self) >= self.max_requests:
             raise PoolFull(
                 f"the request pool holds its limit of {self.max_requests} requests",
@@ -263,7 +257,7 @@ class RequestPool:
             self._suspects.add(request)
 
     def _count(self, request: Request, sign: int) -> None:
-        self.n_tokens += sign * _n_tokens(request)
+        self.n_tokens += sign * pool_tokens(request)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len
 
@@ -281,11 +275,3 @@ class RequestPool:
 
 def _place_of(request: Request) -> int:
     return request.place
-
-
-def _n_tokens(request: Request) -> int:
-    """Returns the number of tokens that a request counts for in the pool: the largest length of its
-    sequence, plus tokens for the memory of its options where these are long, such as a large
-    grammar."""
-    n_bytes = max(0, request.n_option_bytes - SMALL_OPTIONS_BYTES)
-    return request.max_sequence_len + n_bytes // OPTION_BYTES

@@ -26,23 +26,17 @@ from collections.abc import Collection, Mapping, Sequence
 from services.scheduler.core.admission import suspects
 from services.scheduler.core.admission.feasible import check_feasible
 from services.scheduler.core.admission.grammar_gate import DueGrammar
-from services.scheduler.core.batch import (
-    NO_LOGPROBS,
-    Batch,
-    Span,
-    SpanLogprobs,
-    Update,
-    span_of,
-    update_of,
-)
+from services.scheduler.core.batch import Batch, Span, Update, span_of, update_of
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.drafting.drafting import drafting_of
+from services.scheduler.core.logprob_updates import with_logprobs
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.preemption.preemption import preemption_of
 from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
 
 # Looking up an enum member takes as long as a method call, and would be done for each token.
 _FINISHED = RequestState.FINISHED
@@ -156,7 +150,7 @@ class Scheduler:
             ]
         self._drafting.note_returned(batch, self._in_flight.values())
         for place, brought in logprobs.items():
-            updates[place] = _with_logprobs(batch.spans[place].request, updates[place], brought)
+            updates[place] = with_logprobs(batch.spans[place].request, updates[place], brought)
         return [*drafted, *[update for update in updates if update is not None]]
 
     def cancel(self, request: Request) -> list[Update]:
@@ -339,15 +333,3 @@ class Scheduler:
             self.kv_manager.retire(request, request.reservation)
             request.reservation = None
             self._preemption.note_freed(request)
-
-
-def _with_logprobs(
-    request: Request, update: Update | None, logprobs: SpanLogprobs
-) -> Update | None:
-    """Returns the update of a request with the log-probabilities that its span produced. If there
-    is no update and the request has not ended, a new update without a token is made."""
-    if update is None and request.state is not RequestState.FINISHED:
-        update = Update(request, None, None, len(request.generated_token_ids))
-    if update is None or update.finish_reason is FinishReason.CANCELLED:
-        return update
-    return update._replace(logprobs=logprobs)

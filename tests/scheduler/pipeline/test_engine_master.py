@@ -12,9 +12,10 @@ from services.common.iteration_limit import IterationSize
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.admission.grammar_gate import DueGrammar
-from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
 from services.scheduler.pipeline.membership import Member, check_agreement, gather
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.worker.channel import MessageKind
 from tests.fakes import FakeStage, describe_stage, fake_stages
 from tests.scheduler.core.workload import Arrival, build, request_for
