@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from services.common import errors
-from services.frontend.request.json_schema.translation import Translation
+from services.frontend.request.json_schema.translations import TRANSLATIONS, Translated
 from services.frontend.request.json_schema.unenforced import Unenforced
 from services.frontend.request.json_schema.work import WrongSchema
 
@@ -28,16 +28,16 @@ class ClientSchema:
     additional_properties: AdditionalProperties = "declared"
 
     @cached_property
-    def _translation(self) -> Translation:
+    def _translation(self) -> Translated:
         closes = self.additional_properties == "declared"
         try:
-            found = Translation(dict(self.schema), closes=closes)
+            found = TRANSLATIONS.of(self.schema, self.text, closes=closes)
         except WrongSchema as error:
             raise errors.InvalidRequest(self.field, str(error)) from None
+        except RecursionError:  # of the text of a schema
+            raise errors.InvalidRequest(self.field, "is nested too deeply") from None
         if self.is_strict and found.reported:
-            raise errors.InvalidRequest(
-                self.field, f"{next(iter(found.reported))} cannot be enforced"
-            )
+            raise errors.InvalidRequest(self.field, f"{found.reported[0]} cannot be enforced")
         return found
 
     @property
@@ -54,7 +54,7 @@ class ClientSchema:
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
         """Keywords that are not enforced; raises what `enforced` raises."""
-        return tuple(self._translation.reported)
+        return self._translation.reported
 
     @property
     def unenforced_names(self) -> tuple[str, ...]:
