@@ -120,7 +120,7 @@ class Completion(TypedDict):
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In a
     stream the chunk that ends an answer has the verdict."""
 
 
@@ -210,7 +210,7 @@ class ChatCompletion(TypedDict):
     """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
     object of `PromptLogprob` keyed by token id, and null for the first token."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In a
     stream the chunk that ends an answer has the verdict."""
 
 
@@ -293,5 +293,5 @@ class ChatChunk(TypedDict):
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In a
     stream the chunk that ends an answer has the verdict."""

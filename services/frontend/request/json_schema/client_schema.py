@@ -26,6 +26,8 @@ class ClientSchema:
     is_strict: bool = False
     """Whether the request is refused if a keyword cannot be enforced."""
     additional_properties: AdditionalProperties = "declared"
+    not_in_format: tuple[Unenforced, ...] = ()
+    """Keywords that the model's format of tool calls cannot enforce, although JSON could."""
 
     @cached_property
     def _translation(self) -> Translated:
@@ -54,7 +56,7 @@ class ClientSchema:
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
         """Keywords that are not enforced; raises what `enforced` raises."""
-        return self._translation.reported
+        return tuple(dict.fromkeys((*self._translation.reported, *self.not_in_format)))
 
     @property
     def unenforced_names(self) -> tuple[str, ...]:
