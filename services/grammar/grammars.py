@@ -109,9 +109,7 @@ class Grammars:
             if (one == digest or one in kept) and not shared.failure
         }
         if digest not in self._kept:
-            self._kept[digest] = _Shared(
-                partial(in_thread, partial(self._compile, grammar)), self._renewals
-            )
+            self._kept[digest] = _Shared(partial(self._compile, grammar), self._renewals)
         shared = self._kept[digest]
 
         def end(_: object) -> None:
@@ -150,12 +148,10 @@ class _Shared:
     tokens need.
     """
 
-    def __init__(
-        self, compile_beside: Callable[[], Future[LLMatcher]], renewals: "_Renewals"
-    ) -> None:
-        self._compile_beside = compile_beside
+    def __init__(self, compile_now: Callable[[], LLMatcher], renewals: "_Renewals") -> None:
+        self._compile = compile_now
         self._renewals = renewals
-        self.compiling = compile_beside()
+        self.compiling: Future[LLMatcher] = in_thread(compile_now, is_urgent=False)
         """The compiled grammar, when it is done."""
 
     @property
@@ -184,7 +180,7 @@ class _Shared:
         if not self._renewals.n_left:
             return None
         self._renewals.n_left -= 1
-        again = self._compile_beside()
+        again = in_thread(self._compile, is_urgent=True)
         compiled = again.result(RENEWAL_LIMIT_S)
         self.compiling = again
         return compiled

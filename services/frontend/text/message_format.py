@@ -310,4 +310,5 @@ def _schema_of(
         field,
         is_strict=tool.is_strict,
         additional_properties=additional_properties,
+        parameters=tool.parameters,
     )

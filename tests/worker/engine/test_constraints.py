@@ -16,7 +16,6 @@ from llguidance import LLMatcher, LLTokenizer
 from orcinus.v1 import sampling_pb2
 
 from kernels.upload import Uploads
-from services.grammar.compile_thread import in_thread
 from services.grammar.grammars import Grammars, InvalidGrammar, _Shared
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -273,8 +272,8 @@ def test_outputs_that_end_before_their_grammars_are_told(grammars: Grammars) -> 
 
 
 def test_few_grammars_are_compiled_anew_for_an_iteration(grammars: Grammars) -> None:
-    begin = partial(in_thread, partial(grammars._compile, 'start: "a"'))
-    shared = _Shared(begin, grammars._renewals)
+    shared = _Shared(partial(grammars._compile, 'start: "a"'), grammars._renewals)
+    shared.compiling.result(LIMIT_S)
     grammars.begin_iteration()
     assert [shared.renewed() is not None for _ in range(4)] == [True, True, False, False]
     grammars.begin_iteration()

@@ -26,6 +26,9 @@ class ClientSchema:
     is_strict: bool = False
     """Whether the request is refused if a keyword cannot be enforced."""
     additional_properties: AdditionalProperties = "declared"
+    parameters: str = ""
+    """The parameters of the tool from which the schema was made, as text; empty if it belongs to no
+    tool. Tools come with every turn, so the translations of their schemas are kept."""
     not_in_format: tuple[Unenforced, ...] = ()
     """Keywords that the model's format of tool calls cannot enforce, although JSON could."""
 
@@ -33,11 +36,9 @@ class ClientSchema:
     def _translation(self) -> Translated:
         closes = self.additional_properties == "declared"
         try:
-            found = TRANSLATIONS.of(self.schema, self.text, closes=closes)
+            found = TRANSLATIONS.of(self.schema, self.parameters, closes=closes)
         except WrongSchema as error:
             raise errors.InvalidRequest(self.field, str(error)) from None
-        except RecursionError:  # of the text of a schema
-            raise errors.InvalidRequest(self.field, "is nested too deeply") from None
         if self.is_strict and found.reported:
             raise errors.InvalidRequest(self.field, f"{found.reported[0]} cannot be enforced")
         return found

@@ -1,4 +1,4 @@
-"""Keeps the translations of schemas, since agents send the same tools with every turn.
+"""Keeps the translations of tools' schemas, since agents send the same tools with every turn.
 
 Translating the schemas of 200 tools takes 70 ms, and finding them here 7 ms. The most recently used
 translations are kept, up to a number of bytes. Several threads may translate at the same time.
@@ -18,8 +18,8 @@ MAX_BYTES = 8 * 2**20
 2 KB each."""
 
 BYTES_PER_CHARACTER = 8
-"""Bytes that a translation takes for each character of its schema, the text included. Most take
-half of that."""
+"""Bytes that a translation takes for each character of the parameters, which are kept too. Most
+take half of that."""
 
 
 class Translated(NamedTuple):
@@ -32,7 +32,7 @@ class Translated(NamedTuple):
 
 
 class Translations:
-    """The most recently used translations, by the texts of their schemas."""
+    """The most recently used translations, by the parameters of their tools."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
@@ -40,13 +40,14 @@ class Translations:
         self._kept: OrderedDict[tuple[str, bool], Translated] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(self, schema: Mapping[str, Any], text: str, *, closes: bool) -> Translated:
-        """Returns the translation of a schema, whose JSON is `text`. `closes` as in `Translation`.
+    def of(self, schema: Mapping[str, Any], parameters: str, *, closes: bool) -> Translated:
+        """Returns the translation of a schema that was made from the parameters of a tool. With
+        empty `parameters`, nothing is kept. `closes` as in `Translation`.
 
         Raises:
             WrongSchema: the schema is wrong, or too large.
         """
-        key = text, closes
+        key = parameters, closes
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None:
@@ -54,8 +55,9 @@ class Translations:
                 return kept
         translation = Translation(dict(schema), closes=closes)
         translated = Translated(translation.enforced, tuple(translation.reported))
-        with self._lock:
-            self._keep(key, translated)
+        if parameters:
+            with self._lock:
+                self._keep(key, translated)
         return translated
 
     def _keep(self, key: tuple[str, bool], translated: Translated) -> None:
