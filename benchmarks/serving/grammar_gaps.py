@@ -5,8 +5,9 @@
 A whole system on loopback serves a few long streams. In each round a request comes that must call
 one of 200 tools with schemas of 2 KB, which no request had before. The rank compiles its grammar
 for a second or more. The result is the longest time between two chunks of any stream: in rounds
-with such a request, and in rounds of the same length without one. The second number shows what the
-machine does anyway. Tools of a few words show what a usual grammar costs.
+with such a request, and in the same time after it. The second number shows what the machine does
+anyway. The smallest numbers of all rounds count, since other work on the machine only adds to them.
+One small tool shows what a usual grammar costs.
 
 The model is the demo model, with a template that writes out the name of the first tool only, so
 that the prompt stays short, and with a context that lets so many tools in.
@@ -16,7 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -83,10 +83,15 @@ class Streams:
 
     async def run(self, number: int) -> None:
         """Runs one stream after the other."""
-        body = {"max_tokens": self._n_tokens, "ignore_eos": True, "stream": True, "seed": number}
+        body = {
+            "prompt": f"Whale {number}",
+            "max_tokens": self._n_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "seed": number,
+        }
         while True:
             before = 0.0
-            body["prompt"] = f"Whale {number}"
             async with self._client.stream("POST", "/v1/completions", json=body) as response:
                 async for _ in response.aiter_bytes():
                     now = time.perf_counter()
@@ -179,8 +184,8 @@ async def rounds(
             f"characters of tools is answered in {answers[-1]:.2f} s, {quiet[-1]:.3f} s after it"
         )
     print(
-        f"  median {statistics.median(busy):.3f} s, {statistics.median(quiet):.3f} s without; "
-        f"answers in {statistics.median(answers):.2f} s"
+        f"  smallest {min(busy):.3f} s, {min(quiet):.3f} s without such a request; answered in "
+        f"{min(answers):.2f} s"
     )
 
 
@@ -190,7 +195,7 @@ def main() -> None:
     parser.add_argument("--n-tokens", type=int, default=900, help="tokens of each stream")
     parser.add_argument("--members", type=int, default=30, help="members of each tool's arguments")
     parser.add_argument("--stages", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=8)
     asyncio.run(measure(parser.parse_args()))
 
 

@@ -7,7 +7,7 @@ epoch is over: the requests wait, and the ranks of the next epoch compile the gr
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 import grpc
@@ -42,7 +42,7 @@ class LastStage(Protocol):
         *,
         timeout: float,
         metadata: tuple[tuple[str, str], ...],
-    ) -> "grpc.aio.UnaryUnaryCall[worker_pb2.PrepareGrammarRequest, object]":
+    ) -> Awaitable[worker_pb2.PrepareGrammarResponse]:
         """Compiles a grammar on all ranks of the stage."""
         ...
 

@@ -34,11 +34,10 @@ def submit(scheduler: Scheduler, name: str, grammar: str = "", **fields: object)
     return request
 
 
-def scheduler_with(policy: Policy, grammars: Iterable[str], **options: int) -> Scheduler:
+def scheduler_with(policy: Policy, grammars: Iterable[str], *, n_blocks: int = 400) -> Scheduler:
     """Returns a scheduler with a request for each grammar; an empty one is none."""
     scheduler = build(
-        **{"max_batch_size": 16, "n_blocks": 400, "block_size": 4, "pipeline_depth": 1, **options},
-        policy=policy,
+        max_batch_size=16, n_blocks=n_blocks, block_size=4, pipeline_depth=1, policy=policy
     )
     for index, grammar in enumerate(grammars):
         submit(scheduler, f"{index}{grammar}", grammar)
