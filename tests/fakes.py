@@ -34,6 +34,7 @@ def describe_stage(
         vocab_size=100,
         max_model_len=64,
         eos_token_ids=[2],
+        can_follow_grammars=stage_index + 1 == n_stages,
         block_size=block_size,
         n_kv_blocks=50 - stage_index,
         rendezvous_address="127.0.0.1:1",
@@ -53,6 +54,7 @@ class FakeRank:
     block_size: int = 4
     plans: list[bytes] = field(default_factory=list)
     has_plan: asyncio.Event = field(default_factory=asyncio.Event)
+    grammars: asyncio.Queue[worker_pb2.PrepareGrammarRequest] = field(default_factory=asyncio.Queue)
 
     def tell_traits(self) -> None:
         """Says to which workers it fits."""
@@ -74,6 +76,17 @@ class FakeRank:
             self.has_plan.set()
             if self.answers:
                 self.answer(payload)
+        elif kind is MessageKind.PREPARE_GRAMMAR:
+            self.grammars.put_nowait(worker_pb2.PrepareGrammarRequest.FromString(payload))
+
+    async def next_grammar(self) -> worker_pb2.PrepareGrammarRequest:
+        """Returns the next grammar that it is to compile."""
+        return await asyncio.wait_for(self.grammars.get(), 30)
+
+    def compile(self, grammar: worker_pb2.PrepareGrammarRequest, failure: str = "") -> None:
+        """Reports that it has compiled a grammar, or why it could not."""
+        answer = worker_pb2.PrepareGrammarResponse(digest=grammar.digest, failure=failure)
+        self.controller.on_message(0, MessageKind.GRAMMAR_PREPARED, answer.SerializeToString())
 
     def answer(self, payload: bytes) -> None:
         """Reports the iteration: tokens 10, 11, … on the last stage, a timing elsewhere."""

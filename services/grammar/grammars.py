@@ -6,17 +6,16 @@ wrong; ranks compile it to mask tokens that do not follow it. The state of an ou
 depends only on the output's tokens, so a request that is recomputed, on any rank, reaches an equal
 state.
 
-A rank compiles in a thread while it computes: the first mask is needed when the prompt has been
-read. If the grammar is not compiled by then, the batch waits for it.
+A rank compiles in a thread while it computes, and says when it is done. The scheduler admits no
+request before that, so no batch waits for a grammar. The exception is a lexer that is full: its
+grammar is compiled again in the middle of an iteration.
 
 The work of every step is limited, and llguidance counts the work.
 """
 
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from services.common.gguf.header import is_gguf
 from services.common.gguf.tokenizer import read_gguf_tokenizer
-from services.common.sampling import MAX_COMPILED_GRAMMARS
+from services.grammar.compile_thread import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -41,20 +40,15 @@ LIMITS = LLParserLimits(
 worst take tens of them. llguidance does not count all of the work of compiling, which the
 frontend limits (`grammar_checker`). The schemas of 200 tools make up to 90,000 symbols."""
 
-COMPILE_LIMIT_S = 5.0
-"""Seconds after which a rank stops waiting for a grammar and ends, which is before other ranks
-would regard the rank as hung. A grammar takes at most a tenth of a second of processor time, and
-the longest 1.6 s (`grammar_checker`). Schedulers admit one new grammar per iteration
-(`grammar_turns`)."""
+RENEWAL_LIMIT_S = 5.0
+"""Seconds after which a rank stops waiting for a grammar that is compiled again and ends, which is
+before other ranks would regard the rank as hung. A grammar takes at most a tenth of a second of
+processor time, and the longest 1.6 s (`grammar_checker`)."""
 
 MAX_RENEWALS = 2
 """Largest number of grammars that are compiled again in an iteration because their lexers are full.
 Outputs whose grammars would exceed this number are cut. It is exceeded only if several grammars
 need very many lexer states for every text."""
-
-STACK_BYTES = 16 * 2**20
-"""Stack size in bytes of the thread in which a rank compiles: four times that of the check by
-frontends."""
 
 
 class InvalidGrammar(ValueError):
@@ -62,7 +56,7 @@ class InvalidGrammar(ValueError):
 
 
 class Grammars:
-    """Compiles grammars for one model, and keeps the most recently used compiled grammars."""
+    """Compiles grammars for one model, and keeps those that the scheduler names."""
 
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
@@ -79,9 +73,8 @@ class Grammars:
             n_known=self._tokenizer.vocab_size,
             eos_token_ids=self._tokenizer.eos_tokens,
         )
-        self._compiled: OrderedDict[str, _Shared] = OrderedDict()
+        self._kept: dict[bytes, _Shared] = {}  # by digest
         self._renewals = _Renewals()
-        self._compiler = _thread_with_stack(STACK_BYTES)
 
     def check(self, grammar: str) -> None:
         """Compiles a grammar and drops the result. Other threads can run during the call.
@@ -95,21 +88,43 @@ class Grammars:
         """Begins the masks of another iteration, whose work is counted separately."""
         self._renewals.n_left = MAX_RENEWALS
 
-    def matcher(self, grammar: str) -> "Matcher":
-        """Returns a matcher at the beginning of an output, without waiting until the grammar is
-        compiled. If no output can follow the grammar, the output ends at once."""
-        shared = self._compiled.get(grammar)
-        if shared is None:
-            shared = _Shared(partial(self._compile_beside, grammar), self._renewals)
-            self._compiled[grammar] = shared
-            if len(self._compiled) > MAX_COMPILED_GRAMMARS:
-                self._compiled.popitem(last=False)
-        else:
-            self._compiled.move_to_end(grammar)
-        return Matcher(shared, self._vocabulary)
+    def prepare(
+        self,
+        digest: bytes,
+        grammar: str,
+        *,
+        kept: Collection[bytes] = (),
+        on_end: Callable[[str], None],
+    ) -> None:
+        """Compiles a grammar in another thread, and returns at once. Forgets the grammars that are
+        not in `kept`; outputs that follow them go on.
 
-    def _compile_beside(self, grammar: str) -> Future[LLMatcher]:
-        return self._compiler.submit(self._compile, grammar)
+        When the grammar is compiled, `on_end` is called, perhaps in the other thread, with the
+        reason why no output can follow the grammar; the reason is empty if outputs can. There is no
+        such call for a grammar that has been forgotten meanwhile.
+        """
+        self._kept = {
+            one: shared
+            for one, shared in self._kept.items()
+            if (one == digest or one in kept) and not shared.failure
+        }
+        if digest not in self._kept:
+            self._kept[digest] = _Shared(partial(self._compile, grammar), self._renewals)
+        shared = self._kept[digest]
+
+        def end(_: object) -> None:
+            if self._kept.get(digest) is shared:
+                on_end(shared.failure)
+
+        shared.compiling.add_done_callback(end)
+
+    def matcher(self, digest: bytes) -> "Matcher | None":
+        """Returns a matcher at the beginning of an output that follows the grammar with a digest;
+        None if that grammar is not compiled."""
+        shared = self._kept.get(digest)
+        if shared is None or not shared.compiling.done() or shared.failure:
+            return None
+        return Matcher(shared, self._vocabulary)
 
     def _compile(self, grammar: str) -> LLMatcher:
         compiled = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
@@ -133,31 +148,42 @@ class _Shared:
     tokens need.
     """
 
-    def __init__(
-        self, compile_beside: Callable[[], Future[LLMatcher]], renewals: "_Renewals"
-    ) -> None:
-        self._compile_beside = compile_beside
+    def __init__(self, compile_now: Callable[[], LLMatcher], renewals: "_Renewals") -> None:
+        self._compile = compile_now
         self._renewals = renewals
-        self._compiling = compile_beside()
+        self.compiling: Future[LLMatcher] = in_thread(compile_now, is_urgent=False)
+        """The compiled grammar, when it is done."""
+
+    @property
+    def failure(self) -> str:
+        """The reason why the grammar could not be compiled; empty if it could, or is being
+        compiled."""
+        error = self.compiling.exception() if self.compiling.done() else None
+        if error is None:
+            return ""
+        text = str(error)
+        return text if isinstance(error, InvalidGrammar) else f"{type(error).__name__}: {text}"
 
     def newest(self) -> LLMatcher:
-        """Returns the compiled grammar at the beginning of an output, to be copied; waits until it
-        is compiled.
-
-        Raises:
-            InvalidGrammar: no output can follow the grammar.
-            TimeoutError: the grammar is not compiled within COMPILE_LIMIT_S.
-        """
-        return self._compiling.result(COMPILE_LIMIT_S)
+        """Returns the compiled grammar at the beginning of an output, to be copied. The grammar
+        must have been compiled."""
+        return self.compiling.result(0)
 
     def renewed(self) -> LLMatcher | None:
-        """Compiles the grammar again, with an empty lexer, and returns it as `newest` does; None if
-        too many grammars have been compiled again in this iteration."""
+        """Compiles the grammar again, with an empty lexer, and waits for it. Returns the compiled
+        grammar; None if too many grammars have been compiled again in this iteration.
+
+        Raises:
+            InvalidGrammar: the grammar could not be compiled again.
+            TimeoutError: it was not compiled again within RENEWAL_LIMIT_S.
+        """
         if not self._renewals.n_left:
             return None
         self._renewals.n_left -= 1
-        self._compiling = self._compile_beside()
-        return self.newest()
+        again = in_thread(self._compile, is_urgent=True)
+        compiled = again.result(RENEWAL_LIMIT_S)
+        self.compiling = again
+        return compiled
 
 
 class _Renewals:
@@ -194,13 +220,13 @@ class Matcher:
 
     def mask(self) -> bytes:
         """Returns the tokens that may come next as a mask of bits: [vocab_size / 32, rounded up]
-        words of 32 bits, with the lowest bit first. Waits until the grammar is compiled.
+        words of 32 bits, with the lowest bit first.
 
         If no token can follow, or a step takes too much work, the mask has the tokens that end the
         output. So a mask always allows at least one token.
 
         Raises:
-            TimeoutError: the grammar is not compiled within COMPILE_LIMIT_S.
+            TimeoutError: the grammar was not compiled again within RENEWAL_LIMIT_S.
         """
         mask = None if self._has_ended else self._next_mask()
         if mask is None:
@@ -216,7 +242,7 @@ class Matcher:
                 if not _is_full(matcher):
                     break
         except InvalidGrammar as error:
-            log.warning("an output ends at once, since nothing can follow its grammar: %s", error)
+            log.warning("an output is cut, since its grammar is not compiled again: %s", error)
             self.is_cut = True
             return None
         if matcher.is_error():
@@ -296,17 +322,6 @@ def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[in
     if not known:
         raise ValueError("grammars need a model that has a token to end an output with")
     return LLTokenizer(file, eos_token=known)
-
-
-def _thread_with_stack(n_bytes: int) -> ThreadPoolExecutor:
-    """Returns an executor of one thread, which has been started with a stack of `n_bytes` bytes."""
-    executor = ThreadPoolExecutor(1, thread_name_prefix="grammars")
-    others = threading.stack_size(n_bytes)
-    try:
-        executor.submit(threading.get_ident).result()
-    finally:
-        threading.stack_size(others)
-    return executor
 
 
 def _is_full(matcher: LLMatcher) -> bool:

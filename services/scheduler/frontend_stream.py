@@ -13,9 +13,10 @@ from orcinus.v1 import scheduler_pb2
 
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
 from services.scheduler.core.admission.admission_control import TooLate
-from services.scheduler.core.batch import SpanLogprobs, Update
+from services.scheduler.core.batch import Update
 from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
 from services.scheduler.core.request import FinishReason, Request
+from services.scheduler.core.span_logprobs import SpanLogprobs
 from services.scheduler.settings import FRONTEND_BYTES
 from services.scheduler.token_columns import NewTokens
 

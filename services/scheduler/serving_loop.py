@@ -13,11 +13,16 @@ from typing import Protocol
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.batch import NO_LOGPROBS, Batch, Update
+from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObserver
 from services.scheduler.observing.request_observer import RequestObserver
+from services.scheduler.pipeline.grammar_preparation import (
+    NO_GRAMMAR_PREPARATION,
+    GrammarPreparation,
+    NoGrammarPreparation,
+)
 from services.scheduler.pipeline.span_logprobs import logprobs_of
 
 
@@ -43,6 +48,7 @@ class ServingLoop:
         iterations: IterationObserver,
         requests: RequestObserver,
         has_news: asyncio.Event,
+        grammars: GrammarPreparation | NoGrammarPreparation = NO_GRAMMAR_PREPARATION,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
@@ -51,6 +57,7 @@ class ServingLoop:
         self._iterations = iterations
         self._requests = requests
         self._has_news = has_news
+        self._grammars = grammars
         self._now = now
         self._is_draining = False
 
@@ -95,9 +102,8 @@ class ServingLoop:
             await self._has_news.wait()
             self._has_news.clear()
             for result in self._engine.take_results():
-                logprobs = logprobs_of(result) if result.logprobs else NO_LOGPROBS
                 updates = self._scheduler.apply(
-                    result.iteration, result.token_ids, logprobs, cut=result.cut
+                    result.iteration, result.token_ids, logprobs_of(result), cut=result.cut
                 )
                 self._deliver(updates)
                 self._iterations.returned(result.iteration, updates, self._scheduler)
@@ -116,7 +122,14 @@ class ServingLoop:
             self._requests.preempted(request)
         return batch
 
+    def _prepare_grammars(self) -> None:
+        if (prepared := self._grammars.take()) is not None:
+            self._deliver(self._scheduler.note_grammar(*prepared))
+        if (due := self._scheduler.next_grammar()) is not None:
+            self._grammars.begin(due)
+
     async def _send_batches(self) -> None:
+        self._prepare_grammars()
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
         while (batch := self._select()) is not None:

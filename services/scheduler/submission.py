@@ -10,6 +10,7 @@ import math
 import secrets
 from array import array
 from collections.abc import Collection
+from dataclasses import replace
 from functools import lru_cache
 
 from orcinus.v1 import sampling_pb2, scheduler_pb2
@@ -86,12 +87,14 @@ def to_request(
 ) -> Request:
     """Returns the request of a submission that was checked. `sampling` are the options of the
     submission; their seed is not used."""
+    grammar = sampling.grammar.encode()
     return Request(
         request_id=RequestId(submission.request_id),
         prompt_token_ids=array(TOKEN_ID, submission.prompt_token_ids),
         max_new_tokens=submission.max_new_tokens,
-        sampling=submission.sampling.SerializeToString(),
-        grammar_digest=_digest(sampling.grammar) if sampling.grammar else None,
+        sampling=_without_grammar(submission.sampling),
+        grammar=grammar,
+        grammar_digest=hashlib.sha256(grammar).digest() if grammar else None,
         stop_token_ids=frozenset(sampling.stop_token_ids),
         speculation=_speculation_of(submission, sampling),
         generated_token_ids=array(TOKEN_ID, submission.generated_token_ids),
@@ -110,7 +113,10 @@ def to_request(
 def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> InvalidRequest | None:
     """Returns the reason why a pipeline cannot run a request that was checked for another pipeline;
     None if the pipeline can run the request."""
-    sampling = from_proto(sampling_pb2.SamplingParams.FromString(request.sampling))
+    sampling = replace(
+        from_proto(sampling_pb2.SamplingParams.FromString(request.sampling)),
+        grammar=request.grammar.decode(),
+    )
     own = frozenset((*sampling.stop_token_ids, *pipeline.eos_token_ids))
     try:
         _check_sequence(request, pipeline)
@@ -205,8 +211,14 @@ def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
     return f"{len(name)}:{name}{submission.cache_salt}".encode()
 
 
-def _digest(grammar: str) -> bytes:
-    return hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
+def _without_grammar(options: sampling_pb2.SamplingParams) -> bytes:
+    """Returns serialised options without the grammar, which the ranks get before the request."""
+    if not options.grammar:
+        return options.SerializeToString()
+    rest = sampling_pb2.SamplingParams()
+    rest.CopyFrom(options)
+    rest.ClearField("grammar")
+    return rest.SerializeToString()
 
 
 def _speculation_of(

@@ -12,6 +12,7 @@ import asyncio
 import select
 import socket
 import struct
+import threading
 from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import cast
@@ -64,6 +65,10 @@ class MessageKind(IntEnum):
     """From a rank that ends: the setting or file with which it cannot start, as text."""
     TRAITS = 17
     """From the rank, as the first message: a DescribeResponse with the rank's traits."""
+    PREPARE_GRAMMAR = 18
+    """To the rank: a PrepareGrammarRequest."""
+    GRAMMAR_PREPARED = 19
+    """From the rank, when it has compiled a grammar or cannot: a PrepareGrammarResponse."""
 
 
 _KINDS = frozenset(MessageKind)
@@ -119,11 +124,12 @@ def encode(kind: MessageKind, payload: bytes) -> bytes:
 
 
 class RankEnd:
-    """The rank's end of a pair, with blocking calls, for use by one thread."""
+    """The rank's end of a pair, with blocking calls. One thread receives; any thread may send."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = FrameBuffer()
+        self._sending = threading.Lock()  # a frame may be sent in several pieces
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
         """Sends a frame.
@@ -132,7 +138,8 @@ class RankEnd:
             ChannelClosed: the controller is gone.
         """
         try:
-            self._connection.sendall(encode(kind, payload))
+            with self._sending:
+                self._connection.sendall(encode(kind, payload))
         except OSError as error:
             raise ChannelClosed from error
 

@@ -53,6 +53,10 @@ class Worker:
             pass
         return b""
 
+    async def PrepareGrammar(self, request: Any, context: Any) -> worker_pb2.PrepareGrammarResponse:
+        self.calls.append("PrepareGrammar")
+        return worker_pb2.PrepareGrammarResponse()
+
     async def WatchStage(self, request: Any, context: Any) -> AsyncIterator[bytes]:
         self.calls.append("WatchStage")
         yield b""

@@ -18,8 +18,8 @@ from tests.fuzz.rounds import Inputs
 
 METHODS = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].methods
 BY_NAME = {method.name: method for method in METHODS}
-ENDLESS = {"WatchStage", "Profile"}
-"""A fake rank never writes a profile."""
+ENDLESS = {"WatchStage", "Profile", "PrepareGrammar"}
+"""A fake rank never writes a profile, and never compiles a grammar."""
 
 
 class Sequence(NamedTuple):

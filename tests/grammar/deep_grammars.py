@@ -15,6 +15,7 @@ from string import ascii_lowercase
 from services.frontend.request import output_format
 from services.frontend.text.grammar_checker import reason_against
 from services.grammar.grammars import Grammars, Matcher
+from tests.grammar.compiled import matcher_of
 
 VOCAB_SIZE, EOS = 4096, 1
 STEP_STACK_BYTES = 256 * 2**10
@@ -96,7 +97,7 @@ def main(tokenizer_file: str) -> None:
             print(f"{title}: refused: {reason[:60]!r}", flush=True)  # noqa: T201
     for title, grammar in passed:  # there are threads from here on, and no child can be forked
         threading.stack_size(STEP_STACK_BYTES)
-        thread = threading.Thread(target=follow, args=(grammars_of_model.matcher(grammar),))
+        thread = threading.Thread(target=follow, args=(matcher_of(grammars_of_model, grammar),))
         thread.start()
         threading.stack_size(0)
         thread.join()

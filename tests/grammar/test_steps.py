@@ -8,6 +8,7 @@ import pytest
 from services.frontend.request import output_format
 from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.grammar.grammars import Grammars
+from tests.grammar.compiled import matcher_of
 
 TOKENIZER = Path("models/demo/tokenizer.json")
 VOCAB_SIZE, EOS = 4096, 1
@@ -40,7 +41,7 @@ def make_grammars() -> Grammars:
 
 def steps(grammars: Grammars, grammar: str) -> int:
     """Returns how many tokens an output takes that goes on as long as it may."""
-    matcher = grammars.matcher(grammar)
+    matcher = matcher_of(grammars, grammar)
     for number in range(N_STEPS):
         mask = int.from_bytes(matcher.mask(), "little") & ~EOS_ONLY
         if not mask:

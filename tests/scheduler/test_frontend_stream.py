@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from services.common import watchdog
-from services.scheduler.core.batch import SpanLogprobs, Update
+from services.scheduler.core.batch import Update
 from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.span_logprobs import SpanLogprobs
 from services.scheduler.frontend_stream import (
     ACCEPTANCE_S,
     MAX_LOGPROB_BYTES,

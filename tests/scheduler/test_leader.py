@@ -8,7 +8,7 @@ from typing import Any, Literal
 import grpc
 import grpc.aio
 import pytest
-from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc
+from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
@@ -24,7 +24,7 @@ from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from tests.exposition import Samples
-from tests.fakes import describe_stage, fake_stage
+from tests.fakes import describe_stage, fake_stage, fake_stages
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
 LIMIT_S = 30
@@ -79,12 +79,12 @@ class Scene:
             if message.is_closed:
                 return completed
 
-    async def submit(self, name: str, *, n_tokens: int) -> None:
+    async def submit(self, name: str, *, n_tokens: int, grammar: str | None = None) -> None:
         submission = scheduler_pb2.Submission(
             request_id=name,
             prompt_token_ids=[1, 2, 3],
             max_new_tokens=n_tokens,
-            sampling=sampling_pb2.SamplingParams(temperature=0),
+            sampling=sampling_pb2.SamplingParams(temperature=0, grammar=grammar),
         )
         await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
 
@@ -96,6 +96,12 @@ class Scene:
             n_tokens += sum(len(update.token_ids) for update in message.tokens)
             if message.completed:
                 return n_tokens, message.completed[0].reason
+
+    async def end(self) -> scheduler_pb2.Completion:
+        """The next end of a request."""
+        while not (completed := (await self.read()).completed):
+            pass
+        return completed[0]
 
     async def hang_up(self) -> None:
         self._stream.cancel()
@@ -198,6 +204,66 @@ async def test_a_pipeline_forms_again_when_a_lost_stage_is_back_elsewhere() -> N
             assert counted.sum("orcinus_requests_resumed_total") == 1
             assert counted.sum("orcinus_recomputed_tokens_total") == 3
             assert counted.sum("orcinus_requests_finished_total", reason="length") == 1
+
+
+async def test_a_request_is_served_while_the_ranks_compile_for_another_one() -> None:
+    async with scene(2) as it, fake_stages(2, answers=True) as (first, last):
+        it.stages.place(0, first.address)
+        it.stages.place(1, last.address)
+        await it.until_open()
+        await it.submit("constrained", n_tokens=2, grammar="start: /x/")
+        grammar = await last.rank.next_grammar()
+        assert grammar.grammar == "start: /x/"
+        assert first.rank.grammars.empty()
+        await it.submit("plain", n_tokens=3)
+        assert (await it.end()).request_id == "plain"
+        last.rank.compile(grammar)
+        assert (await it.end()).request_id == "constrained"
+        admissions = [
+            admission
+            for data in last.rank.plans
+            for admission in worker_pb2.RunIterationsRequest.FromString(data).admissions
+        ]
+        assert [one.grammar_digest for one in admissions] == [b"", grammar.digest]
+        assert not any(one.sampling.HasField("grammar") for one in admissions)
+
+
+async def test_new_ranks_compile_again_what_the_lost_ones_had_or_had_not() -> None:
+    async with scene(1) as it:
+        async with fake_stage() as lost:
+            it.stages.place(0, lost.address)
+            await it.until_open()
+            await it.submit("a", n_tokens=2, grammar="start: /a/")
+            await it.submit("b", n_tokens=2, grammar="start: /b/")
+            lost.rank.compile(await lost.rank.next_grammar())
+            assert (await lost.rank.next_grammar()).grammar == "start: /b/"
+            it.stages.place(0, None)
+            lost.controller.on_exit(0, "was killed")
+            assert await it.until_closed() == []
+        async with fake_stage(answers=True) as replacement:
+            it.stages.place(0, replacement.address)
+            for name in "ab":
+                grammar = await replacement.rank.next_grammar()
+                assert grammar.grammar == f"start: /{name}/"
+                replacement.rank.compile(grammar)
+                end = await it.end()
+                assert (end.request_id, end.reason) == (
+                    name,
+                    scheduler_pb2.COMPLETION_REASON_LENGTH,
+                )
+
+
+async def test_a_grammar_that_the_ranks_refuse_ends_its_request_alone() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+        await it.submit("wrong", n_tokens=2, grammar="start: wrong")
+        stage.rank.compile(await stage.rank.next_grammar(), "unknown name")
+        end = await it.end()
+        assert (end.request_id, end.reason) == ("wrong", scheduler_pb2.COMPLETION_REASON_FAILED)
+        assert end.message == "grammar: cannot be followed: unknown name"
+        await it.submit("plain", n_tokens=1)
+        assert (await it.end()).request_id == "plain"
 
 
 async def test_a_leader_that_is_told_to_stop_lets_requests_finish_and_takes_no_more() -> None:

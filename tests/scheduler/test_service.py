@@ -31,7 +31,7 @@ from services.scheduler.frontend_stream import MAX_LOGPROB_BYTES, UPDATE_BYTES
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_metrics import RequestMetrics
 from services.scheduler.observing.request_observer import RequestObserver, RequestObservers
-from services.scheduler.pipeline.engine_master import PipelineLost
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from tests.exposition import Samples

@@ -12,13 +12,14 @@ holds no memory while it waits for its batch.
 from collections.abc import Mapping, Sequence
 
 from services.scheduler.core.admission.prompt_groups import NO_PROMPT_GROUPS
-from services.scheduler.core.batch import NO_LOGPROBS, SpanLogprobs, Update
+from services.scheduler.core.batch import Update
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.policies import Selection
 from services.scheduler.core.request import Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
 
 
 class Group:

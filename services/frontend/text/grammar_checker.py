@@ -27,14 +27,14 @@ from services.grammar.grammars import Grammars
 
 COMPILE_S = 0.1
 """Seconds of processor time for compiling a grammar of up to `SHORT_LENGTH` characters and its
-first two masks. Most grammars take a hundredth of this limit. A rank, and with it all requests of a
-batch, may have to wait for this time."""
+first two masks. Most grammars take a hundredth of this limit. On the ranks, the request and those
+with later grammars wait for this time."""
 
 SHORT_LENGTH = 2**15
 """Number of characters beyond which the time limit of a grammar grows with its length. 200 tools
 with 500,000 characters take a third of their limit. The schemas of many tools make such grammars.
-The schemas are part of the prompt too, so ranks compile the grammar while they compute a prompt of
-tens of thousands of tokens."""
+The schemas are part of the prompt too, so the answer to such a request begins after seconds
+anyway."""
 
 COMPILE_BYTES = 128 * 2**20
 """Memory in bytes for compiling a grammar, or checking a value, in addition to the vocabulary. Most
@@ -46,7 +46,7 @@ VALUE_S = 0.1
 limit."""
 
 STACK_BYTES = 4 * 2**20
-"""Stack size in bytes for compiling a grammar; ranks have more (`grammars.STACK_BYTES`)."""
+"""Stack size in bytes for compiling a grammar; ranks have more (`compile_thread.STACK_BYTES`)."""
 
 MAX_REASON_LENGTH = 500
 """Largest number of characters of the reason why a grammar cannot be followed."""

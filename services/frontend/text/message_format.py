@@ -10,6 +10,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from services.common import errors
@@ -190,13 +191,13 @@ class MessageFormat:
         self,
         family: ToolFormat | None,
         conversation: Conversation,
-        schemas: Mapping[int, ClientSchema],
+        schemas: dict[int, ClientSchema],
         *,
         is_thinking: bool,
         asked: str,
     ) -> str:
         """Returns the grammar of answers that call tools, or follow the grammar `asked`, after the
-        reasoning."""
+        reasoning. `schemas` learn which of their keywords the format cannot enforce."""
         markers = Markers(self._special)
         rules = (
             ""
@@ -222,7 +223,7 @@ class MessageFormat:
         self,
         family: ToolFormat,
         conversation: Conversation,
-        schemas: Mapping[int, ClientSchema],
+        schemas: dict[int, ClientSchema],
         *,
         has_other: bool,
     ) -> str:
@@ -248,6 +249,9 @@ class MessageFormat:
             )
         parts = [family.grammar(rules, markers, is_single=is_single, is_free=is_text)]
         parts += [f"{rule.arguments}: {output_format.json_rule(rule.schema)}" for rule in rules]
+        for (number, _), rule in zip(_callable_tools(conversation), rules, strict=True):
+            if rule.unenforced and number in schemas:
+                schemas[number] = replace(schemas[number], not_in_format=tuple(rule.unenforced))
         return "\n".join(parts)
 
 
@@ -306,4 +310,5 @@ def _schema_of(
         field,
         is_strict=tool.is_strict,
         additional_properties=additional_properties,
+        parameters=tool.parameters,
     )

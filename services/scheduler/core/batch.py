@@ -1,12 +1,12 @@
 """A batch: a set of requests that run one iteration together, and the updates that result."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 from services.common.named_tuples import maker
 from services.scheduler.core.request import FinishReason, Request
+from services.scheduler.core.span_logprobs import SpanLogprobs
 
 
 class Span(NamedTuple):
@@ -37,19 +37,6 @@ class Span(NamedTuple):
 
 span_of = maker(Span)
 """Makes a span from a tuple of its fields."""
-
-
-class SpanLogprobs(NamedTuple):
-    """Log-probabilities that a span produced, serialised by a rank for frontends."""
-
-    sampled: bytes = b""
-    """Log-probabilities of the sampled token; empty if the request does not want any."""
-    prompt: tuple[tuple[int, bytes], ...] = ()
-    """Log-probabilities of prompt tokens, in pieces; each piece has the position of its first
-    token. Empty if the request does not want any."""
-
-
-NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})
 
 
 class SpanColumns(NamedTuple):

@@ -67,9 +67,12 @@ class Request:
     prompt_token_ids: Sequence[int]
     max_new_tokens: int
     sampling: bytes = b""
-    """A serialised `SamplingParams` of `sampling.proto`; only the ranks read it."""
+    """A serialised `SamplingParams` of `sampling.proto`, without the grammar; only the ranks read
+    it."""
+    grammar: bytes = b""
+    """The grammar that the output follows, as UTF-8; only the ranks read it."""
     grammar_digest: bytes | None = None
-    """Digest of the grammar that the output follows; None where the output follows no grammar."""
+    """Digest of the grammar; None where the output follows no grammar."""
     n_logprobs: int | None = None
     """Number of alternatives to report with the log-probability of each new token; None where no
     log-probabilities are wanted."""
@@ -140,6 +143,11 @@ class Request:
         """Whether log-probabilities of the prompt are wanted and not complete yet. They are
         complete before the first new token."""
         return self.n_prompt_logprobs is not None and not self.generated_token_ids
+
+    @property
+    def n_option_bytes(self) -> int:
+        """Number of bytes of the request's options, its grammar included."""
+        return len(self.sampling) + len(self.grammar)
 
     @property
     def is_suspect(self) -> bool:

@@ -9,7 +9,7 @@ other requests.
 
 Other reasons that keep a request waiting are decided by other objects, which the pool notifies when
 a request arrives, is admitted or leaves: deadlines and admission control (`waiting.py`), caution
-after a loss (`suspects.py`), and grammars that must be compiled (`grammar_turns.py`).
+after a loss (`suspects.py`), and grammars that must be compiled (`grammar_gate.py`).
 """
 
 import sys
@@ -18,20 +18,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 
 from services.common.errors import PoolFull
 from services.scheduler.core.admission.admission_control import AdmissionControl
-from services.scheduler.core.admission.grammar_turns import GrammarTurns
+from services.scheduler.core.admission.grammar_gate import DueGrammar, GrammarGate
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.admission.suspects import Suspects
 from services.scheduler.core.admission.waiting import Waiting
 from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import BatchLimits, Order
+from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request, RequestState
-
-SMALL_OPTIONS_BYTES = 4096
-"""Number of bytes of a request's options that do not count as tokens: the memory of each request
-includes room for these bytes."""
-
-OPTION_BYTES = 4
-"""Number of bytes of options that count as one token."""
 
 RETRY_AFTER_S = 1.0
 """Seconds after which a client is told to try again when the pool was full."""
@@ -64,7 +58,8 @@ class RequestPool:
         self.waiting = Waiting(self.order, control)
         """Deadlines and counts of the requests in the state INITIATION."""
         self._suspects = Suspects()
-        self._grammar_turns = GrammarTurns()
+        self.grammars = GrammarGate()
+        """The grammars that ranks have compiled, for which requests wait."""
         self._n_arrived = 0
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self._ready: list[Request] = []  # the admitted requests that can run; by their places
@@ -119,7 +114,7 @@ class RequestPool:
 
     def fits_ever(self, request: Request) -> bool:
         """Returns whether an empty pool could take the request in."""
-        return _n_tokens(request) <= self.max_tokens
+        return pool_tokens(request) <= self.max_tokens
 
     def add(self, request: Request) -> None:
         """Adds a request to the pool.
@@ -127,7 +122,7 @@ class RequestPool:
         Raises:
             PoolFull: the pool has `max_requests` requests, or would exceed `max_tokens`.
         """
-        n_tokens = _n_tokens(request)
+        n_tokens = pool_tokens(request)
         if len(self) >= self.max_requests:
             raise PoolFull(
                 f"the request pool holds its limit of {self.max_requests} requests",
@@ -143,7 +138,7 @@ class RequestPool:
         request.arrival = self._n_arrived
         request.begin_anew()
         self._n_arrived += 1
-        self._grammar_turns.add(request)
+        self.grammars.add(request)
         self.order.add(request)
         self.waiting.add(request)
         self._suspects.add(request)
@@ -156,14 +151,22 @@ class RequestPool:
     def candidates(self) -> Iterator[Request]:
         """Yields the requests that can be in the next iteration, in order. The pool must not change
         meanwhile."""
-        return self._grammar_turns.turns(self.selectable())
+        return self.grammars.passing(self.selectable())
 
     def selectable(self) -> Iterator[Request]:
-        """Yields the same requests as `candidates`, and also requests that wait while grammars of
-        other requests are compiled."""
+        """Yields the same requests as `candidates`, and also requests that wait while their
+        grammars are compiled."""
         if not len(self.order):
             return iter(self._ready)
         return self.order.line_up(self._ready, self._suspects.may_be_admitted(self._admitted))
+
+    def next_grammar(self) -> DueGrammar | None:
+        """Returns the grammar that the ranks must compile next; None if there is none, or while
+        they compile another one."""
+        if not self.grammars.is_needed:
+            return None
+        may_wait = self._suspects.may_be_admitted(self._admitted)
+        return self.grammars.next_due(self.order.line_up((), may_wait))
 
     def batch_limits(self) -> BatchLimits | None:
         """Returns the limits of the order for the next batch; None where the order limits no
@@ -182,7 +185,7 @@ class RequestPool:
                 self.order.admit(request)
                 self.waiting.remove(request)
                 self._suspects.admit(request)
-                self._grammar_turns.admit(request)
+                self.grammars.admit(request)
                 self._admitted[request] = None
                 self._make_ready(request)
             request.state = _RUNNING
@@ -198,7 +201,7 @@ class RequestPool:
     def remove(self, request: Request) -> None:
         """Moves a request from any state to FINISHED, and out of the pool."""
         self.order.remove(request)
-        self._grammar_turns.remove(request)
+        self.grammars.remove(request)
         if request.state is _INITIATION:
             self._suspects.remove(request)
             self.waiting.remove(request)
@@ -231,6 +234,7 @@ class RequestPool:
         """Lets an admitted request, which must be in no batch, wait again at its place."""
         self.hold_back(request)
         del self._admitted[request]
+        self.grammars.preempt(request)
         self._restore([request])
 
     def preempt_all(self) -> list[Request]:
@@ -241,7 +245,7 @@ class RequestPool:
         self._ready.clear()
         self._restore(begun)
         self._suspects.reset(self.order)
-        self._grammar_turns.forget()
+        self.grammars.reset(self.order)
         return begun
 
     def _restore(self, begun: Sequence[Request]) -> None:
@@ -253,7 +257,7 @@ class RequestPool:
             self._suspects.add(request)
 
     def _count(self, request: Request, sign: int) -> None:
-        self.n_tokens += sign * _n_tokens(request)
+        self.n_tokens += sign * pool_tokens(request)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len
 
@@ -271,11 +275,3 @@ class RequestPool:
 
 def _place_of(request: Request) -> int:
     return request.place
-
-
-def _n_tokens(request: Request) -> int:
-    """Returns the number of tokens that a request counts for in the pool: the largest length of its
-    sequence, plus tokens for the memory of its options where these are long, such as a large
-    grammar."""
-    n_bytes = max(0, len(request.sampling) - SMALL_OPTIONS_BYTES)
-    return request.max_sequence_len + n_bytes // OPTION_BYTES

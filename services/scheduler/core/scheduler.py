@@ -25,23 +25,18 @@ from collections.abc import Collection, Mapping, Sequence
 
 from services.scheduler.core.admission import suspects
 from services.scheduler.core.admission.feasible import check_feasible
-from services.scheduler.core.batch import (
-    NO_LOGPROBS,
-    Batch,
-    Span,
-    SpanLogprobs,
-    Update,
-    span_of,
-    update_of,
-)
+from services.scheduler.core.admission.grammar_gate import DueGrammar
+from services.scheduler.core.batch import Batch, Span, Update, span_of, update_of
 from services.scheduler.core.drafting.drafter import Drafter
 from services.scheduler.core.drafting.drafting import drafting_of
+from services.scheduler.core.logprob_updates import with_logprobs
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.preemption.preemption import preemption_of
 from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
 from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
 
 # Looking up an enum member takes as long as a method call, and would be done for each token.
 _FINISHED = RequestState.FINISHED
@@ -155,7 +150,7 @@ class Scheduler:
             ]
         self._drafting.note_returned(batch, self._in_flight.values())
         for place, brought in logprobs.items():
-            updates[place] = _with_logprobs(batch.spans[place].request, updates[place], brought)
+            updates[place] = with_logprobs(batch.spans[place].request, updates[place], brought)
         return [*drafted, *[update for update in updates if update is not None]]
 
     def cancel(self, request: Request) -> list[Update]:
@@ -179,6 +174,23 @@ class Scheduler:
         """Fails a request that has not begun in this epoch because the epoch cannot serve the
         request. Returns the update that ends the request."""
         return [self._finish(request, FinishReason.FAILED, message=message)]
+
+    def next_grammar(self) -> DueGrammar | None:
+        """Returns a grammar that the ranks must compile now, beside their iterations; None if no
+        grammar is due. `note_grammar` must be called when they have compiled it."""
+        return self.pool.next_grammar()
+
+    def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:
+        """Notes that the ranks have compiled the grammar that was due. With a `failure`, the reason
+        why they could not, the requests that wait for the grammar fail. Returns the updates that
+        end these requests."""
+        if not failure:
+            self.pool.grammars.note_compiled(digest)
+            return []
+        self.pool.grammars.note_failed()
+        message = f"grammar: cannot be followed: {failure}"
+        waiting = [request for request in self.pool.order if request.grammar_digest == digest]
+        return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
 
     def adopt(self) -> list[Update]:
         """Takes over the requests that the pool has from the previous epoch. Requests that do not
@@ -321,15 +333,3 @@ class Scheduler:
             self.kv_manager.retire(request, request.reservation)
             request.reservation = None
             self._preemption.note_freed(request)
-
-
-def _with_logprobs(
-    request: Request, update: Update | None, logprobs: SpanLogprobs
-) -> Update | None:
-    """Returns the update of a request with the log-probabilities that its span produced. If there
-    is no update and the request has not ended, a new update without a token is made."""
-    if update is None and request.state is not RequestState.FINISHED:
-        update = Update(request, None, None, len(request.generated_token_ids))
-    if update is None or update.finish_reason is FinishReason.CANCELLED:
-        return update
-    return update._replace(logprobs=logprobs)

@@ -15,32 +15,18 @@ import grpc.aio
 from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
-from services.common.errors import Unavailable
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import RequestId
+from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
 from services.scheduler.pipeline.lateness import Lateness
 from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.plan import plan_of
+from services.scheduler.pipeline.span_logprobs import LogprobPieces
 
 log = logging.getLogger(__name__)
 
 JOIN_TIMEOUT_S = 60.0
-
-
-class PipelineLost(Unavailable):
-    """Raised when the epoch is over: a stage is gone, or an iteration does not return."""
-
-    def __init__(
-        self, message: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.gone = gone
-        """Index of the stage that is silent, or whose connection has broken; None if none is
-        known."""
-        self.culprits = tuple(culprits)
-        """Ids of the requests that ended the epoch, and would end the next epoch, too. A request is
-        known to have ended the epoch if its logits are not finite while logits of other requests in
-        the batch are finite. Empty if no such requests are known."""
 
 
 class EngineMaster:
@@ -72,9 +58,12 @@ class EngineMaster:
             connect(member.address, rpc.RECONNECT_OPTIONS) for member in pipeline.members
         ]
         self._stubs = [worker_pb2_grpc.WorkerServiceStub(channel) for channel in self._channels]
+        self.grammars = GrammarPreparation(
+            self._stubs[-1], pipeline.epoch, wake=wake, on_lost=self._lose
+        )
+        """The grammar that the last stage compiles."""
         self._results: list[worker_pb2.IterationResult] = []
-        # Pieces of the iteration that returns next.
-        self._logprobs: list[worker_pb2.SpanLogprobs] = []
+        self._logprobs = LogprobPieces()
         self._loss: Exception | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -142,6 +131,7 @@ class EngineMaster:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.grammars.close()
         for channel in self._channels:
             await channel.close(grace=None)
 
@@ -179,15 +169,10 @@ class EngineMaster:
         elif report.HasField("result"):
             self._lateness.note_returned(report.result.iteration)
             self._on_timing(index, report.result.timing)
-            if self._logprobs:
-                pieces = [*self._logprobs, *report.result.logprobs]
-                del report.result.logprobs[:]
-                report.result.logprobs.extend(pieces)
-                self._logprobs.clear()
-            self._results.append(report.result)
+            self._results.append(self._logprobs.completed(report.result))
             self._wake()
         elif report.HasField("logprobs"):
-            self._logprobs.extend(report.logprobs.logprobs)
+            self._logprobs.add(report.logprobs)
         elif report.HasField("timings"):
             for timing in report.timings.timings:
                 self._on_timing(index, timing)

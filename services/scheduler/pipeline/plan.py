@@ -42,6 +42,7 @@ def plan_of(
     for row, span in compress(zip(rows, batch.spans, strict=True), columns.is_admission):
         admission = plan.admissions.add(row=row, n_prompt_tokens=span.request.n_prompt_tokens)
         admission.sampling.MergeFromString(span.request.sampling)
+        admission.grammar_digest = span.request.grammar_digest or b""
         if span.start_position:
             admission.stored_token_ids.extend(span.request.span(0, span.start_position))
         _ask_logprobs(admission, span.request)

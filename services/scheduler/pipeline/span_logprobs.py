@@ -5,7 +5,27 @@ from collections.abc import Mapping
 
 from orcinus.v1 import worker_pb2
 
-from services.scheduler.core.batch import SpanLogprobs
+from services.scheduler.core.span_logprobs import SpanLogprobs
+
+
+class LogprobPieces:
+    """Pieces that came before the result of their iteration, which had no room for them."""
+
+    def __init__(self) -> None:
+        self._pieces: list[worker_pb2.SpanLogprobs] = []
+
+    def add(self, early: worker_pb2.IterationLogprobs) -> None:
+        """Keeps pieces of the iteration that returns next."""
+        self._pieces.extend(early.logprobs)
+
+    def completed(self, result: worker_pb2.IterationResult) -> worker_pb2.IterationResult:
+        """Returns the result of an iteration with all its pieces, in the order of their arrival."""
+        if self._pieces:
+            pieces = [*self._pieces, *result.logprobs]
+            del result.logprobs[:]
+            result.logprobs.extend(pieces)
+            self._pieces.clear()
+        return result
 
 
 def logprobs_of(result: worker_pb2.IterationResult) -> Mapping[int, SpanLogprobs]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from orcinus.v1 import watch_pb2
 
+from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
@@ -79,6 +80,15 @@ def _selection(decisions: Decisions, core: Scheduler, batch: Batch | None) -> De
     return {"selection": selection_of(batch, decisions.number)}
 
 
+def _due_grammar(decisions: Decisions, due: DueGrammar | None) -> Decision:
+    return {} if due is None else {"due_grammar": decisions.grammar(due.digest)}
+
+
+def _grammar(decisions: Decisions, digest: bytes, failure: str) -> Decision:
+    number = decisions.grammar(digest)
+    return {"grammar": watch_pb2.GrammarDecision(number=number, has_failed=bool(failure))}
+
+
 def _result(
     decisions: Decisions, iteration: int, token_ids: Sequence[int], cut: Sequence[int]
 ) -> Decision:
@@ -93,6 +103,10 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
     Scheduler.give_up: lambda to, core, ends, request, message: {"surrender": to.number(request)},
+    Scheduler.next_grammar: lambda to, core, due: _due_grammar(to, due),
+    Scheduler.note_grammar: lambda to, core, ends, digest, failure="": _grammar(
+        to, digest, failure
+    ),
     Scheduler.select: _selection,
     Scheduler.apply: lambda to, core, updates, iteration, token_ids, logprobs=None, *, cut=(): (
         _result(to, iteration, token_ids, cut)

@@ -104,6 +104,10 @@ class Decisions:
         """Returns the numbers by which events name tokens."""
         return self._tokens.of_all(token_ids)
 
+    def grammar(self, digest: bytes) -> int:
+        """Returns the number by which events name a grammar."""
+        return self._grammars.of(digest)
+
     def submission(self, request: Request) -> watch_pb2.SubmissionDecision:
         """Returns the event of a new request, with the data that the core uses."""
         result = watch_pb2.SubmissionDecision(
@@ -114,7 +118,7 @@ class Decisions:
             stop_token_ids=self.tokens(sorted(request.stop_token_ids)),
             n_losses=request.n_losses,
             priority=request.priority,
-            n_option_bytes=len(request.sampling),
+            n_option_bytes=request.n_option_bytes,
             has_drafts=request.speculation is not None,
             has_prompt_logprobs=request.n_prompt_logprobs is not None,
         )
@@ -124,5 +128,5 @@ class Decisions:
         if request.cache_scope is not None:
             result.scope = self._scopes.of(request.cache_scope)
         if request.grammar_digest is not None:
-            result.grammar = self._grammars.of(request.grammar_digest)
+            result.grammar = self.grammar(request.grammar_digest)
         return result

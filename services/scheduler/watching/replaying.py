@@ -104,27 +104,35 @@ class Replay:
         match kind:
             case "submission":
                 core.submit(self._new_request(decision.submission))
-            case "cancellation":
-                core.cancel(self._request(decision.cancellation))
+            case "cancellation" | "surrender":
+                self._end(core, decision)
             case "expiry":
-                self._pool.expiring = [self._request(number) for number in decision.expiry.numbers]
-                core.expire(0.0)
+                self._expire(core, decision.expiry)
+            case "due_grammar" | "grammar":
+                _prepare_grammar(core, decision, kind)
             case "selection":
                 self._select(core, decision.selection)
             case "result":
                 result = decision.result
-                tokens = [_token(number) for number in result.token_ids]
-                core.apply(result.iteration, tokens, cut=result.cut)
+                core.apply(result.iteration, _tokens(result.token_ids), cut=result.cut)
             case "adoption":
                 core.adopt()
             case "suspension":
-                core.suspend([RequestId(str(number)) for number in decision.suspension.culprits])
-            case "surrender":
-                core.give_up(self._request(decision.surrender), "it was given up")
+                core.suspend([_request_id(number) for number in decision.suspension.culprits])
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:
                 raise NotReplayable("it has a decision that this version does not know")
+
+    def _end(self, core: Scheduler, decision: watch_pb2.DecisionEvent) -> None:
+        if decision.HasField("cancellation"):
+            core.cancel(self._request(decision.cancellation))
+        else:
+            core.give_up(self._request(decision.surrender), "it was given up")
+
+    def _expire(self, core: Scheduler, expiry: watch_pb2.ExpiryDecision) -> None:
+        self._pool.expiring = [self._request(number) for number in expiry.numbers]
+        core.expire(0.0)
 
     def _add_core(self, text: str) -> None:
         try:
@@ -170,7 +178,7 @@ class Replay:
         if told.HasField("account"):
             account = AccountUse(AccountLimits(weight=told.weight), name=told.account)
         request = Request(
-            request_id=RequestId(str(told.number)),
+            request_id=_request_id(told.number),
             prompt_token_ids=_tokens(told.prompt_token_ids),
             max_new_tokens=told.max_new_tokens,
             sampling=bytes(told.n_option_bytes),
@@ -187,6 +195,22 @@ class Replay:
         self._requests[told.number] = request
         self._numbers[request] = told.number
         return request
+
+
+def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
+    """Asks for the grammar that was due, or tells the core that the ranks have compiled it."""
+    if kind == "grammar":
+        failure = "it failed" if decision.grammar.has_failed else ""
+        core.note_grammar(_name(decision.grammar.number), failure)
+        return
+    due, recorded = core.next_grammar(), _name(decision.due_grammar)
+    if due is None or due.digest != recorded:
+        here = "none" if due is None else due.digest.decode()
+        raise Difference(f"grammar {recorded.decode()} is due in the recording, here {here}")
+
+
+def _request_id(number: int) -> RequestId:
+    return RequestId(str(number))
 
 
 def _name(number: int) -> bytes:

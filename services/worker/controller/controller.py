@@ -8,6 +8,7 @@
     traits          what must be equal on all stages of a pipeline
     loading         progress of the weights, and the description of the loaded stage
     profile_orders  profiles that people order
+    grammar_orders  grammars that the ranks compile
 
 The controller never decodes a plan and never waits for a rank to compute.
 """
@@ -22,6 +23,7 @@ from services.common.protocol import PROTOCOL
 from services.worker.channel import MessageKind
 from services.worker.controller.assignment import Assignment
 from services.worker.controller.epoch import Epoch
+from services.worker.controller.grammar_orders import GrammarOrders
 from services.worker.controller.loading import Loading, OnProgress
 from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
@@ -66,6 +68,7 @@ class Controller:
         self.traits = RankTraits(tp_size, on_difference=self.rank_watch.lose)
         self.loading = Loading(tp_size, on_progress=on_progress)
         self.profile_orders = profile_orders or ProfileOrders(None)
+        self.grammar_orders = GrammarOrders(self.epoch)
         self._tracer: StageTracer | None = None
 
     def attach(self, ranks: Sequence[RankLink], *, tracer: StageTracer | None = None) -> None:
@@ -74,6 +77,7 @@ class Controller:
         self._tracer = tracer
         self.epoch.attach(ranks)
         self.plans.attach(ranks, tracer=tracer)
+        self.grammar_orders.attach(ranks)
         place = self.assignment.place
         self.profile_orders.attach(ranks, stage_index=place.stage_index if place else 0)
 
@@ -143,8 +147,9 @@ class Controller:
         self.plans.open(request)
 
     async def close(self) -> None:
-        """Ends all streams of the epoch."""
+        """Ends all streams and orders of the epoch."""
         self.reports.end()
+        self.grammar_orders.end()
         await self.plans.close()
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
@@ -162,8 +167,8 @@ class Controller:
                 self._note_loading(tp_rank, kind, payload)
             case MessageKind.FAILURE | MessageKind.REFUSAL:
                 self._lose(tp_rank, kind, payload.decode())
-            case MessageKind.PROFILED | MessageKind.NOT_PROFILED:
-                self.profile_orders.on_message(kind, payload)
+            case MessageKind.PROFILED | MessageKind.NOT_PROFILED | MessageKind.GRAMMAR_PREPARED:
+                self._on_answer(tp_rank, kind, payload)
             case MessageKind.TRACE if self._tracer is not None:
                 self._tracer.record(payload)
 
@@ -184,6 +189,13 @@ class Controller:
         # A refusal is due to the settings, so the rank that reports it first is irrelevant.
         whose = "" if kind is MessageKind.REFUSAL else f"rank {tp_rank}: "
         self.rank_watch.lose(whose + reason)
+
+    def _on_answer(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
+        """Passes on a rank's answer to an order."""
+        if kind is MessageKind.GRAMMAR_PREPARED:
+            self.grammar_orders.note_answer(tp_rank, payload)
+        else:
+            self.profile_orders.on_message(kind, payload)
 
     def _forget_unreached(self, number: int) -> None:
         """Recalls the worker and raises Unavailable if the newest epoch is too large for any

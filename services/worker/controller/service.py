@@ -18,6 +18,7 @@ CALLERS = {
     "AssignStage": {tls.SCHEDULER},
     "JoinPipeline": {tls.SCHEDULER},
     "RunIterations": {tls.SCHEDULER, tls.WORKER},
+    "PrepareGrammar": {tls.SCHEDULER},
     "WatchStage": {tls.SCHEDULER},
     "Profile": {tls.WORKER},
 }
@@ -61,6 +62,13 @@ class WorkerService:
         self._plan_places.take()
         await self._controller.plans.run(context)
         return worker_pb2.RunIterationsResponse().SerializeToString()
+
+    async def PrepareGrammar(
+        self, request: worker_pb2.PrepareGrammarRequest, context: Any
+    ) -> worker_pb2.PrepareGrammarResponse:
+        """Lets all ranks of the stage compile a grammar, and waits until they have it."""
+        epoch = rpc.epoch_of(context)
+        return await self._controller.grammar_orders.prepare(request, epoch=epoch)
 
     async def WatchStage(
         self, request: worker_pb2.WatchStageRequest, context: Any

@@ -43,9 +43,9 @@ class Grammars(Protocol):
     def begin_iteration(self) -> None:
         """Begins the masks of a new iteration and resets the count of work."""
 
-    def matcher(self, grammar: str) -> Matcher:
-        """Returns a matcher at the beginning of an output. The output ends at once if no output can
-        follow the grammar."""
+    def matcher(self, digest: bytes) -> Matcher | None:
+        """Returns a matcher at the beginning of an output that follows the grammar with a digest;
+        None if that grammar is not compiled."""
 
 
 class TokenArrival(Protocol):
@@ -90,15 +90,19 @@ class Constraints:
         """Returns whether the request of a row has a grammar."""
         return row in self._held
 
-    def admit(self, row: int, grammar: str, *, n_prompt_tokens: int) -> None:
-        """Adds a request that follows `grammar`.
+    def admit(self, row: int, digest: bytes, *, n_prompt_tokens: int) -> None:
+        """Adds a request that follows the grammar with a digest.
 
         Raises:
-            PlanError: the model can follow no grammar. The scheduler refuses such requests.
+            PlanError: the model can follow no grammar, or this grammar is not compiled. The
+                scheduler admits no such request.
         """
         if self._grammars is None:
             raise PlanError(f"row {row} has a grammar, and this model can follow none")
-        self._held[row] = _Constrained(self._grammars.matcher(grammar), n_prompt_tokens)
+        matcher = self._grammars.matcher(digest)
+        if matcher is None:
+            raise PlanError(f"row {row} has a grammar that is not compiled")
+        self._held[row] = _Constrained(matcher, n_prompt_tokens)
 
     def release(self, row: int) -> None:
         """Forgets the request of a row, if it has a grammar."""

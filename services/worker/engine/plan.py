@@ -33,6 +33,7 @@ class Admission:
     # Alternatives for each token of the prompt but the first; None: no log-probabilities.
     n_prompt_logprobs: int | None = None
     stored_token_ids: Sequence[int] = ()  # tokens before the first span, in blocks stored before
+    grammar_digest: bytes = b""  # names a compiled grammar; empty if the output follows none
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ class RequestTable:
         stored = admission.stored_token_ids
         _refuse_outside("stored_token_ids", stored, self._vocab_size)
         self._held[row] = _Held(n_tokens=len(stored))
-        if not sampling.is_greedy:
+        if not sampling.is_greedy or admission.grammar_digest:
             self._not_greedy.add(row)
         self._n_prompt_tokens[row] = admission.n_prompt_tokens
         self._sampling[row] = column_values(sampling)
@@ -233,8 +233,10 @@ class RequestTable:
             self._token_counts.add_stored(
                 int(self._count_rows[row]), stored, n_prompt=admission.n_prompt_tokens
             )
-        if sampling.grammar and self._counts_tokens:
-            self.constraints.admit(row, sampling.grammar, n_prompt_tokens=admission.n_prompt_tokens)
+        if admission.grammar_digest and self._counts_tokens:
+            self.constraints.admit(
+                row, admission.grammar_digest, n_prompt_tokens=admission.n_prompt_tokens
+            )
             self.constraints.take_sent(row, 0, stored)
         if self._counts_tokens:
             self.logprobs.admit(admission)

@@ -59,6 +59,7 @@ def start(
         Membership(connect=partial(join_peers, settings), enter=shard.enter),
         rendezvous=rendezvous,
         report_results=settings.tp_rank == 0,
+        grammars=shard.grammars,
         activity=activity,
     )
 

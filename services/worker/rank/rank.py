@@ -9,12 +9,15 @@ other error ends the process.
 
 import logging
 import time
-from typing import NoReturn
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn, Protocol
 
 from orcinus.v1 import worker_pb2
 from torch.distributed import TCPStore
 
-from services.worker.channel import MessageKind, RankEnd
+from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
@@ -29,6 +32,22 @@ REPORT_INTERVAL_S = 0.25
 """Interval of the reports of timings in seconds."""
 
 
+class Grammars(Protocol):
+    """The grammars that a rank compiles: `services.grammar.grammars.Grammars`."""
+
+    def prepare(
+        self,
+        digest: bytes,
+        grammar: str,
+        *,
+        kept: Collection[bytes],
+        on_end: Callable[[str], None],
+    ) -> None:
+        """Compiles a grammar in another thread, and forgets those that are not in `kept`. Calls
+        `on_end`, from any thread, with the reason why the grammar cannot be followed; the reason
+        is empty if it can."""
+
+
 class Rank:
     """Executes the messages of the controller, until the controller is gone."""
 
@@ -40,16 +59,19 @@ class Rank:
         *,
         rendezvous: TCPStore | None,
         report_results: bool,
+        grammars: Grammars | None = None,
         activity: Activity | None = None,
     ) -> None:
         """Only one rank of a stage has `report_results`, and only one rank of a pipeline has a
-        `rendezvous`. `activity` records the steps of the loop."""
+        `rendezvous`. `grammars` is None on ranks that do not sample, or whose model can follow no
+        grammar. `activity` records the steps of the loop."""
         self.membership = membership
         """The epoch that the rank is in; other threads may call its `leave_before`."""
         self._channel = channel
         self._description = description
         self._rendezvous = rendezvous  # keeps the store open
         self._reports = report_results
+        self._grammars = grammars
         self._activity = activity or Activity()
         self._timings: list[worker_pb2.IterationTiming] = []
         self._reported_at = time.monotonic()
@@ -95,6 +117,8 @@ class Rank:
             self._announce(worker_pb2.RunIterationsRequest.FromString(payload))
         elif kind is MessageKind.JOIN:
             self._join(worker_pb2.JoinPipelineRequest.FromString(payload))
+        elif kind is MessageKind.PREPARE_GRAMMAR:
+            self._prepare(worker_pb2.PrepareGrammarRequest.FromString(payload))
         elif kind is MessageKind.PROFILE:
             n_iterations, _, path = payload.decode().partition(" ")
             self._profiler.order(int(n_iterations), path)
@@ -110,6 +134,20 @@ class Rank:
             self._channel.send(MessageKind.NOT_JOINED, f"{request.epoch} {error}".encode())
         else:
             self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
+
+    def _prepare(self, request: worker_pb2.PrepareGrammarRequest) -> None:
+        on_end = partial(self._report_grammar, request.digest)
+        if self._grammars is None:
+            on_end("the model can follow no grammar")
+        else:
+            self._grammars.prepare(
+                request.digest, request.grammar, kept=set(request.kept_digests), on_end=on_end
+            )
+
+    def _report_grammar(self, digest: bytes, failure: str) -> None:
+        report = worker_pb2.PrepareGrammarResponse(digest=digest, failure=failure)
+        with suppress(ChannelClosed):  # which the main thread notices
+            self._channel.send(MessageKind.GRAMMAR_PREPARED, report.SerializeToString())
 
     def _announce(self, plan: worker_pb2.RunIterationsRequest) -> None:
         member = self.membership.member_for(plan)

@@ -69,7 +69,8 @@ class StageShard:
         self._new_graphs = new_graphs
         self._batch_builder = batch_builder
         self._activity = activity
-        self._grammars = _grammars(settings, model)
+        self.grammars = _grammars(settings, model)
+        """The grammars that outputs can follow; None if this rank follows none."""
 
     @classmethod
     def load(
@@ -129,7 +130,7 @@ class StageShard:
             vocab_size=model.config.vocab_size,
             max_model_len=model.config.max_position_embeddings,
             eos_token_ids=model.config.eos_token_ids,
-            can_follow_grammars=self._grammars is not None,
+            can_follow_grammars=self.grammars is not None,
             records_decodes=self._new_graphs is not None,
             block_size=settings.block_size,
             kv_windows=_windows_on_wire(model),
@@ -180,7 +181,7 @@ class StageShard:
             block_size=settings.block_size,
             tensor_parallel=peers.tensor_parallel,
             batch_builder=self._batch_builder,
-            grammars=self._grammars,
+            grammars=self.grammars,
             new_graph=self._new_graph(),
             max_graph_batch_size=settings.max_graph_batch_size,
             n_state_rows=self._division.n_state_rows,

@@ -152,4 +152,5 @@ def _admission(message: worker_pb2.Admission) -> Admission:
             message.n_prompt_logprobs if message.HasField("n_prompt_logprobs") else None
         ),
         stored_token_ids=message.stored_token_ids,
+        grammar_digest=message.grammar_digest,
     )

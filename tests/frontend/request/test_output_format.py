@@ -15,6 +15,7 @@ from services.frontend.request import output_format
 from services.frontend.request.json_schema.client_schema import ClientSchema
 from services.frontend.text.tokenizer import Tokenizer
 from services.grammar.grammars import Grammars
+from tests.grammar.compiled import matcher_of
 
 DEMO = Path("models/demo")
 EOS, VOCAB_SIZE = 0, 4096
@@ -48,7 +49,7 @@ def outputs(grammar: str, grammars: Grammars, tokenizer: Tokenizer, *, n: int = 
     """Outputs of a model for which all allowed tokens are equally likely."""
     texts = []
     for seed in range(n):
-        chance, matcher, token_ids = Random(seed), grammars.matcher(grammar), [-1]
+        chance, matcher, token_ids = Random(seed), matcher_of(grammars, grammar), [-1]
         while token_ids[-1] != EOS:
             bits = int.from_bytes(matcher.mask(), "little")
             token_ids.append(chance.choice([i for i in range(VOCAB_SIZE) if bits >> i & 1]))
@@ -69,7 +70,7 @@ def test_a_schema_is_kept_without_white_space(grammars: Grammars, tokenizer: Tok
 
 
 def test_an_object_may_have_any_fields(grammars: Grammars) -> None:
-    matcher = grammars.matcher(output_format.json_object())
+    matcher = matcher_of(grammars, output_format.json_object())
     text = '{"a": [1, {"b": null}]}'
     for token_id in Tokenizer.from_directory(DEMO).to_tokens(text, add_special_tokens=False):
         assert int.from_bytes(matcher.mask(), "little") >> token_id & 1

@@ -11,8 +11,11 @@ from services.common.errors import Unavailable
 from services.common.iteration_limit import IterationSize
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed
-from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.core.admission.grammar_gate import DueGrammar
+from services.scheduler.pipeline.engine_master import EngineMaster
+from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
 from services.scheduler.pipeline.membership import gather
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.worker.channel import MessageKind
 from tests.fakes import FakeStage, fake_stages
 from tests.scheduler.core.workload import Arrival, build, request_for
@@ -99,6 +102,53 @@ async def test_batches_go_round_the_pipeline_and_come_back_from_the_last_stage()
         assert [a.row for a in second.admissions] == [2]
         await asyncio.wait_for(_until(lambda: len(master.timings) == 4), 30)
         assert sorted(master.timings) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+
+
+async def test_the_last_stage_compiles_a_grammar() -> None:
+    async with fake_stages(2) as stages, Master(stages) as master:
+        grammars = master.engine.grammars
+        grammars.begin(DueGrammar(b"d", b"start: /d/", (b"k", b"d")))
+        assert grammars.take() is None
+        grammar = await stages[1].rank.next_grammar()
+        assert (grammar.digest, grammar.grammar) == (b"d", "start: /d/")
+        assert list(grammar.kept_digests) == [b"k", b"d"]
+        stages[1].rank.compile(grammar)
+        await asyncio.wait_for(master.news.wait(), 30)
+        assert grammars.take() == (b"d", "")
+        assert grammars.take() is None
+
+
+async def test_a_grammar_that_is_not_compiled_in_time_ends_no_epoch() -> None:
+    async with fake_stages(1) as stages, Master(stages) as master:
+        engine = master.engine
+        grammars = GrammarPreparation(
+            engine._stubs[0], 1, wake=master.news.set, on_lost=engine._lose, limit_s=0.1
+        )
+        grammars.begin(DueGrammar(b"d", b"start: /d/", ()))
+        await asyncio.wait_for(master.news.wait(), 30)
+        assert grammars.take() == (b"d", "not compiled within 0.1 s")
+        assert engine.take_results() == []
+        late = await stages[0].rank.next_grammar()
+        stages[0].rank.compile(late)  # which is too late
+        master.news.clear()
+        engine.grammars.begin(DueGrammar(b"d", b"start: /d/", ()))
+        stages[0].rank.compile(await stages[0].rank.next_grammar())
+        await asyncio.wait_for(master.news.wait(), 30)
+        assert engine.grammars.take() == (b"d", "")
+
+
+@pytest.mark.parametrize("is_epoch_over", [False, True])
+async def test_a_stage_that_is_gone_while_it_compiles_ends_the_epoch(is_epoch_over: bool) -> None:
+    async with fake_stages(1) as stages, Master(stages) as master:
+        master.engine.grammars.begin(DueGrammar(b"d", b"start: /d/", ()))
+        await stages[0].rank.next_grammar()
+        if is_epoch_over:
+            stages[0].controller.grammar_orders.end()
+        else:
+            stages[0].controller.on_exit(0, "exited with status -9")
+        with pytest.raises(PipelineLost):
+            await master.results()
+        assert master.engine.grammars.take() is None
 
 
 @pytest.mark.parametrize("stage_index", [0, 1, 2])

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orcinus.v1 import watch_pb2
 
 from services.common.watch_json import HEADER, to_json
+from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
 from services.scheduler.core.request import Request
@@ -56,12 +57,14 @@ class Chance:
         self._source = random.Random(seed)
         self._requests: list[Request] = []
         self._in_flight: list[Batch] = []
+        self._compiling: DueGrammar | None = None
         self._accounts = [AccountUse(AccountLimits(weight=w), name=f"k{w}") for w in (1.0, 2.0)]
 
     def run(self, n_steps: int) -> None:
         """Lets some things happen."""
         steps: list[Callable[[], None]] = [self._submit] * 3 + [self._send] * 6
         steps += [self._return] * 6 + [self._cancel, self._expire, self._lose, self._learn]
+        steps += [self._compile] * 2
         self.play.open()
         for _ in range(n_steps):
             self._source.choice(steps)()
@@ -82,6 +85,15 @@ class Chance:
                 grammar_digest=source.choice([None, None, b"x", b"y"]),
             )
         )
+
+    def _compile(self) -> None:
+        scheduler = self.play.scheduler
+        if self._compiling is None:
+            self._compiling = scheduler.next_grammar()
+        else:
+            failure = self._source.choice(["", "", "", "too large"])
+            self.play.note(scheduler.note_grammar(self._compiling.digest, failure))
+            self._compiling = None
 
     def _send(self) -> None:
         batch = self.play.try_to_send()
@@ -109,6 +121,7 @@ class Chance:
     def _lose(self) -> None:
         self.play.lose()
         self._in_flight.clear()
+        self._compiling = None
         self.play.open()
 
 

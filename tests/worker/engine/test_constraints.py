@@ -5,6 +5,7 @@ import threading
 from array import array
 from functools import partial
 from pathlib import Path
+from queue import Queue
 from random import Random
 from typing import Any
 
@@ -15,14 +16,14 @@ from llguidance import LLMatcher, LLTokenizer
 from orcinus.v1 import sampling_pb2
 
 from kernels.upload import Uploads
-from services.common.sampling import MAX_COMPILED_GRAMMARS
 from services.grammar.grammars import Grammars, InvalidGrammar, _Shared
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
-from services.scheduler.core.request import TOKEN_ID, Request, RequestId
+from services.scheduler.core.request import TOKEN_ID, Request, RequestId, RequestState
 from services.worker.engine.constraints import Constraints
 from services.worker.engine.plan import PlanError
 from tests.checkpoints import SMALL, write_checkpoint
+from tests.grammar.compiled import LIMIT_S, compiled, digest_of, matcher_of
 from tests.worker.engine.test_scheduled_runs import Rank, make_scheduler, serve
 
 VOCAB_SIZE = SMALL["vocab_size"]
@@ -79,8 +80,10 @@ def request(index: int, grammar: str = GRAMMAR, *, generated: tuple[int, ...] = 
         stop_token_ids=frozenset([EOS]),
         generated_token_ids=array(TOKEN_ID, generated),
         sampling=sampling_pb2.SamplingParams(
-            temperature=index % 2, seed=index, grammar=grammar, stop_token_ids=[EOS]
+            temperature=index % 2, seed=index, stop_token_ids=[EOS]
         ).SerializeToString(),
+        grammar=grammar.encode(),
+        grammar_digest=digest_of(grammar) if grammar else None,
     )
 
 
@@ -131,6 +134,38 @@ def test_recorded_graphs_change_no_token(
     assert [one.generated_token_ids.tolist() for one in requests] == alone
 
 
+def test_other_requests_end_while_a_grammar_is_compiled(
+    checkpoint: Path,
+    tokenizer_file: Path,
+    alone: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The compilation does not end before they do: a batch that waited for it would never end."""
+    grammars = Grammars(tokenizer_file, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
+    may_compile, compile_now, reasons = threading.Event(), grammars._compile, Queue[str]()
+
+    def compile_later(grammar: str) -> LLMatcher:
+        assert may_compile.wait(LIMIT_S)
+        return compile_now(grammar)
+
+    monkeypatch.setattr(grammars, "_compile", compile_later)
+    rank = Rank(checkpoint, grammars=grammars)
+    policy = ChunkedPolicy(max_batch_size=4, max_batch_tokens=7)
+    scheduler = make_scheduler(policy, depth=2)
+    constrained, plain = request(1), request(2, "")
+    scheduler.submit(constrained)
+    due = scheduler.next_grammar()
+    assert due is not None
+    grammars.prepare(due.digest, due.grammar.decode(), on_end=reasons.put)
+    serve(rank, scheduler, [plain], until=plain)
+    assert plain.state is RequestState.FINISHED
+    assert constrained.state is RequestState.INITIATION
+    may_compile.set()
+    scheduler.note_grammar(due.digest, reasons.get(timeout=LIMIT_S))
+    serve(rank, scheduler, [])
+    assert constrained.generated_token_ids.tolist() == alone[1]
+
+
 @pytest.mark.parametrize("n_there", [1, 9, 25])
 def test_an_output_goes_on_where_it_was(rank: Rank, alone: list[list[int]], n_there: int) -> None:
     """Those tokens came from another rank; here they are a part of the prefill, in chunks."""
@@ -162,9 +197,7 @@ def test_wrong_grammars_are_refused(grammars: Grammars, grammar: str) -> None:
         grammars.check(grammar)
 
 
-def test_a_wrong_grammar_ends_its_output_and_no_rank(
-    rank: Rank, alone: list[list[int]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wrong_grammar_ends_its_request_alone(rank: Rank, alone: list[list[int]]) -> None:
     """Frontends refuse it; if one did not, the others' requests are none the worse."""
     wrong, right = request(0, "start: nothing"), request(1)
     serve(
@@ -172,14 +205,19 @@ def test_a_wrong_grammar_ends_its_output_and_no_rank(
         make_scheduler(ChunkedPolicy(max_batch_size=4, max_batch_tokens=7), depth=2),
         [wrong, right],
     )
-    assert wrong.generated_token_ids.tolist() == [EOS]
+    assert wrong.state is RequestState.FINISHED
+    assert not wrong.generated_token_ids
     assert right.generated_token_ids.tolist() == alone[1]
-    assert "nothing can follow its grammar" in caplog.text
 
 
 def test_a_rank_that_can_follow_no_grammar_refuses_the_plan() -> None:
     with pytest.raises(PlanError, match="can follow none"):
-        Constraints(None).admit(0, GRAMMAR, n_prompt_tokens=1)
+        Constraints(None).admit(0, digest_of(GRAMMAR), n_prompt_tokens=1)
+
+
+def test_a_request_whose_grammar_is_not_compiled_is_refused(grammars: Grammars) -> None:
+    with pytest.raises(PlanError, match="not compiled"):
+        Constraints(grammars).admit(0, digest_of("start: /never/"), n_prompt_tokens=1)
 
 
 LONG_TEXT = LLMatcher.grammar_from_json_schema(
@@ -193,7 +231,7 @@ def test_outputs_that_fill_the_lexer_they_share_change_nothing_for_others(
     """Each mask is the one that a lexer without limits gives."""
     grammars = Grammars(tokenizer_file, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS])
     unlimited = LLMatcher(LLTokenizer(str(tokenizer_file), eos_token=EOS), LONG_TEXT, log_level=0)
-    first, second = grammars.matcher(LONG_TEXT), grammars.matcher(LONG_TEXT)
+    first, second = matcher_of(grammars, LONG_TEXT), matcher_of(grammars, LONG_TEXT)
     first_start = None
     for number, letter in enumerate('{"a":"' + "go" * 3600):
         grammars.begin_iteration()
@@ -209,7 +247,7 @@ def test_outputs_that_fill_the_lexer_they_share_change_nothing_for_others(
 
 def test_an_output_that_is_too_much_alone_is_cut(grammars: Grammars) -> None:
     grammar = LLMatcher.grammar_from_regex("([a-z]{1,400}[0-9]{1,400}|.{9,3000}x)*")
-    matcher, chance = grammars.matcher(grammar), Random(1)
+    matcher, chance = matcher_of(grammars, grammar), Random(1)
     for _ in range(30_000):
         grammars.begin_iteration()
         bits = int.from_bytes(matcher.mask(), "little")
@@ -223,16 +261,19 @@ def test_an_output_that_is_too_much_alone_is_cut(grammars: Grammars) -> None:
 
 def test_outputs_that_end_before_their_grammars_are_told(grammars: Grammars) -> None:
     constraints = Constraints(grammars)
-    for row, grammar in enumerate(('start: "a"', "start: nothing", "start: ")):
-        constraints.admit(row, grammar, n_prompt_tokens=1)
+    for row, grammar in enumerate(('start: "a"', 'start: "b"', "start: ")):
+        assert compiled(grammars, grammar) == ""
+        constraints.admit(row, digest_of(grammar), n_prompt_tokens=1)
     rows = constraints.rows_of(np.array([3, 0, 1, 2]), np.array([9, 1, 1, 1]))
     assert rows is not None
+    constraints.take_sent(1, 1, [0])  # which is not the letter b
     constraints.masks(rows, Uploads())
     assert constraints.cut(rows) == [2]
 
 
 def test_few_grammars_are_compiled_anew_for_an_iteration(grammars: Grammars) -> None:
-    shared = _Shared(partial(grammars._compile_beside, 'start: "a"'), grammars._renewals)
+    shared = _Shared(partial(grammars._compile, 'start: "a"'), grammars._renewals)
+    shared.compiling.result(LIMIT_S)
     grammars.begin_iteration()
     assert [shared.renewed() is not None for _ in range(4)] == [True, True, False, False]
     grammars.begin_iteration()
@@ -247,7 +288,7 @@ def test_only_tokens_of_both_the_model_and_its_tokenizer_are_allowed(
     grammars = Grammars(tokenizer_file, vocab_size=vocab_size, eos_token_ids=[eos, 9000])
     known = set(range(min(vocab_size, EOS + 1)))
     for grammar, allowed in (("start: <[^5]>", known - {5}), ("start: <[93]>", {93} & known)):
-        matcher = grammars.matcher(grammar)
+        matcher = matcher_of(grammars, grammar)
         assert len(matcher.mask()) == -(-vocab_size // 32) * 4
         assert tokens_of(matcher.mask()) == (allowed or {eos})
 
@@ -272,38 +313,16 @@ def test_a_grammar_whose_second_step_is_too_much_is_refused(grammars: Grammars) 
 
 
 def test_where_nothing_can_follow_the_output_ends(grammars: Grammars) -> None:
-    matcher = grammars.matcher('start: "a"')
+    matcher = matcher_of(grammars, 'start: "a"')
     only_eos = (1 << EOS).to_bytes(len(matcher.mask()), "little")
     matcher.take(ord("a") - 32)
     assert matcher.mask() == only_eos
     for _ in range(2):  # a request rides on until its end is known
         matcher.take(EOS)
         assert matcher.mask() == only_eos
-    lost = grammars.matcher('start: "a"')
+    lost = matcher_of(grammars, 'start: "a"')
     lost.take(ord("b") - 32)
     assert lost.mask() == only_eos
-
-
-def test_nobody_waits_for_a_grammar_before_its_first_mask(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    may_compile, compile_now = threading.Event(), grammars._compile
-
-    def compile_later(grammar: str) -> LLMatcher:
-        assert may_compile.wait(30)
-        return compile_now(grammar)
-
-    monkeypatch.setattr(grammars, "_compile", compile_later)
-    matcher = grammars.matcher('start: "abc"')
-    matcher.take(ord("a") - 32)
-    may_compile.set()
-    assert int.from_bytes(matcher.mask(), "little") == 1 << ord("b") - 32
-
-
-def test_compiled_grammars_are_bounded(grammars: Grammars) -> None:
-    for number in range(100):
-        grammars.matcher(f'start: "{number}"')
-    assert len(grammars._compiled) == MAX_COMPILED_GRAMMARS
 
 
 class Late:
@@ -317,14 +336,15 @@ class Late:
 
 
 def test_a_token_that_arrives_late_is_not_the_next_holders(grammars: Grammars) -> None:
+    assert compiled(grammars, 'start: "ab"') == ""
     constraints = Constraints(grammars)
-    constraints.admit(0, 'start: "ab"', n_prompt_tokens=3)
+    constraints.admit(0, digest_of('start: "ab"'), n_prompt_tokens=3)
     row, position = np.array([0]), np.array([3])
     first = constraints.rows_of(row, position)
     assert first is not None
     constraints._arriving.append((first, Late(ord("a") - 32)))
     constraints.release(0)
-    constraints.admit(0, 'start: "ab"', n_prompt_tokens=3)
+    constraints.admit(0, digest_of('start: "ab"'), n_prompt_tokens=3)
     second = constraints.rows_of(row, position)
     assert second is not None
     masks = constraints.masks(second, Uploads()).masks.numpy()

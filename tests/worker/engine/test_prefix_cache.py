@@ -31,6 +31,7 @@ from services.worker.engine.request_table import RequestTable
 from services.worker.rank import wire
 from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
 from tests.fakes import describe_stage
+from tests.grammar.compiled import digest_of
 from tests.kernels.rows import threads
 from tests.scheduler.core.workload import build
 from tests.worker.engine.test_constraints import EOS, GRAMMAR
@@ -203,6 +204,8 @@ def test_options_that_look_at_earlier_tokens_see_those_that_were_not_computed(
 ) -> None:
     prompt = [*range(20, 33), *range(20, 29)]
     sampling = sampling_pb2.SamplingParams(**{"temperature": 0.0, **options})
+    grammar = sampling.grammar
+    sampling.ClearField("grammar")
 
     def request(generated: Sequence[int] = ()) -> Request:
         return Request(
@@ -210,6 +213,8 @@ def test_options_that_look_at_earlier_tokens_see_those_that_were_not_computed(
             prompt,
             20,
             sampling=sampling.SerializeToString(),
+            grammar=grammar.encode(),
+            grammar_digest=digest_of(grammar) if grammar else None,
             stop_token_ids=frozenset(sampling.stop_token_ids),
             generated_token_ids=array(TOKEN_ID, generated),
         )

@@ -10,20 +10,22 @@ import pytest
 from orcinus.v1 import sampling_pb2, worker_pb2
 
 from kernels.upload import StagedUploads
+from services.grammar.grammars import Grammars
+from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
-from services.scheduler.core.request import FinishReason, Request, RequestId
+from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.pipeline.plan import plan_of
-from services.worker.engine.constraints import Grammars
 from services.worker.engine.input_batch import BatchBuilder
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.rank import wire
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.fakes import describe_stage
+from tests.grammar.compiled import compiled
 from tests.scheduler.core.workload import build
 from tests.worker.engine.fixed_shapes import CPU, RepeatedCall, load_fixed
 from tests.worker.pipeline import load
@@ -102,6 +104,7 @@ class Rank:
         grammars: Grammars | None = None,
         has_graphs: bool = False,
     ) -> None:
+        self._grammars = grammars
         self._runner = ModelRunner(
             load_fixed(checkpoint) if has_graphs else load(checkpoint),
             n_kv_blocks=N_BLOCKS,
@@ -112,6 +115,11 @@ class Rank:
             max_graph_batch_size=4,
             uploads=StagedUploads(CPU) if has_graphs else None,
         )
+
+    def prepare(self, due: DueGrammar) -> str:
+        """Compiles a grammar and returns the reason why that failed, or an empty text."""
+        assert self._grammars is not None
+        return compiled(self._grammars, due.grammar.decode(), kept=due.kept)
 
     def run(self, batch: Batch) -> list[int]:
         """The tokens of one iteration, whose plan has been on the wire."""
@@ -128,15 +136,21 @@ def serve(
     requests: Sequence[Request],
     *,
     cancelled: Request | None = None,
+    until: Request | None = None,
 ) -> int:
     """Runs all to their ends, a new one with every iteration; results come when no more batches may
-    be sent. Returns how many tokens were left out of plans."""
+    be sent. Returns how many tokens were left out of plans. With `until`, it ends with that
+    request."""
     waiting = list(requests)
     in_flight: list[tuple[int, list[int]]] = []
     n_left_out = 0
     while waiting or len(scheduler.pool) or in_flight:
+        if until is not None and until.state is RequestState.FINISHED and not in_flight:
+            return n_left_out
         if waiting:
             scheduler.submit(waiting.pop(0))
+        while (due := scheduler.next_grammar()) is not None:
+            scheduler.note_grammar(due.digest, rank.prepare(due))
         while (batch := scheduler.select()) is not None:
             in_flight.append((batch.iteration, rank.run(batch)))
             n_left_out += sum(not span.token_ids for span in batch.spans)

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -167,8 +167,34 @@ class World:
         return worker_pb2.WatchStageResponse.FromString(payload)
 
 
+class LateGrammars:
+    """Compiles a grammar when the test lets it."""
+
+    def __init__(self) -> None:
+        self.may_compile = threading.Event()
+        self.kept: Collection[bytes] = ()
+
+    def prepare(
+        self,
+        digest: bytes,
+        grammar: str,
+        *,
+        kept: Collection[bytes],
+        on_end: Callable[[str], None],
+    ) -> None:
+        self.kept = kept
+
+        def compile_later() -> None:
+            assert self.may_compile.wait(30)
+            on_end(f"nothing follows {grammar}")
+
+        threading.Thread(target=compile_later).start()
+
+
 @contextlib.contextmanager
-def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
+def running_rank(
+    clock: DeviceClock | None = None, grammars: LateGrammars | None = None
+) -> Iterator[World]:
     ours, theirs = socket.socketpair()
 
     def connect(request: worker_pb2.JoinPipelineRequest) -> Transport:
@@ -192,6 +218,7 @@ def running_rank(clock: DeviceClock | None = None) -> Iterator[World]:
         Membership(connect=connect, enter=enter),
         rendezvous=None,
         report_results=True,
+        grammars=grammars,
     )
     world = World(End(ours), Runner(), rank)
 
@@ -411,3 +438,34 @@ def test_a_rank_of_which_nothing_is_finite_ends_since_its_weights_may_not_be() -
         world.plan(1, 5, n_spans=2)
         assert list(world.report().failure.failed_spans) == [0, 1]
     assert world.died_of == "logits of rows [0, 1] of 2 are not finite"
+
+
+def tell_to_prepare(world: World, grammar: str, kept: Sequence[bytes] = ()) -> None:
+    request = worker_pb2.PrepareGrammarRequest(digest=b"d", grammar=grammar, kept_digests=kept)
+    world.controller.send(MessageKind.PREPARE_GRAMMAR, request.SerializeToString())
+
+
+def prepared(world: World) -> tuple[bytes, str]:
+    """The next frame, which must be about a grammar."""
+    kind, payload = world.read()
+    assert kind is MessageKind.GRAMMAR_PREPARED
+    answer = worker_pb2.PrepareGrammarResponse.FromString(payload)
+    return answer.digest, answer.failure
+
+
+def test_iterations_go_on_while_a_grammar_is_compiled() -> None:
+    grammars = LateGrammars()
+    with running_rank(grammars=grammars) as world:
+        world.join(1)
+        tell_to_prepare(world, "it", [b"k"])
+        world.plan(1, 1)
+        assert list(world.report().result.token_ids) == [7]
+        grammars.may_compile.set()
+        assert prepared(world) == (b"d", "nothing follows it")
+        assert grammars.kept == {b"k"}
+
+
+def test_a_rank_that_follows_no_grammars_says_so() -> None:
+    with running_rank() as world:
+        tell_to_prepare(world, "it")
+        assert prepared(world) == (b"d", "the model can follow no grammar")

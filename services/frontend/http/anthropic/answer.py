@@ -83,5 +83,5 @@ class AnthropicMessage(TypedDict):
     usage: AnthropicUsage
     """Numbers of tokens of the prompt and of the answer."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
-    stream the event `message_delta` has the verdict."""
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
+    a stream the event `message_delta` has them."""

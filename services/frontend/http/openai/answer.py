@@ -120,8 +120,8 @@ class Completion(TypedDict):
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk of a stream."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
-    stream the chunk that ends an answer has the verdict."""
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
+    a stream the chunk that ends an answer has them."""
 
 
 @answer_object
@@ -210,8 +210,8 @@ class ChatCompletion(TypedDict):
     """Log-probabilities of the tokens of the prompt, with `prompt_logprobs`: for each token an
     object of `PromptLogprob` keyed by token id, and null for the first token."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
-    stream the chunk that ends an answer has the verdict."""
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
+    a stream the chunk that ends an answer has them."""
 
 
 @answer_object
@@ -293,5 +293,5 @@ class ChatChunk(TypedDict):
     seed: NotRequired[int]
     """Seed of the request, given by the client or drawn; in the first chunk."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced. In a
-    stream the chunk that ends an answer has the verdict."""
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced. In
+    a stream the chunk that ends an answer has them."""

@@ -98,7 +98,7 @@ class GenerationReply(Reply):
         yield to_json(self._envelope(self.answer_object))[:-1] + b',"choices":['
         for place, piece in enumerate(pieces):
             yield (b"," if place else b"") + to_json(self._whole_choice(piece))
-        note = note_of(piece.schema_valid for piece in pieces)
+        note = note_of([piece.schema_valid for piece in pieces], self.unenforced)
         yield b"]," + to_json({"usage": self._usage(), **self._after_usage(pieces), **note})[1:]
 
     def events(self, piece: Piece) -> Iterable[Event]:
@@ -140,7 +140,7 @@ class GenerationReply(Reply):
                 self._chunk_start,
                 to_json(choice),
                 self._seed,
-                b"" if part.schema_valid is None else _note_json(part.schema_valid),
+                b"" if part.finish_reason is None else self._note_json(part),
                 b',"usage":%b}' % to_json(self._usage()) if counts_usage else self._chunk_end,
             )
             self._seed = b""  # only the first chunk has the seed
@@ -194,7 +194,7 @@ class GenerationReply(Reply):
             "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         }
 
-
-def _note_json(schema_valid: bool) -> bytes:
-    """Returns the verdict on the values of an answer, to be put into a chunk."""
-    return b"," + to_json(note_of([schema_valid]))[1:-1]
+    def _note_json(self, piece: Piece) -> bytes:
+        """Returns the note of the chunk that ends an answer, as a part of its JSON."""
+        note = note_of([piece.schema_valid], self.unenforced)
+        return b"," + to_json(note)[1:-1] if note else b""

@@ -18,7 +18,7 @@ from services.frontend.http.transport.event_outlet import EventOutlet
 from services.frontend.http.transport.event_output import EventOutput
 from services.frontend.http.transport.event_stream import EventStream
 from services.frontend.http.transport.media_types import JSON
-from services.frontend.request.json_schema.unenforced import header_of
+from services.frontend.request.json_schema.unenforced import SEPARATOR, shown
 from services.frontend.request.logprobs import MANY_LOGPROBS
 
 UNENFORCED = "x-orcinus-unenforced"
@@ -36,8 +36,8 @@ def stream_reply(
         nonlocal writer
         with body.in_own_words():
             async with service.open(body.to_request(), account) as generation:
-                writer = reply = body.reply(generation)
-                output.add_headers(_headers(body, generation))
+                writer = reply = _reply(body, generation)
+                output.add_headers(_headers(reply))
                 await output.start()
                 for event in reply.begin():
                     await output.write(event)
@@ -60,21 +60,27 @@ async def whole_reply(service: GenerationService, body: RequestBody, account: Ac
     with body.in_own_words():
         async with service.open(body.to_request(), account) as generation:
             pieces = await generation.complete()
-            parts = body.reply(generation).whole(pieces)
+            reply = _reply(body, generation)
+            parts = reply.whole(pieces)
             if sum(piece.n_logprobs for piece in pieces) > MANY_LOGPROBS:
                 data = await asyncio.to_thread(b"".join, parts)
             elif len(pieces) == 1:
                 data = b"".join(parts)
             else:
                 data = await _joined_in_turns(parts)
-            headers = _headers(body, generation)
-            return Response(data, media_type=JSON, headers=headers)
+            return Response(data, media_type=JSON, headers=_headers(reply))
 
 
-def _headers(body: RequestBody, generation: Generation) -> dict[str, str]:
+def _reply(body: RequestBody, generation: Generation) -> Reply:
+    """Returns the reply to a body, which knows what of the request is not kept."""
+    reply = body.reply(generation)
+    reply.unenforced = shown(map(body.spelled, generation.unenforced))
+    return reply
+
+
+def _headers(reply: Reply) -> dict[str, str]:
     """Returns the headers of an answer that say what of the request is not kept."""
-    names = generation.unenforced
-    return {UNENFORCED: header_of(map(body.spelled, names))} if names else {}
+    return {UNENFORCED: SEPARATOR.join(reply.unenforced)} if reply.unenforced else {}
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:

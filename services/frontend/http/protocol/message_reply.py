@@ -17,13 +17,13 @@ from services.frontend.request.finish_reason import FinishReason
 class MessageReply(Reply):
     """Writes the only answer of a generation, item by item."""
 
-    __slots__ = ("_generation", "_items", "_reason", "_schema_valid")
+    __slots__ = ("_generation", "_items", "_last", "_reason")
 
     def __init__(self, generation: Generation, *, shows_reasoning: bool = True) -> None:
         self._generation = generation
         self._items = MessageItems(generation.message_reader(0), shows_reasoning=shows_reasoning)
         self._reason = FinishReason.STOP  # replaced when the answer ends
-        self._schema_valid: bool | None = None
+        self._last: Piece | None = None  # the piece that ended the answer
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
         (piece,) = pieces
@@ -45,11 +45,11 @@ class MessageReply(Reply):
 
     @property
     def _note(self) -> NoteFields:
-        """The verdict on the values of the answer, as fields of the answer; no field before the
-        end, or if the values were not checked."""
-        return note_of([self._schema_valid])
+        """What is to be said of the JSON schemas of the answer, as fields of the answer; no field
+        before the end."""
+        return {} if self._last is None else note_of([self._last.schema_valid], self.unenforced)
 
     def _note_end(self, piece: Piece) -> None:
         if piece.finish_reason is not None:
             self._reason = piece.finish_reason
-            self._schema_valid = piece.schema_valid
+            self._last = piece

@@ -1,6 +1,7 @@
 """The field `orcinus` of answers, with facts about an answer that the protocol has no field for."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NotRequired
 
 from typing_extensions import TypedDict
 
@@ -11,9 +12,11 @@ from services.frontend.http.protocol.answer_object import answer_object
 class OrcinusNote(TypedDict):
     """Facts about an answer that the protocol has no field for."""
 
-    schema_valid: bool
+    schema_valid: NotRequired[bool]
     """Whether the values of the answer match their JSON schemas, as checked at the end of the
-    answer."""
+    answer. The field is missing if the values could not be checked."""
+    unenforced: NotRequired[list[str]]
+    """Keywords of JSON schemas that are not enforced, as in the header `x-orcinus-unenforced`."""
 
 
 class NoteFields(TypedDict, total=False):
@@ -22,9 +25,13 @@ class NoteFields(TypedDict, total=False):
     orcinus: OrcinusNote
 
 
-def note_of(verdicts: Iterable[bool | None]) -> NoteFields:
-    """Returns the note about the values of answers; no field if some answer has no verdict."""
+def note_of(verdicts: Iterable[bool | None], unenforced: Sequence[str] = ()) -> NoteFields:
+    """Returns the note about the values of answers; no field if there is nothing to say. There is
+    no verdict if some answer has none."""
+    note: OrcinusNote = {}
     found = list(verdicts)
-    if None in found:
-        return {}
-    return {"orcinus": {"schema_valid": all(found)}}
+    if None not in found:
+        note["schema_valid"] = all(found)
+    if unenforced:
+        note["unenforced"] = list(unenforced)
+    return {"orcinus": note} if note else {}

@@ -12,7 +12,10 @@ from services.frontend.http.transport.event_stream import Event, framed
 class Reply(ABC):
     """Writes the answers of one generation in the form of a protocol."""
 
-    __slots__ = ()
+    __slots__ = ("unenforced",)
+
+    unenforced: Sequence[str]
+    """Keywords of JSON schemas that are not enforced, as the protocol spells their fields."""
 
     @abstractmethod
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:

@@ -237,4 +237,4 @@ class Response(RequestEcho):
     truncation: Literal["disabled"]
     """Always `disabled`."""
     orcinus: NotRequired[OrcinusNote]
-    """Verdict on the values of the answer; only if a keyword of a JSON schema is not enforced."""
+    """Facts about the values of the answer; only if a keyword of a JSON schema is not enforced."""

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from services.common import errors
-from services.frontend.request.json_schema.translation import Translation
+from services.frontend.request.json_schema.translations import TRANSLATIONS, Translated
 from services.frontend.request.json_schema.unenforced import Unenforced
 from services.frontend.request.json_schema.work import WrongSchema
 
@@ -26,18 +26,21 @@ class ClientSchema:
     is_strict: bool = False
     """Whether the request is refused if a keyword cannot be enforced."""
     additional_properties: AdditionalProperties = "declared"
+    parameters: str = ""
+    """The parameters of the tool from which the schema was made, as text; empty if it belongs to no
+    tool. Tools come with every turn, so the translations of their schemas are kept."""
+    not_in_format: tuple[Unenforced, ...] = ()
+    """Keywords that the model's format of tool calls cannot enforce, although JSON could."""
 
     @cached_property
-    def _translation(self) -> Translation:
+    def _translation(self) -> Translated:
         closes = self.additional_properties == "declared"
         try:
-            found = Translation(dict(self.schema), closes=closes)
+            found = TRANSLATIONS.of(self.schema, self.parameters, closes=closes)
         except WrongSchema as error:
             raise errors.InvalidRequest(self.field, str(error)) from None
         if self.is_strict and found.reported:
-            raise errors.InvalidRequest(
-                self.field, f"{next(iter(found.reported))} cannot be enforced"
-            )
+            raise errors.InvalidRequest(self.field, f"{found.reported[0]} cannot be enforced")
         return found
 
     @property
@@ -54,7 +57,7 @@ class ClientSchema:
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
         """Keywords that are not enforced; raises what `enforced` raises."""
-        return tuple(self._translation.reported)
+        return tuple(dict.fromkeys((*self._translation.reported, *self.not_in_format)))
 
     @property
     def unenforced_names(self) -> tuple[str, ...]:

@@ -3,12 +3,16 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 Path = tuple[str, ...]
 """The names of the members that lead from the root of a schema to a part of the schema."""
 
 MAX_HEADER_LENGTH = 1024
 """Largest number of characters of a list of keywords in a header."""
+
+SEPARATOR = ", "
+"""Separator of the names in a header."""
 
 MAX_SHOWN = 120
 """Largest number of characters of a place in a message."""
@@ -33,13 +37,29 @@ class Unenforced:
         return _NOT_IN_NAMES.sub("?", ".".join((field, *self.path, self.keyword)))
 
 
-def header_of(names: Iterable[str]) -> str:
-    """Returns names as a list for a header. If the list would be too long, its last item is `...`
-    and stands for the names that are left out."""
-    text = ""
+def path_to(part: object, schema: Any) -> Path:
+    """Returns the path from the root of a schema to a part, which is found by its identity; the
+    path of the root if the schema does not contain the part."""
+    pending: list[tuple[Path, Any]] = [((), schema)]
+    while pending:
+        path, value = pending.pop()
+        if value is part:
+            return path
+        if isinstance(value, dict):
+            pending += [((*path, name), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            pending += [((*path, str(index)), inner) for index, inner in enumerate(value)]
+    return ()
+
+
+def shown(names: Iterable[str]) -> list[str]:
+    """Returns the names that an answer shows, each once. If they would be too long for a header,
+    the last item is `...` and stands for the names that are left out."""
+    found: list[str] = []
+    n_left = MAX_HEADER_LENGTH
     for name in dict.fromkeys(names):
-        longer = f"{text}, {name}" if text else name
-        if len(longer) > MAX_HEADER_LENGTH:
-            return f"{text}, ..." if text else "..."
-        text = longer
-    return text
+        n_left -= len(name) + len(SEPARATOR)
+        if n_left < 0:
+            return [*found, "..."]
+        found.append(name)
+    return found

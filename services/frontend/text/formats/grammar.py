@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.frontend.request.json_schema.unenforced import Unenforced
 from services.frontend.request.output_format import quoted
 
 TEXT = r"TEXT: /(.|\n)*/"
@@ -30,6 +31,8 @@ class ToolRule:
     """Whether a keyword of the schema that the grammar cannot enforce is an error."""
     schema_field: str = ""
     """Field of the request that holds the schema."""
+    unenforced: dict[Unenforced, None] = field(default_factory=dict)
+    """Keywords of the schema that the format cannot enforce, added while the grammar is made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.common import errors
+from services.frontend.request.json_schema.unenforced import Unenforced, path_to
 from services.frontend.text.formats.grammar import Markers, ToolRule, pattern_of
 from services.frontend.text.formats.rule_set import RuleSet
 
@@ -43,7 +44,8 @@ class TextRules:
 def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
     """Returns the regular expressions that a string of a schema matches."""
     low, high = _bound(schema, "minLength", tool), _bound(schema, "maxLength", tool)
-    _check(tool, "format", "format" not in schema)
+    if "format" in schema:
+        _note_unenforced(schema, "format", tool)
     patterns = []
     if low or high is not None:
         most = "" if high is None else str(high)
@@ -58,17 +60,20 @@ def _bound(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> int | Non
     bound = schema.get(keyword)
     if not isinstance(bound, int):
         return None
-    _check(tool, keyword, bound <= MAX_COUNTED)
-    return bound if bound <= MAX_COUNTED else None
+    if bound <= MAX_COUNTED:
+        return bound
+    _note_unenforced(schema, keyword, tool)
+    return None
 
 
-def _check(tool: ToolRule, keyword: str, is_enforced: bool) -> None:
-    """Raises InvalidRequest if a strict tool has a keyword that is not enforced."""
-    if tool.is_strict and not is_enforced:
+def _note_unenforced(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> None:
+    """Notes a keyword that is not enforced; raises InvalidRequest if the tool is strict."""
+    if tool.is_strict:
         raise errors.InvalidRequest(
             tool.schema_field,
             f"'{keyword}' of a string cannot be enforced in the model's format of tool calls",
         )
+    tool.unenforced[Unenforced(path_to(schema, tool.schema), keyword)] = None
 
 
 def _searched(pattern: str) -> str:

@@ -40,6 +40,6 @@ def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) ->
         raise InvalidRequest(
             "max_tokens",
             f"{request.n_prompt_tokens} prompt tokens, {request.max_new_tokens} new ones and "
-            f"{len(request.sampling)} bytes of options exceed the {pool.max_tokens} that "
+            f"{request.n_option_bytes} bytes of options exceed the {pool.max_tokens} that "
             "all requests may have together",
         )

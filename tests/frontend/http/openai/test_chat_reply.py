@@ -57,6 +57,7 @@ class FakeGeneration:
 )
 def test_each_token_has_its_log_probability(reader: MessageReader, texts: list[str]) -> None:
     reply = ChatReply(FakeGeneration(reader), ReplyOptions())  # type: ignore[arg-type]
+    reply.unenforced = ()
     pieces = [
         Piece(
             0,

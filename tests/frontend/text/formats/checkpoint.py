@@ -5,6 +5,7 @@ from pathlib import Path
 from services.frontend.text.tokenizer import Tokenizer
 from services.grammar.grammars import Grammars
 from tests.frontend import checkpoints
+from tests.grammar.compiled import matcher_of
 
 
 class Checkpoint:
@@ -25,7 +26,7 @@ class Checkpoint:
 
     def follows(self, grammar: str, text: str) -> bool:
         """Returns whether an answer may be this text."""
-        matcher = self.grammars.matcher(grammar)
+        matcher = matcher_of(self.grammars, grammar)
         for token in [*self.library.encode(text, add_special_tokens=False).ids, self.eos]:
             if not int.from_bytes(matcher.mask(), "little") >> token & 1:
                 return False

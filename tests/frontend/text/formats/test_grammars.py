@@ -18,6 +18,7 @@ from services.grammar.grammars import Grammars
 from tests.frontend import checkpoints
 from tests.frontend.text.formats.cases import CANONICAL
 from tests.frontend.text.formats.reading import DIVE, FIND, TOOLS, Said
+from tests.grammar.compiled import matcher_of
 
 N_SAMPLES = 2
 
@@ -58,7 +59,7 @@ class Checkpoint:
     def sampled(self, grammar: str, chance: random.Random) -> list[int] | None:
         """Returns random tokens that follow a grammar up to an end; None if there are too many.
         Tokens that end something are more frequent than others."""
-        matcher, tokens = self.grammars.matcher(grammar), list[int]()
+        matcher, tokens = matcher_of(self.grammars, grammar), list[int]()
         while len(tokens) < MAX_TOKENS:
             mask = int.from_bytes(matcher.mask(), "little")
             if mask >> self.eos & 1 and (mask == 1 << self.eos or chance.random() < 0.5):
@@ -73,7 +74,7 @@ class Checkpoint:
 
     def follows(self, grammar: str, tokens: list[int]) -> bool:
         """Returns whether an answer may have these tokens."""
-        matcher = self.grammars.matcher(grammar)
+        matcher = matcher_of(self.grammars, grammar)
         for token in [*tokens, self.eos]:
             if not int.from_bytes(matcher.mask(), "little") >> token & 1:
                 return False
@@ -168,16 +169,29 @@ def test_grammar_of_a_schema_that_refers_to_itself_is_small(tmp_path: Path, pars
 
 @pytest.mark.parametrize("parser", ["qwen3_coder", "deepseek_v4", "glm45", "gemma4"])
 @pytest.mark.parametrize("more", [{"format": "email"}, {"maxLength": 5000}], ids=str)
-def test_strict_tool_is_refused_if_its_strings_cannot_be_enforced(
+def test_keywords_of_strings_that_cannot_be_enforced_are_named_or_refused_of_a_strict_tool(
     tmp_path: Path, parser: str, more: dict[str, Any]
 ) -> None:
     checkpoint = Checkpoint(tmp_path, ())
     schema = {"type": "object", "properties": {"what": {"type": "string"} | more}}
     tool = Tool(name="find", parameters=json.dumps(schema))
-    assert grammar_of(checkpoint, parser, tool, mode="required").grammar
+    named = grammar_of(checkpoint, parser, tool, mode="required").schemas["find"]
+    place = f"tools.0.function.parameters.properties.what.{next(iter(more))}"
+    assert named.unenforced_names == (place,)
     with pytest.raises(errors.InvalidRequest, match=next(iter(more))) as caught:
         grammar_of(checkpoint, parser, replace(tool, is_strict=True), mode="required")
     assert caught.value.field == "tools.0.function.parameters"
+
+
+@pytest.mark.parametrize("parser", ["hermes", "qwen3_coder"])
+def test_keywords_that_a_format_enforces_are_not_named(tmp_path: Path, parser: str) -> None:
+    """JSON has formats of strings, and every format has short lengths and patterns."""
+    members = {"what": {"type": "string", "maxLength": 20, "pattern": "^a"}}
+    if parser == "hermes":
+        members["what"]["format"] = "email"
+    tool = Tool(name="find", parameters=json.dumps({"type": "object", "properties": members}))
+    answers = grammar_of(Checkpoint(tmp_path, ()), parser, tool, mode="required")
+    assert not answers.schemas
 
 
 @pytest.mark.parametrize("is_special", [False, True], ids=["text", "special"])

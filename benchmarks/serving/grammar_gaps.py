@@ -1,0 +1,203 @@
+"""What other clients notice while the grammar of many tools is compiled.
+
+    python -m benchmarks.serving.grammar_gaps
+
+A whole system on loopback serves a few long streams. In each round a request comes that must call
+one of 200 tools with schemas of 2 KB, which no request had before. The rank compiles its grammar
+for a second or more. The result is the longest time between two chunks of any stream: in rounds
+with such a request, and in the same time after it. The second number shows what the machine does
+anyway. The smallest numbers of all rounds count, since other work on the machine only adds to them.
+One small tool shows what a usual grammar costs.
+
+The model is the demo model, with a template that writes out the name of the first tool only, so
+that the prompt stays short, and with a context that lets so many tools in.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks import local_system
+from benchmarks.machine import ROOT
+
+TIMEOUT_S = 600.0
+DEMO = ROOT / "models" / "demo"
+TOOLS_IN_TEMPLATE = "{% if tools %}{{ tools[0].function.name }}{% endif %}"
+
+
+def write_model(directory: Path) -> None:
+    """Writes the demo model with a template that knows tools, and a long context."""
+    template = json.loads((DEMO / "tokenizer_config.json").read_text())["chat_template"]
+    changes = {
+        "config.json": {"max_position_embeddings": 2**16},
+        "tokenizer_config.json": {"chat_template": TOOLS_IN_TEMPLATE + template},
+    }
+    for file in DEMO.iterdir():
+        if file.name in changes:
+            changed = json.loads(file.read_text()) | changes[file.name]
+            (directory / file.name).write_text(json.dumps(changed))
+        else:
+            (directory / file.name).symlink_to(file)
+
+
+def tools(label: str, n_tools: int, n_members: int) -> list[dict[str, Any]]:
+    """Returns tools whose names have a label, so that no earlier grammar is theirs."""
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": f"{label}_{number}",
+                "parameters": {
+                    "type": "object",
+                    "properties": {
+                        f"{label}_{number}_{member}": {
+                            "type": "string",
+                            "enum": ["a", f"b{member}"],
+                        }
+                        for member in range(n_members)
+                    },
+                    "required": [f"{label}_{number}_{member}" for member in range(n_members)],
+                },
+            },
+        }
+        for number in range(n_tools)
+    ]
+
+
+class Streams:
+    """Streams of plain text that run all the time, and their longest gap."""
+
+    def __init__(self, client: httpx.AsyncClient, n_tokens: int) -> None:
+        self._client = client
+        self._n_tokens = n_tokens
+        self._longest_s = 0.0
+        self._has_begun = asyncio.Event()
+
+    async def run(self, number: int) -> None:
+        """Runs one stream after the other."""
+        body = {
+            "prompt": f"Whale {number}",
+            "max_tokens": self._n_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "seed": number,
+        }
+        while True:
+            before = 0.0
+            async with self._client.stream("POST", "/v1/completions", json=body) as response:
+                async for _ in response.aiter_bytes():
+                    now = time.perf_counter()
+                    if before:
+                        self._longest_s = max(self._longest_s, now - before)
+                    before = now
+                    self._has_begun.set()
+
+    async def wait(self) -> None:
+        """Waits until the streams run."""
+        await self._has_begun.wait()
+
+    def take_longest_s(self) -> float:
+        """Returns the longest gap since the last call."""
+        longest_s, self._longest_s = self._longest_s, 0.0
+        return longest_s
+
+
+async def call_tool(client: httpx.AsyncClient, offered: list[dict[str, Any]]) -> float:
+    """Sends a request that must call a tool, and returns the seconds until its answer."""
+    body = {
+        "messages": [{"role": "user", "content": "Which whale?"}],
+        "tools": offered,
+        "tool_choice": "required",
+        "max_tokens": 4,
+    }
+    start = time.perf_counter()
+    response = await client.post("/v1/chat/completions", json=body)
+    if response.status_code != httpx.codes.OK:
+        raise RuntimeError(response.text[:1000])
+    return time.perf_counter() - start
+
+
+@contextlib.asynccontextmanager
+async def streams(client: httpx.AsyncClient, options: argparse.Namespace) -> AsyncIterator[Streams]:
+    running = Streams(client, options.n_tokens)
+    tasks = [asyncio.create_task(running.run(number)) for number in range(options.streams)]
+    try:
+        await running.wait()
+        yield running
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """Prints the longest gap of each round, and the medians."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_model(Path(directory))
+        arguments = (
+            f"--model={directory}",
+            f"--stages={options.stages}",
+            "--frontend=tool_parser=hermes",
+            "--log-level=ERROR",
+        )
+        async with (
+            local_system.running(arguments) as system,
+            httpx.AsyncClient(base_url=system.http, timeout=TIMEOUT_S) as client,
+            streams(client, options) as others,
+        ):
+            await call_tool(client, tools("first", 1, 1))
+            for title, n_tools, n_members in (
+                ("200 tools", 200, options.members),
+                ("1 tool", 1, 4),
+            ):
+                print(title)
+                await rounds(client, others, options, n_tools=n_tools, n_members=n_members)
+
+
+async def rounds(
+    client: httpx.AsyncClient,
+    others: Streams,
+    options: argparse.Namespace,
+    *,
+    n_tools: int,
+    n_members: int,
+) -> None:
+    """Prints the longest gaps of some rounds with a new grammar, and of as many without one."""
+    quiet, busy, answers = [], [], []
+    for number in range(options.rounds):
+        offered = tools(f"t{n_tools}x{number}", n_tools, n_members)
+        others.take_longest_s()
+        answers.append(await call_tool(client, offered))
+        busy.append(others.take_longest_s())
+        await asyncio.sleep(answers[-1])
+        quiet.append(others.take_longest_s())
+        print(
+            f"  longest gap {busy[-1]:.3f} s while a request with {len(json.dumps(offered))} "
+            f"characters of tools is answered in {answers[-1]:.2f} s, {quiet[-1]:.3f} s after it"
+        )
+    print(
+        f"  smallest {min(busy):.3f} s, {min(quiet):.3f} s without such a request; answered in "
+        f"{min(answers):.2f} s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--n-tokens", type=int, default=900, help="tokens of each stream")
+    parser.add_argument("--members", type=int, default=30, help="members of each tool's arguments")
+    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=8)
+    asyncio.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Compiles a grammar in a thread of its own, whose stack is large.
+
+llguidance releases the interpreter lock while it compiles, so other threads run meanwhile. The
+threads that compute an iteration wait for the slowest of them, and each may be bound to a CPU. So a
+compilation that is not urgent gives way to them: it runs on any CPU of the worker, with a lower
+priority. A compilation that takes too long delays no other one, since each has its own thread.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TypeVar
+
+STACK_BYTES = 16 * 2**20
+"""Stack size in bytes of the thread: four times that of the check by frontends."""
+
+NICENESS = 10
+"""Niceness that a compilation has in addition, if it is not urgent. Where iterations leave no CPU
+idle, it gets a tenth of one CPU."""
+
+Result = TypeVar("Result")
+
+
+def in_thread(work: Callable[[], Result], *, is_urgent: bool) -> "Future[Result]":
+    """Begins work in a new thread and returns the future of its result."""
+    future: Future[Result] = Future()
+    thread = threading.Thread(
+        target=_do, args=(work, future, is_urgent), name="grammar", daemon=True
+    )
+    others = threading.stack_size(STACK_BYTES)
+    try:
+        thread.start()
+    finally:
+        threading.stack_size(others)
+    return future
+
+
+def _do(work: Callable[[], Result], future: "Future[Result]", is_urgent: bool) -> None:
+    try:
+        if not is_urgent:
+            _give_way()
+        result = work()
+    except BaseException as error:  # noqa: BLE001 (a panic of llguidance is no Exception)
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _give_way() -> None:
+    """Lets other threads go before the calling thread. On Linux, both calls concern the thread."""
+    with suppress(OSError):  # a container may forbid either
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))  # the controller is not bound
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)

@@ -1,0 +1,18 @@
+"""The number of tokens that a request counts for in the pool, which limits the pool's memory."""
+
+from services.scheduler.core.request import Request
+
+SMALL_OPTIONS_BYTES = 4096
+"""Number of bytes of a request's options that do not count as tokens: the memory of each request
+includes room for these bytes."""
+
+OPTION_BYTES = 4
+"""Number of bytes of options that count as one token."""
+
+
+def pool_tokens(request: Request) -> int:
+    """Returns the number of tokens that a request counts for in the pool: the largest length of its
+    sequence, plus tokens for the memory of its options where these are long, such as a large
+    grammar."""
+    n_bytes = max(0, request.n_option_bytes - SMALL_OPTIONS_BYTES)
+    return request.max_sequence_len + n_bytes // OPTION_BYTES

@@ -1,0 +1,18 @@
+"""The log-probabilities of an iteration, which the core passes on without reading them."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+
+class SpanLogprobs(NamedTuple):
+    """Log-probabilities that a span produced, serialised by a rank for frontends."""
+
+    sampled: bytes = b""
+    """Log-probabilities of the sampled token; empty if the request does not want any."""
+    prompt: tuple[tuple[int, bytes], ...] = ()
+    """Log-probabilities of prompt tokens, in pieces; each piece has the position of its first
+    token. Empty if the request does not want any."""
+
+
+NO_LOGPROBS: Mapping[int, SpanLogprobs] = MappingProxyType({})

@@ -1,0 +1,121 @@
+"""Lets the last stage of an epoch compile a grammar, beside its iterations.
+
+The scheduler names one grammar at a time (`core/admission/grammar_gate.py`). Its compilation is a
+call of the last stage, which answers when all its ranks have the grammar. If they cannot compile
+the grammar, or not in time, only the requests that follow it fail. If the last stage is gone, the
+epoch is over: the requests wait, and the ranks of the next epoch compile the grammar again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+import grpc
+import grpc.aio
+from orcinus.v1 import worker_pb2
+
+from services.common import rpc
+from services.scheduler.core.admission.grammar_gate import DueGrammar
+
+PREPARE_LIMIT_S = 30.0
+"""Seconds in which the ranks must compile a grammar. The longest takes 1.6 s of processor time, and
+more where iterations leave the processor little time."""
+
+_LOSSES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.ABORTED, grpc.StatusCode.CANCELLED)
+"""Statuses of a call whose stage is gone or whose epoch is over."""
+
+
+class Prepared(NamedTuple):
+    """A grammar that the ranks have compiled, or could not compile."""
+
+    digest: bytes
+    failure: str
+    """The reason why no output can follow the grammar; empty if outputs can."""
+
+
+class LastStage(Protocol):
+    """The method of a stage's stub that is needed here."""
+
+    def PrepareGrammar(
+        self,
+        request: worker_pb2.PrepareGrammarRequest,
+        *,
+        timeout: float,
+        metadata: tuple[tuple[str, str], ...],
+    ) -> Awaitable[worker_pb2.PrepareGrammarResponse]:
+        """Compiles a grammar on all ranks of the stage."""
+        ...
+
+
+class GrammarPreparation:
+    """The grammar that the ranks of one epoch compile, or none."""
+
+    def __init__(
+        self,
+        last_stage: LastStage,
+        epoch: int,
+        *,
+        wake: Callable[[], None],
+        on_lost: Callable[[str], None],
+        limit_s: float = PREPARE_LIMIT_S,
+    ) -> None:
+        """`wake` is called when `take` has something to return, and `on_lost` with the reason when
+        the stage is gone. `limit_s` is the time for a grammar in seconds."""
+        self._last_stage = last_stage
+        self._epoch = epoch
+        self._wake = wake
+        self._on_lost = on_lost
+        self._limit_s = limit_s
+        self._task: asyncio.Task[Prepared | None] | None = None
+
+    def begin(self, due: DueGrammar) -> None:
+        """Begins the compilation of a grammar. The grammar before it must have been taken."""
+        self._task = asyncio.create_task(self._prepare(due), name="grammar preparation")
+        self._task.add_done_callback(lambda _: self._wake())
+
+    def take(self) -> Prepared | None:
+        """Returns the grammar whose compilation has ended since the last call; None if there is
+        none. Raises an unexpected error of the call, which is a bug."""
+        task = self._task
+        if task is None or not task.done():
+            return None
+        self._task = None
+        return task.result()
+
+    async def close(self) -> None:
+        """Ends the call that is being made, if any."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _prepare(self, due: DueGrammar) -> Prepared | None:
+        """Returns the outcome; None if the stage is gone."""
+        request = worker_pb2.PrepareGrammarRequest(
+            digest=due.digest, grammar=due.grammar.decode(), kept_digests=due.kept
+        )
+        try:
+            response = await self._last_stage.PrepareGrammar(
+                request, timeout=self._limit_s, metadata=rpc.epoch_metadata(self._epoch)
+            )
+        except grpc.aio.AioRpcError as error:
+            if error.code() in _LOSSES:
+                self._on_lost(f"the last stage compiles no grammars: {error.details()}")
+                return None
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                return Prepared(due.digest, f"not compiled within {self._limit_s:g} s")
+            return Prepared(due.digest, error.details() or error.code().name)
+        return Prepared(due.digest, response.failure)
+
+
+class NoGrammarPreparation:
+    """Stands in where no request has a grammar."""
+
+    def begin(self, due: DueGrammar) -> None:
+        """Does nothing: a request with a grammar waits until its deadline."""
+
+    def take(self) -> Prepared | None:
+        """Returns None: no grammar is compiled."""
+        return None
+
+
+NO_GRAMMAR_PREPARATION = NoGrammarPreparation()
