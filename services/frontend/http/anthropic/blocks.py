@@ -10,10 +10,9 @@ from pydantic import FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.frontend.http.anthropic.tools import MessagesTool
-from services.frontend.http.bodies.object_kinds import ExactModel, LeftOutItem, by_type
-from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
+from services.frontend.http.bodies.object_kinds import ExactModel, by_type
 from services.frontend.http.protocol.conversation_tools import ToolName
-from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
+from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined, result_text
 from services.frontend.http.protocol.unknown_items import (
     LEFT_OUT,
     LeftOut,
@@ -233,14 +232,7 @@ class ToolResultBlock(Block):
     @property
     def text(self) -> str:
         """The text of the result."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(
-            f"[{part.type[:MAX_NAME_LENGTH]} left out]"
-            if isinstance(part, LeftOutItem)
-            else part.text
-            for part in self.content or ()
-        )
+        return result_text(self.content)
 
 
 class ToolDefinition(ExactModel):

@@ -5,7 +5,8 @@ from typing import Protocol
 
 from pydantic import Discriminator
 
-from services.frontend.http.bodies.object_kinds import Unknown
+from services.frontend.http.bodies.object_kinds import LeftOutItem, Unknown
+from services.frontend.http.protocol.unknown_items import is_noted, note_of
 
 TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
 """Discriminator that chooses the tag `list` for a list, and `text` for other values."""
@@ -20,7 +21,22 @@ class TextPart(Protocol):
 
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the whole text. Parts are joined by line ends."""
+    """Returns the whole text. Parts are joined by line ends. A note stands in the place of a
+    picture that is left out; other parts that are left out have no text."""
     if isinstance(text, str):
         return text
-    return "\n".join(part.text for part in text or () if not isinstance(part, Unknown))
+    return "\n".join(
+        note_of(part) if isinstance(part, LeftOutItem) else part.text
+        for part in text or ()
+        if is_noted(part) or not isinstance(part, Unknown)
+    )
+
+
+def result_text(text: str | Sequence[TextPart | LeftOutItem] | None) -> str:
+    """Returns the text of a tool's result. Parts are joined by line ends. A note stands in the
+    place of each part that is left out."""
+    if isinstance(text, str):
+        return text
+    return "\n".join(
+        note_of(part) if isinstance(part, LeftOutItem) else part.text for part in text or ()
+    )

@@ -221,7 +221,7 @@ async def test_wrong_schema_is_named(site: Site, body: dict[str, Any], field: st
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages.0.content.0.type",
         ),
     ],
