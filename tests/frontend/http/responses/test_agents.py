@@ -303,13 +303,14 @@ async def test_the_header_names_what_was_left_out(site: Site) -> None:
     ],
     ids=str,
 )
-async def test_a_forced_input_keeps_its_regular_expression_or_the_header_names_it(
-    site: Site, definition: str, unenforced: str | None
+@pytest.mark.parametrize("choice", ["auto", {"type": "custom", "name": "patch"}], ids=str)
+async def test_an_input_keeps_its_regular_expression_or_the_header_names_it(
+    site: Site, definition: str, unenforced: str | None, choice: Any
 ) -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": definition}
     tools = [{"type": "web_search"}, {**CUSTOM, "format": form}]
     site.scheduler.behaviour = says(*site.tokens("¶hi"), EOS)
-    body = {"input": "x", "tools": tools, "tool_choice": {"type": "custom", "name": "patch"}}
+    body = {"input": "x", "tools": tools, "tool_choice": choice}
     response = await site.http.post("/v1/responses", json=body)
     assert response.status_code == 200, response.text
     [submitted] = site.scheduler.requests
