@@ -77,7 +77,7 @@ class TaggedJsonReader(ToolCallReader):
     def __init__(self, rules: CallRules, form: TaggedJson) -> None:
         super().__init__(rules)
         self._form = form
-        self._begins = (form.begin, *form.other_begins)
+        self._begins = self.marks = (form.begin, *form.other_begins)
         ends = (form.end, *form.leftovers)
         self._ends = ("}", "]", *(end for end in ends if end))
 
