@@ -4,6 +4,7 @@ Blocks of other types are left out of the prompt, unless text of the user would 
 (`unknown_items.py`).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, Tag
@@ -195,6 +196,14 @@ class ToolReferenceBlock(Block):
         return f"Found tool: {self.tool_name}"
 
 
+def _tag_of_result_part(part: Mapping[str, Any]) -> str:
+    """Returns the tag of a part of a result. Documents that are no text are left out."""
+    source = part.get("source")
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    is_read = part.get("type") == "document" and kind in ("text", "content")
+    return "document" if is_read else LEFT_OUT
+
+
 ResultPart = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[DocumentBlock, Tag("document")]
@@ -202,8 +211,8 @@ ResultPart = Annotated[
     | Annotated[ToolReferenceBlock, Tag("tool_reference")]
     | LeftOut,
     by_type(
-        {kind: kind for kind in ("text", "document", "search_result", "tool_reference")},
-        others=LEFT_OUT,
+        {kind: kind for kind in ("text", "search_result", "tool_reference")},
+        others=_tag_of_result_part,
     ),
 ]
 ResultParts = TypeAliasType(

@@ -73,8 +73,8 @@ async def whole_reply(service: GenerationService, body: RequestBody, account: Ac
 
 def _headers(body: RequestBody, generation: Generation) -> dict[str, str]:
     """Returns the headers of an answer that say what of the request is not kept."""
-    names = generation.unenforced
-    return {UNENFORCED: header_of(map(body.spelled, names))} if names else {}
+    names = [*map(body.spelled, generation.unenforced), *body.unenforced]
+    return {UNENFORCED: header_of(names)} if names else {}
 
 
 async def _joined_in_turns(parts: Iterable[bytes]) -> bytes:

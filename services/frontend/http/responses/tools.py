@@ -136,6 +136,11 @@ class FreeformTool(NamedClientTool):
             is_held="pattern" in value,
         )
 
+    @property
+    def has_free_grammar(self) -> bool:
+        """Whether the tool has a grammar that the model only reads."""
+        return isinstance(self.format, FreeformGrammar) and self.format.syntax == "lark"
+
     def echo(self) -> dict[str, Any]:
         shown = self.model_dump(exclude={"defer_loading", "format"}, exclude_none=True)
         return shown if self.format is None else {**shown, "format": self.format.model_dump()}

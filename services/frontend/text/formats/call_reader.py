@@ -30,6 +30,9 @@ _NO_KEY = re.compile(r"[{}\[\]\"]")
 
 _SCALAR = re.compile(r"[^,}\]\s]+")
 _BRACES = re.compile(r"[} \t\r\n]+")
+FENCES = ("```json", "```")
+"""Marks that some models write around calls, as around code."""
+
 CLOSING = re.compile(r"[}\]]+")
 """Brackets that close nothing where a call has ended."""
 
@@ -67,7 +70,7 @@ class ToolCallReader(ABC):
     which order content and calls come."""
 
     marks: tuple[str, ...] = ()
-    """Marks that begin calls. A text with a mark inside is more than the beginning of a call."""
+    """Marks before and after calls. A text with a mark inside is more than the beginning of a call."""
 
     hears_content = False
     """Whether `_say` must see all content."""
@@ -228,12 +231,15 @@ class ToolCallReader(ABC):
         return True
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
-        """Reads one or several calls, with or without the brackets of a list. Brackets that close
-        nothing are left out. `is_call` returns whether a name is the name of a call.
+        """Reads one or several calls, with or without the brackets of a list, and with or without a
+        fence around them. Brackets that close nothing are left out. `is_call` returns whether a
+        name is the name of a call.
 
         Returns False if the text is not a call; in this case the text since the last call is kept.
         """
         text = self._text
+        is_fenced = yield from text.take_one(*FENCES)
+        yield from text.run(SPACES)
         has_brackets = yield from text.begins_with("[")
         if has_brackets:
             text.take(1)
@@ -250,6 +256,10 @@ class ToolCallReader(ABC):
                 break
         if follows == "]":
             yield from text.run(CLOSING)
+        if is_fenced:
+            yield from text.run(SPACES)
+            yield from text.skip(FENCES[-1])
+            yield from text.run(SPACES)
         return True
 
     def _read_call(self, is_call: Callable[[str], object]) -> Steps[bool]:
@@ -258,6 +268,8 @@ class ToolCallReader(ABC):
         if not (yield from text.begins_with("{")):
             return False
         text.take(1)
+        if (yield from text.begins_with("{")):  # as in templates, where a brace is written twice
+            text.take(1)
         while True:
             yield from text.run(SPACES)
             if (yield from text.begins_with("}")):

@@ -63,7 +63,7 @@ class Functionary31(ToolFormat):
 class Functionary31Reader(ToolCallReader):
     """Reads an answer in the format of Functionary 3.1."""
 
-    marks = (BEGIN,)
+    marks = (BEGIN, END)
 
     def _read(self) -> Steps[None]:
         text = self._text

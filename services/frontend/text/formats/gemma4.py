@@ -63,7 +63,7 @@ class Gemma4(ToolFormat):
 class Gemma4Reader(ToolCallReader):
     """Reads an answer in the format of Gemma 4."""
 
-    marks = (BEGIN,)
+    marks = (BEGIN, END)
 
     def _read(self) -> Steps[None]:
         text = self._text

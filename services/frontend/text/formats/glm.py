@@ -86,7 +86,7 @@ class Glm47(Glm):
 class GlmReader(ParameterReader):
     """Reads an answer in the format of GLM."""
 
-    marks = (BEGIN,)
+    marks = (BEGIN, END)
 
     def _read(self) -> Steps[None]:
         text = self._text

@@ -65,7 +65,7 @@ class KimiK2(ToolFormat):
 class KimiK2Reader(ToolCallReader):
     """Reads an answer in the format of Kimi K2."""
 
-    marks = (BEGIN,)
+    marks = (BEGIN, END)
 
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)

@@ -111,7 +111,7 @@ class PythonicReader(ToolCallReader):
     def __init__(self, rules: CallRules, form: Pythonic) -> None:
         super().__init__(rules)
         self._form = form
-        self.marks = (form.begin,)
+        self.marks = (form.begin, form.end)
         self._is_in_line = False
 
     def _read(self) -> Steps[None]:

@@ -77,9 +77,10 @@ class TaggedJsonReader(ToolCallReader):
     def __init__(self, rules: CallRules, form: TaggedJson) -> None:
         super().__init__(rules)
         self._form = form
-        self._begins = self.marks = (form.begin, *form.other_begins)
-        ends = (form.end, *form.leftovers)
-        self._ends = ("}", "]", *(end for end in ends if end))
+        self._begins = (form.begin, *form.other_begins)
+        ends = tuple(filter(None, (form.end, *form.leftovers)))
+        self.marks = (*self._begins, *ends)
+        self._ends = ("}", "]", *ends)
 
     def _read(self) -> Steps[None]:
         text = self._text

@@ -73,6 +73,11 @@ def test_text_in_blocks_of_all_kinds_is_read(
             ("image",),
         ),
         (
+            [TEXT, plain({"type": "base64", "media_type": "application/pdf", "data": "AA"})],
+            "hello\n[document left out]",
+            ("document",),
+        ),
+        (
             [{"type": "browser_state", "tabs": [{"title": "Home"}]}],
             "[browser_state left out]",
             ("browser_state",),

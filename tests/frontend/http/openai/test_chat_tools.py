@@ -428,7 +428,7 @@ async def test_messages_of_every_role_are_read() -> None:
     [
         ({"role": "user", "content": None}, "messages.0.content"),
         ({"role": "tool", "tool_call_id": "c1"}, "messages.0.content"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0.text"),
         ({"role": "assistant", "audio": {"id": "1"}}, "messages.0.audio"),
         ({"role": "assistant", "tool_calls": [CALL_BODY] * 129}, "messages.0.tool_calls"),
     ],

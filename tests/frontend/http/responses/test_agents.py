@@ -310,9 +310,19 @@ async def test_an_input_keeps_its_regular_expression_or_the_header_names_it(
     form = {"type": "grammar", "syntax": "regex", "definition": definition}
     tools = [{"type": "web_search"}, {**CUSTOM, "format": form}]
     site.scheduler.behaviour = says(*site.tokens("¶hi"), EOS)
-    body = {"input": "x", "tools": tools, "tool_choice": choice}
+    body: dict[str, Any] = {"input": "x", "tools": tools, "tool_choice": choice}
     response = await site.http.post("/v1/responses", json=body)
     assert response.status_code == 200, response.text
     [submitted] = site.scheduler.requests
     assert "input" in submitted.submission.sampling.grammar
     assert response.headers.get("x-orcinus-unenforced") == unenforced
+
+
+async def test_a_grammar_that_the_model_only_reads_is_named_in_the_header(site: Site) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    tools = [CUSTOM, {**CUSTOM, "name": "edit", "format": form}]
+    for is_streamed in (False, True):
+        site.scheduler.behaviour = says(*site.tokens("¶hi"), EOS)
+        body = {"input": "x", "tools": tools, "stream": is_streamed}
+        response = await site.http.post("/v1/responses", json=body)
+        assert response.headers["x-orcinus-unenforced"] == "tools.1.format"

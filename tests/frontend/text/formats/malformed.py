@@ -114,6 +114,8 @@ SAMPLES: Mapping[str, Sequence[str]] = {
         f"<tool_call>\n{ONE}\n</tool_call>",
         f"<tool_call>[{ONE}, {ONE}]</tool_call>",
         "<tool_call>{'name': 'find', 'arguments': {'a': 'WORD'}}</tool_call>",
+        f"<tool_call>\n```json\n{ONE}\n```\n</tool_call>",
+        f"<tool_call>\n{{{ONE}}}\n</tool_call>",
     ),
     "pythonic": (_PYTHON, f"<|python_start|>{_PYTHON}<|python_end|>"),
     "llama3": (f"<|python_tag|>{LLAMA}", f"{LLAMA}; {LLAMA}"),
@@ -127,6 +129,14 @@ SAMPLES: Mapping[str, Sequence[str]] = {
     "think": ("<think>\nWORD\n</think>\n",),
 }
 """Proper parts of messages in each format. Each `WORD` is replaced by a different word."""
+
+_BEGINS = {
+    "command_r": "Action:",
+    "functionary_v31": "<function=",
+    "functionary_v32": ">>>",
+    "firefunction": "functools",
+}
+"""The mark before calls, in formats whose marks are never special tokens."""
 
 BETWEEN = ("", "", " ", "\n", "WORD ", "\nWORD", "é")
 
@@ -199,7 +209,8 @@ def _may_be_left_out(name: str, text: str, word: str) -> bool:
     at = text.find(word)
     if name == "harmony":
         return text.find("<|message|>", at) >= 0 or "<|message|>" not in text[:at]
-    return at > text.rfind(TOOL_FORMATS[name].markers[0])
+    begin = _BEGINS.get(name) or TOOL_FORMATS[name].markers[0]
+    return at > text.rfind(begin)
 
 
 def main() -> None:
