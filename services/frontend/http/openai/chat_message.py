@@ -12,7 +12,12 @@ from typing_extensions import TypeAliasType
 from services.frontend.http.bodies.accepted_values import only
 from services.frontend.http.bodies.object_kinds import ExactModel, by_type
 from services.frontend.http.protocol.conversation_tools import json_text
-from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined, result_text
+from services.frontend.http.protocol.text_parts import (
+    TEXT_OR_LIST,
+    RefusalPart,
+    joined,
+    result_text,
+)
 from services.frontend.http.protocol.unknown_items import LeftOut, Refused, tag_of_unknown
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
 
@@ -20,36 +25,24 @@ MAX_CALLS = 128
 """Largest number of calls of tools in a message."""
 
 
-class TextPart(ExactModel):
+class ContentPart(ExactModel):
     """A text as a part of a message's content."""
 
     type: Literal["text"]
-    """`text`."""
+    """Kind of the part."""
     text: str
     """Text of the part; several parts are joined by line ends."""
 
 
-class RefusalPart(ExactModel):
-    """The assistant's refusal as a part of a message's content."""
-
-    type: Literal["refusal"]
-    """`refusal`."""
-    refusal: str
-    """Text of the refusal."""
-
-    @property
-    def text(self) -> str:
-        """The part's text."""
-        return self.refusal
-
-
-ContentPart = Annotated[
-    Annotated[TextPart, Tag("text")] | Annotated[RefusalPart, Tag("refusal")] | LeftOut | Refused,
+Part = Annotated[
+    Annotated[ContentPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | LeftOut
+    | Refused,
     by_type({"text": "text", "refusal": "refusal"}, others=tag_of_unknown),
 ]
-"""A part of a message's content. In the place of a picture the model reads a note."""
 ContentParts = TypeAliasType(
-    "ContentParts", Annotated[list[ContentPart], FailFast(), Field(max_length=MAX_TURNS)]
+    "ContentParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
 )
 Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[ContentParts, Tag("list")], TEXT_OR_LIST
@@ -104,8 +97,8 @@ class Message(ExactModel):
     content: Annotated[
         Content | None, AfterValidator(_check_content), Field(validate_default=True)
     ] = None
-    """Content of the message, as a text or in parts. An assistant's message may have null or no
-    content."""
+    """Content of the message, as a text or in parts. A note stands in the place of a picture. An
+    assistant's message may have null or no content."""
     name: str | None = None
     """Name of the speaker, for templates that show the name."""
     refusal: str | None = None

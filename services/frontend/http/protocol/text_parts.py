@@ -1,11 +1,11 @@
 """Reads a text that is given whole or as a list of parts."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import Discriminator
 
-from services.frontend.http.bodies.object_kinds import LeftOutItem, Unknown
+from services.frontend.http.bodies.object_kinds import ExactModel, LeftOutItem, Unknown
 from services.frontend.http.protocol.unknown_items import is_noted, note_of
 
 TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
@@ -18,6 +18,20 @@ class TextPart(Protocol):
     @property
     def text(self) -> str:
         """The text of the part."""
+
+
+class RefusalPart(ExactModel):
+    """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
+
+    type: Literal["refusal"]
+    """Kind of the part."""
+    refusal: str
+    """Text of the refusal."""
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+        return self.refusal
 
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:

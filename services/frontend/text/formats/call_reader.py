@@ -70,7 +70,8 @@ class ToolCallReader(ABC):
     which order content and calls come."""
 
     marks: tuple[str, ...] = ()
-    """Marks before and after calls. A text with a mark inside is more than the beginning of a call."""
+    """Marks before and after calls. A text with a mark inside is more than the beginning of a
+    call."""
 
     hears_content = False
     """Whether `_say` must see all content."""
