@@ -5,7 +5,7 @@ from typing import Literal, Protocol
 
 from pydantic import Discriminator
 
-from services.frontend.http.bodies.object_kinds import ExactModel, LeftOutItem, Unknown
+from services.frontend.http.bodies.object_kinds import ExactModel, Unknown
 from services.frontend.http.protocol.unknown_items import is_noted, note_of
 
 TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
@@ -39,18 +39,15 @@ def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
     picture that is left out; other parts that are left out have no text."""
     if isinstance(text, str):
         return text
-    return "\n".join(
-        note_of(part) if isinstance(part, LeftOutItem) else part.text
-        for part in text or ()
-        if is_noted(part) or not isinstance(part, Unknown)
-    )
+    kept = (part for part in text or () if is_noted(part) or not isinstance(part, Unknown))
+    return result_text(tuple(kept))
 
 
-def result_text(text: str | Sequence[TextPart | LeftOutItem] | None) -> str:
+def result_text(text: str | Sequence[TextPart | Unknown] | None) -> str:
     """Returns the text of a tool's result. Parts are joined by line ends. A note stands in the
     place of each part that is left out."""
     if isinstance(text, str):
         return text
     return "\n".join(
-        note_of(part) if isinstance(part, LeftOutItem) else part.text for part in text or ()
+        part.text if not isinstance(part, Unknown) else note_of(part) for part in text or ()
     )

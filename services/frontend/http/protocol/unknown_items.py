@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import Tag
 
-from services.frontend.http.bodies.object_kinds import LeftOutItem, UnknownKind
+from services.frontend.http.bodies.object_kinds import LeftOutItem, Unknown, UnknownKind
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
 
 LEFT_OUT = "left_out"
@@ -66,9 +66,10 @@ def is_noted(item: object) -> bool:
     return isinstance(item, LeftOutItem) and item.type in PICTURES
 
 
-def note_of(item: LeftOutItem) -> str:
+def note_of(item: Unknown) -> str:
     """Returns the note that the model reads in the place of an item that is left out."""
-    return f"[{PICTURES.get(item.type, item.type[:MAX_NAME_LENGTH])} left out]"
+    kind = item.type if isinstance(item, LeftOutItem) else "item"
+    return f"[{PICTURES.get(kind, kind[:MAX_NAME_LENGTH])} left out]"
 
 
 def _has_text(value: object, depth: int) -> bool:

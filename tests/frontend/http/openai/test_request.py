@@ -262,8 +262,12 @@ def test_notes_stand_in_the_place_of_pictures() -> None:
     messages = [{"role": "user", "content": content}, {"role": "tool", "content": content[:1]}]
     told: list[tuple[str, ...]] = []
     data = json.dumps({"messages": messages}).encode()
-    turns = parse_body(ChatBody, data, told.append).prompts[0].messages
-    assert [turn.content for turn in turns] == ["[image left out]\na", "[image left out]"]
+    [conversation] = parse_body(ChatBody, data, told.append).prompts
+    assert isinstance(conversation, Conversation)
+    assert [turn.content for turn in conversation.messages] == [
+        "[image left out]\na",
+        "[image left out]",
+    ]
     assert told == [("messages.content.image_url",)]
 
 

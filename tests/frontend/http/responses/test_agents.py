@@ -186,17 +186,26 @@ async def test_the_answer_repeats_tools_as_the_client_sent_them(site: Site) -> N
     ],
     ids=str,
 )
-@pytest.mark.parametrize("said", ["¶hi there", "§hm hi, there¶hi there", "¶hi there«f»{}"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "¶hi there",
+        "§hm hi, there¶hi there",
+        "¶hi there«f»{}",
+        "§ the¶the«f»{}",
+    ],
+)
 async def test_texts_have_the_log_probabilities_of_their_own_tokens(
     site: Site, said: str, body: dict[str, Any], n_top: int
 ) -> None:
+    content = said.partition("¶")[2].partition("«")[0]
     expected = [
         (
             site.tokenizer.token_texts.text(token_id),
             logprob_of(token_id),
             [value for _, value in tops_of(token_id, n_top)],
         )
-        for token_id in site.tokens("¶hi there")
+        for token_id in site.tokens(f"¶{content}")
     ]
     answer = await respond(site, said, **body)
     found = await events(site, said, **body)
@@ -205,7 +214,7 @@ async def test_texts_have_the_log_probabilities_of_their_own_tokens(
         (one["token"], one["logprob"], [top["logprob"] for top in one["top_logprobs"]])
         for one in text["logprobs"]
     ]
-    assert "".join(one["token"] for one in text["logprobs"]).removeprefix("¶") == "hi there"
+    assert "".join(one["token"] for one in text["logprobs"]).removeprefix("¶") == content
     assert columns == expected[-len(columns) :]
     deltas = [event for event in found if event["type"] == "response.output_text.delta"]
     assert [one for event in deltas for one in event["logprobs"]] == text["logprobs"]
