@@ -101,6 +101,7 @@ ToolParser = Literal[
     "glm47",
     "glm45",
     "functionary_v31",
+    "functionary_v32",
     "firefunction",
     "hermes",
     "pythonic",

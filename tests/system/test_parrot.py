@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests.parrot import Parrot, write_parrot
+from tests.system.answer_cases import CASES, Case
 from tests.system.stack import Stack, serving
 
 PLAIN = "Orcas hunt in pods: größer → besser."
@@ -76,3 +77,24 @@ def test_a_call_is_read_after_earlier_turns(parrot: Parrot, stack: Stack) -> Non
     assert json.loads(call["function"]["arguments"]) == {"path": "a.py"}
     content, arguments, reason = streamed(stack, body)
     assert (content, json.loads(arguments), reason) == ("", {"path": "a.py"}, "tool_calls")
+
+
+def found(value: Any, path: str) -> Any:
+    """Returns the value at a path in an answer. `*` stands for all elements of a list."""
+    name, _, rest = path.partition(".")
+    if not name:
+        return value
+    if name == "*":
+        return [found(element, rest) for element in value]
+    return found(value[int(name)] if isinstance(value, list) else value[name], rest)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_client_gets_the_right_answer(parrot: Parrot, stack: Stack, case: Case) -> None:
+    answer = stack.post(case.path, parrot.body({"says": case.says, "body": case.body}))
+    assert answer.status_code == case.status, answer.text
+    for path, value in case.gets.items():
+        got = found(answer.json(), path)
+        assert value(got) if callable(value) else got == value, (path, got)
+    names = (answer.headers.get(f"x-orcinus-{of}", "") for of in ("ignored-fields", "unenforced"))
+    assert case.named in " ".join(names)

@@ -97,7 +97,10 @@ class Tool:
     """JSON schema of the arguments, as JSON text; empty if any object is allowed."""
     is_strict: bool = False
     """Whether arguments must match the schema even if the model may choose whether to call the
-    tool."""
+    tool. A schema that cannot be enforced is an error."""
+    is_held: bool = False
+    """Whether arguments must match what can be enforced of the schema even if the model may choose
+    whether to call the tool."""
 
     @property
     def n_characters(self) -> int:

@@ -112,14 +112,15 @@ class MessageFormat:
         if must_call:
             self._check_can_force()
         tools = () if choice.mode == "none" else conversation.tools
-        family = self._family if tools else None
+        family = self._family if tools or self._before_content else None
         is_thinking = self._opens_reasoning(conversation, token_ids)
         shown = (*_markers(family), *_markers(self._reasoning))
         grammar = ""
         schemas: dict[int, ClientSchema] = {}
-        held = family if family is not None and family.has_grammar else None
-        has_rules = held is not None and (must_call or any(tool.is_strict for tool in tools))
-        if has_rules or (asked and (held is not None or self.thinks)):
+        held = family if tools and family is not None and family.has_grammar else None
+        has_rules = held is not None and (must_call or any(map(_is_held, tools)))
+        is_framed = self.thinks or bool(self._before_content)
+        if has_rules or (asked and (held is not None or is_framed)):
             if asked and held is not None and held.has_bare_calls:
                 _check_json(asked, asked_field)
             schemas = self.schemas_of(conversation) if held is not None else {}
@@ -145,6 +146,11 @@ class MessageFormat:
             },
         )
 
+    @property
+    def _before_content(self) -> str:
+        """The text that the model writes before content."""
+        return "" if self._family is None else self._family.before_content
+
     def schemas_of(self, conversation: Conversation) -> dict[int, ClientSchema]:
         """Returns the schemas of the tools whose arguments must match their schemas, by the index
         of the tool.
@@ -156,7 +162,7 @@ class MessageFormat:
         return {
             number: _schema_of(tool, number, self._additional_properties)
             for number, tool in _callable_tools(conversation)
-            if tool.is_strict or not is_free
+            if _is_held(tool) or not is_free
         }
 
     def _is_single(self, choice: ToolChoice) -> bool:
@@ -215,6 +221,8 @@ class MessageFormat:
         other = f"@{parts[0]['name']}"
         if self._reasoning is not None:
             other = self._reasoning.message(other, markers)
+        if self._before_content:
+            other = f"{output_format.quoted(self._before_content)} {other}"
         reply = f"reply: answer | {other}" if family is not None else f"reply: {other}"
         lark = "\n".join([start, reply, rules, TEXT])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *parts]}, ensure_ascii=False)
@@ -269,6 +277,12 @@ def _callable_tools(conversation: Conversation) -> list[tuple[int, Tool]]:
         for number, tool in enumerate(conversation.tools)
         if choice.mode != "named" or tool.name == choice.name
     ]
+
+
+def _is_held(tool: Tool) -> bool:
+    """Returns whether arguments must match the schema of a tool even if the model is free to call
+    the tool or not."""
+    return tool.is_strict or tool.is_held
 
 
 def _chosen(formats: Mapping[str, Format], name: str, checkpoint: Checkpoint) -> Format | None:

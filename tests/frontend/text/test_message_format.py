@@ -115,6 +115,22 @@ def test_answers_are_plain_without_tools_or_where_none_may_be_called(tmp_path: P
     assert caught.value.field == "tool_choice"
 
 
+def test_mark_before_content_is_read_and_asked_for_without_tools_too(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    found = MessageFormat(checkpoint.tokenizer, "{{ '>>>all\\n' }}>>>")
+    for talk in (conversation(), conversation(FIND, mode="none")):
+        reader = found.of(talk, ()).reader("request", 0)
+        delta = reader.feed("all\nHi>>>find\n{}") + reader.flush()
+        assert (delta.content, delta.tool_calls) == ("Hi>>>find\n{}", ())
+    for talk in (conversation(), conversation(FIND)):
+        answers = found.of(talk, (), asked=output_format.choice(["yes"]))
+        assert checkpoint.follows(answers.grammar, "all\nyes")
+        assert not checkpoint.follows(answers.grammar, "all\nno")
+        assert checkpoint.follows(answers.grammar, 'find\n{"n": 1}') is bool(talk.tools)
+        reader = answers.reader("request", 0)
+        assert (reader.feed("all\nyes>>>find") + reader.flush()).content == "yes>>>find"
+
+
 def test_prompt_that_opens_the_reasoning_is_noticed(tmp_path: Path) -> None:
     tokenizer = Checkpoint(tmp_path, "<think>", "</think>").tokenizer
     found = MessageFormat(tokenizer, "</think>")

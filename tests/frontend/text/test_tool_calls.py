@@ -67,6 +67,21 @@ CASES: dict[str, tuple[Readers, str, Said]] = {
         '<tool_call>\n{"name": "find", "arguments": {"what": "wh',
         Said(calls=[["find", '{"what": "wh']], is_cut=True),
     ),
+    "hermes-in-a-fence": (
+        HERMES,
+        f"<tool_call>\n```json\n{ONE}\n```\n</tool_call>\n<tool_call>```\n[{ONE}]```</tool_call>.",
+        Said(content=".", calls=[["find", FIND], ["find", FIND]]),
+    ),
+    "hermes-braces-written-twice": (
+        HERMES,
+        f"<tool_call>\n{{{ONE}}}\n</tool_call>",
+        Said(calls=[["find", FIND]]),
+    ),
+    "hermes-no-call-in-a-fence": (
+        HERMES,
+        "<tool_call>\n```json\n[1]\n```\n</tool_call>",
+        Said(content="<tool_call>\n```json\n[1]\n```\n</tool_call>"),
+    ),
     "hermes-not-closed": (HERMES, f"<tool_call>\n{ONE}", Said(calls=[["find", FIND]])),
     "hermes-cut-off-early": (
         HERMES,

@@ -4,16 +4,16 @@ Blocks of other types are left out of the prompt, unless text of the user would 
 (`unknown_items.py`).
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.frontend.http.anthropic.tools import MessagesTool
-from services.frontend.http.bodies.object_kinds import ExactModel, LeftOutItem, by_type
-from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
+from services.frontend.http.bodies.object_kinds import ExactModel, by_type
 from services.frontend.http.protocol.conversation_tools import ToolName
-from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined
+from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, joined, result_text
 from services.frontend.http.protocol.unknown_items import (
     LEFT_OUT,
     LeftOut,
@@ -196,6 +196,14 @@ class ToolReferenceBlock(Block):
         return f"Found tool: {self.tool_name}"
 
 
+def _tag_of_result_part(part: Mapping[str, Any]) -> str:
+    """Returns the tag of a part of a result. Documents that are no text are left out."""
+    source = part.get("source")
+    kind = source.get("type") if isinstance(source, Mapping) else None
+    is_read = part.get("type") == "document" and kind in ("text", "content")
+    return "document" if is_read else LEFT_OUT
+
+
 ResultPart = Annotated[
     Annotated[TextBlock, Tag("text")]
     | Annotated[DocumentBlock, Tag("document")]
@@ -203,8 +211,8 @@ ResultPart = Annotated[
     | Annotated[ToolReferenceBlock, Tag("tool_reference")]
     | LeftOut,
     by_type(
-        {kind: kind for kind in ("text", "document", "search_result", "tool_reference")},
-        others=LEFT_OUT,
+        {kind: kind for kind in ("text", "search_result", "tool_reference")},
+        others=_tag_of_result_part,
     ),
 ]
 ResultParts = TypeAliasType(
@@ -233,14 +241,7 @@ class ToolResultBlock(Block):
     @property
     def text(self) -> str:
         """The text of the result."""
-        if isinstance(self.content, str):
-            return self.content
-        return "\n".join(
-            f"[{part.type[:MAX_NAME_LENGTH]} left out]"
-            if isinstance(part, LeftOutItem)
-            else part.text
-            for part in self.content or ()
-        )
+        return result_text(self.content)
 
 
 class ToolDefinition(ExactModel):

@@ -22,9 +22,10 @@ from services.frontend.http.anthropic.blocks import (
 )
 from services.frontend.http.anthropic.tools import CustomTool
 from services.frontend.http.anthropic.turns import AssistantTurn, SystemTurn, Turn, UserTurn
-from services.frontend.http.bodies.object_kinds import UnknownRole
+from services.frontend.http.bodies.object_kinds import LeftOutItem, UnknownRole
 from services.frontend.http.protocol.conversation_tools import ClientTool, json_text
 from services.frontend.http.protocol.gathered_turn import GatheredTurn
+from services.frontend.http.protocol.unknown_items import is_noted, note_of
 from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 
@@ -122,6 +123,8 @@ def _user_messages(turn: UserTurn, call_ids: set[str], field: str) -> Iterator[C
         match block:
             case TextBlock() | DocumentBlock() | SearchResultBlock():
                 texts.append(block.text)
+            case LeftOutItem() if is_noted(block):
+                texts.append(note_of(block))
             case ToolResultBlock():
                 if block.tool_use_id not in call_ids:
                     raise errors.InvalidRequest(

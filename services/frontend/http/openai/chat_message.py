@@ -4,64 +4,48 @@ Unknown fields are ignored, and named in a header of the answer and in the log. 
 assistant's message back with all fields that the server of that message wrote.
 """
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    FailFast,
-    Field,
-    Tag,
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import AfterValidator, FailFast, Field, Tag, ValidationInfo
 from typing_extensions import TypeAliasType
 
-from services.common import errors
 from services.frontend.http.bodies.accepted_values import only
-from services.frontend.http.bodies.object_kinds import ExactModel
+from services.frontend.http.bodies.object_kinds import ExactModel, by_type
 from services.frontend.http.protocol.conversation_tools import json_text
+from services.frontend.http.protocol.text_parts import (
+    TEXT_OR_LIST,
+    RefusalPart,
+    joined,
+    result_text,
+)
+from services.frontend.http.protocol.unknown_items import LeftOut, Refused, tag_of_unknown
 from services.frontend.request.conversation import MAX_TURNS, ChatMessage, EarlierCall
 
 MAX_CALLS = 128
 """Largest number of calls of tools in a message."""
 
 
-def _check_kind(kind: str) -> str:
-    if kind not in ("text", "refusal"):
-        raise ValueError(f"{errors.shortened(kind)!r} is not supported; only 'text' is")
-    return kind
-
-
 class ContentPart(ExactModel):
-    """A part of a message's content: a text, or the assistant's refusal to give one."""
+    """A text as a part of a message's content."""
 
-    type: Annotated[str, AfterValidator(_check_kind)]
-    """Kind of the part: `text` or `refusal`."""
-    text: str | None = None
+    type: Literal["text"]
+    """Kind of the part."""
+    text: str
     """Text of the part; several parts are joined by line ends."""
-    refusal: str | None = None
-    """Text of a part of the kind `refusal`."""
-
-    @model_validator(mode="after")
-    def _has_text(self) -> Self:
-        if (self.text if self.type == "text" else self.refusal) is None:
-            raise ValueError(f"must have a field {self.type!r}")
-        return self
-
-    @property
-    def content(self) -> str:
-        """The part's text."""
-        return (self.text if self.type == "text" else self.refusal) or ""
 
 
+Part = Annotated[
+    Annotated[ContentPart, Tag("text")]
+    | Annotated[RefusalPart, Tag("refusal")]
+    | LeftOut
+    | Refused,
+    by_type({"text": "text", "refusal": "refusal"}, others=tag_of_unknown),
+]
 ContentParts = TypeAliasType(
-    "ContentParts", Annotated[list[ContentPart], FailFast(), Field(max_length=MAX_TURNS)]
+    "ContentParts", Annotated[list[Part], FailFast(), Field(max_length=MAX_TURNS)]
 )
-
 Content = Annotated[
-    Annotated[str, Tag("text")] | Annotated[ContentParts, Tag("parts")],
-    Discriminator(lambda value: "parts" if isinstance(value, list) else "text"),
+    Annotated[str, Tag("text")] | Annotated[ContentParts, Tag("list")], TEXT_OR_LIST
 ]
 """A message's text, whole or in parts."""
 
@@ -113,8 +97,8 @@ class Message(ExactModel):
     content: Annotated[
         Content | None, AfterValidator(_check_content), Field(validate_default=True)
     ] = None
-    """Content of the message, as a text or in parts. An assistant's message may have null or no
-    content."""
+    """Content of the message, as a text or in parts. A note stands in the place of a picture. An
+    assistant's message may have null or no content."""
     name: str | None = None
     """Name of the speaker, for templates that show the name."""
     refusal: str | None = None
@@ -141,8 +125,10 @@ class Message(ExactModel):
         content = self.content
         if content is None:
             content = self.refusal
-        elif not isinstance(content, str):
-            content = "\n".join(part.content for part in content)
+        elif self.role == "tool":
+            content = result_text(content)
+        else:
+            content = joined(content)
         return ChatMessage(
             self.role,
             content,

@@ -1,6 +1,7 @@
 """Base class of the bodies of requests that generate, in all protocols."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated
 
@@ -55,6 +56,11 @@ class RequestBody(ExactModel, ABC):
         Raises:
             InvalidRequest: the id is malformed, or the body does not match the id.
         """
+
+    @property
+    def unenforced(self) -> Sequence[str]:
+        """Fields of the request that no model's answer is made to keep."""
+        return ()
 
     def spelled(self, field: str) -> str:
         """Returns the name of a field as the protocol spells it."""

@@ -74,7 +74,7 @@ async def whole_reply(service: GenerationService, body: RequestBody, account: Ac
 def _reply(body: RequestBody, generation: Generation) -> Reply:
     """Returns the reply to a body, which knows what of the request is not kept."""
     reply = body.reply(generation)
-    reply.unenforced = shown(map(body.spelled, generation.unenforced))
+    reply.unenforced = shown([*map(body.spelled, generation.unenforced), *body.unenforced])
     return reply
 
 

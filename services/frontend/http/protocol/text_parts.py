@@ -1,11 +1,12 @@
 """Reads a text that is given whole or as a list of parts."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pydantic import Discriminator
 
-from services.frontend.http.bodies.object_kinds import Unknown
+from services.frontend.http.bodies.object_kinds import ExactModel, Unknown
+from services.frontend.http.protocol.unknown_items import is_noted, note_of
 
 TEXT_OR_LIST = Discriminator(lambda value: "list" if isinstance(value, list) else "text")
 """Discriminator that chooses the tag `list` for a list, and `text` for other values."""
@@ -19,8 +20,34 @@ class TextPart(Protocol):
         """The text of the part."""
 
 
+class RefusalPart(ExactModel):
+    """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
+
+    type: Literal["refusal"]
+    """Kind of the part."""
+    refusal: str
+    """Text of the refusal."""
+
+    @property
+    def text(self) -> str:
+        """The part's text."""
+        return self.refusal
+
+
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
-    """Returns the whole text. Parts are joined by line ends."""
+    """Returns the whole text. Parts are joined by line ends. A note stands in the place of a
+    picture that is left out; other parts that are left out have no text."""
     if isinstance(text, str):
         return text
-    return "\n".join(part.text for part in text or () if not isinstance(part, Unknown))
+    kept = (part for part in text or () if is_noted(part) or not isinstance(part, Unknown))
+    return result_text(tuple(kept))
+
+
+def result_text(text: str | Sequence[TextPart | Unknown] | None) -> str:
+    """Returns the text of a tool's result. Parts are joined by line ends. A note stands in the
+    place of each part that is left out."""
+    if isinstance(text, str):
+        return text
+    return "\n".join(
+        part.text if not isinstance(part, Unknown) else note_of(part) for part in text or ()
+    )

@@ -2,7 +2,8 @@
 
 Clients for agents send the whole conversation with each request. If an item of the history were
 refused, every later request of the conversation would be refused too. An item of an unknown type is
-therefore left out of the prompt, and named in a header of the answer. An item that holds text of
+therefore left out of the prompt, and named in a header of the answer. In the place of a picture the
+model reads a note, so that it can say that it does not see the picture. An item that holds text of
 the user is refused instead, since the model would answer without having read the text.
 
     Annotated[TextBlock, Tag("text")] | LeftOut | Refused,
@@ -14,7 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import Tag
 
-from services.frontend.http.bodies.object_kinds import LeftOutItem, UnknownKind
+from services.frontend.http.bodies.object_kinds import LeftOutItem, Unknown, UnknownKind
+from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
 
 LEFT_OUT = "left_out"
 """Tag of the items that are left out."""
@@ -25,12 +27,17 @@ REFUSED = "unknown"
 LeftOut = Annotated[LeftOutItem, Tag(LEFT_OUT)]
 Refused = Annotated[UnknownKind, Tag(REFUSED)]
 
-MEDIA = frozenset(
-    {"image", "image_url", "input_image", "input_audio", "input_file", "audio", "video", "file"}
-    | {"video_url", "audio_url", "document", "container_upload", "computer_screenshot"}
+PICTURES: Mapping[str, str] = {
+    **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
+    **dict.fromkeys(("video", "video_url", "input_video"), "video"),
+}
+"""Types of items that show the model pictures, with the word by which a note names them."""
+
+DOCUMENTS = frozenset(
+    {"input_audio", "audio", "audio_url", "input_file", "file", "document", "container_upload"}
 )
-"""Types of items that show the model something other than text. The user may ask about what the
-item shows, so a user's item of such a type is refused."""
+"""Types of items that hold words of the user in a form that is not text, such as a PDF or a
+recording. A user's item of such a type is refused."""
 
 _PROGRAMS = ("_call", "_call_output", "_use", "_result", "_output")
 """Ends of the names of types that models, tools and servers write, and users do not."""
@@ -46,11 +53,23 @@ MAX_DEPTH = 64
 def tag_of_unknown(item: Mapping[str, Any]) -> str:
     """Returns the tag of an item of an unknown type that the user may have written."""
     kind = item.get("type")
-    if kind in MEDIA:
+    if kind in DOCUMENTS:
         return REFUSED
-    if isinstance(kind, str) and kind.endswith(_PROGRAMS):
+    if isinstance(kind, str) and (kind in PICTURES or kind.endswith(_PROGRAMS)):
         return LEFT_OUT
     return REFUSED if _has_text(item, MAX_DEPTH) else LEFT_OUT
+
+
+def is_noted(item: object) -> bool:
+    """Returns whether an item is a picture that is left out, in whose place the user's turn has a
+    note."""
+    return isinstance(item, LeftOutItem) and item.type in PICTURES
+
+
+def note_of(item: Unknown) -> str:
+    """Returns the note that the model reads in the place of an item that is left out."""
+    kind = item.type if isinstance(item, LeftOutItem) else "item"
+    return f"[{PICTURES.get(kind, kind[:MAX_NAME_LENGTH])} left out]"
 
 
 def _has_text(value: object, depth: int) -> bool:

@@ -99,7 +99,8 @@ class FunctionCallOutputItem(ExactModel):
     call_id: str
     """Id of the call, which must be an earlier item."""
     output: MadeText
-    """Result of the call, as a text or in parts. Parts that are no text are left out."""
+    """Result of the call, as a text or in parts. A note stands in the place of parts that are no
+    text."""
 
 
 class CustomToolCallItem(ExactModel):
@@ -125,7 +126,8 @@ class CustomToolCallOutputItem(ExactModel):
     call_id: str
     """Id of the call, which must be an earlier item."""
     output: MadeText
-    """Result of the call, as a text or in parts. Parts that are no text are left out."""
+    """Result of the call, as a text or in parts. A note stands in the place of parts that are no
+    text."""
 
 
 class ToolSearchCallItem(ExactModel):

@@ -1,12 +1,14 @@
 """The log-probabilities of the tokens that make the texts of an answer.
 
 A model writes texts, reasoning and calls one after the other, with marks in between. The reader of
-messages returns the texts without saying which tokens they came from. Each text is therefore looked
-for in the characters that the tokens stand for; the tokens in between belong to no text.
+messages returns a text as soon as the tokens of the text have come. So a text ends where the
+characters that have come end, apart from characters that the reader holds back. The tokens between
+two texts belong to no text.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
 
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
@@ -44,22 +46,22 @@ class AnswerLogprobs(TextLogprobs):
         self._n_top = generation.options.n_logprobs or 0
         self._written = ""
         """Characters that the model has written after the last text that was taken."""
+        self._n_before = 0  # characters of `_written` before the last piece
         self._n_taken = 0  # characters before `_written`
         self._tokens: deque[tuple[int, ChatTokenLogprob]] = deque()
         """Tokens with the number of characters of the answer before each."""
 
     def add(self, piece: Piece) -> None:
+        self._n_before = len(self._written)
         self._written += piece.text
         if piece.logprobs is not None:
             listed = token_logprobs(self._texts, piece.token_ids, piece.logprobs, n_top=self._n_top)
             self._tokens.extend(zip(piece.text_offsets, listed, strict=True))
 
     def take(self, text: str) -> list[ChatTokenLogprob]:
-        at = (
-            len(self._written) - len(text)
-            if self._written.endswith(text)
-            else max(self._written.find(text), 0)
-        )
+        at = self._place_of(text)
+        if at < 0:
+            return []
         begin, end = self._n_taken + at, self._n_taken + at + len(text)
         found = []
         while self._tokens and self._tokens[0][0] < end:
@@ -67,6 +69,30 @@ class AnswerLogprobs(TextLogprobs):
             next_at = self._tokens[0][0] if self._tokens else end
             if token_at >= begin or next_at > begin:
                 found.append(logprob)
+        self._n_before -= end - self._n_taken
         self._written = self._written[end - self._n_taken :]
         self._n_taken = end
         return found
+
+    def _place_of(self, text: str) -> int:
+        """Returns where a text begins in the written characters; -1 if it does not occur there."""
+        if self._written.endswith(text):
+            return len(self._written) - len(text)
+        # The reader holds characters of the piece back, or has held back the first of the text.
+        at = self._written.find(text, max(0, self._n_before - len(text)))
+        return at if at >= 0 else self._written.rfind(text)
+
+
+def in_tokens(piece: Piece) -> Iterator[Piece]:
+    """Yields the text of an answer with log-probabilities in pieces of one token each, without
+    log-probabilities."""
+    begin = 0
+    for end in piece.text_offsets[1:]:
+        yield Piece(piece.index, piece.text[begin:end])
+        begin = end
+    yield Piece(
+        piece.index,
+        piece.text[begin:],
+        finish_reason=piece.finish_reason,
+        schema_valid=piece.schema_valid,
+    )

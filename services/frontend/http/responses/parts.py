@@ -6,7 +6,7 @@ from pydantic import FailFast, Field, Tag
 from typing_extensions import TypeAliasType
 
 from services.frontend.http.bodies.object_kinds import ExactModel, by_type
-from services.frontend.http.protocol.text_parts import TEXT_OR_LIST
+from services.frontend.http.protocol.text_parts import TEXT_OR_LIST, RefusalPart
 from services.frontend.http.protocol.unknown_items import (
     LEFT_OUT,
     LeftOut,
@@ -23,20 +23,6 @@ class ResponsesPart(ExactModel):
     """Kind of the part; all kinds are read alike."""
     text: str
     """Text of the part; several parts are joined by line ends."""
-
-
-class RefusalPart(ExactModel):
-    """A refusal by the assistant instead of a text. A client sends the refusal back unchanged."""
-
-    type: Literal["refusal"]
-    """Kind of the part."""
-    refusal: str
-    """Text of the refusal."""
-
-    @property
-    def text(self) -> str:
-        """The part's text."""
-        return self.refusal
 
 
 _TEXT_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")

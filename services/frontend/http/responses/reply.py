@@ -7,12 +7,13 @@ of the stream, and counted as memory of the request.
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from services.common import errors
 from services.frontend.generation.answer import Piece
 from services.frontend.generation.generation import Generation
+from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.message_items import Began, Ended, Grew, Item, ItemKind, Step
 from services.frontend.http.protocol.message_reply import MessageReply
 from services.frontend.http.protocol.reply import named_event
@@ -23,7 +24,12 @@ from services.frontend.http.responses.answer import (
     ResponseUsage,
     Status,
 )
-from services.frontend.http.responses.logprobs import AnswerLogprobs, NoLogprobs, TextLogprobs
+from services.frontend.http.responses.logprobs import (
+    AnswerLogprobs,
+    NoLogprobs,
+    TextLogprobs,
+    in_tokens,
+)
 from services.frontend.http.responses.output_items import (
     CustomOutput,
     FunctionOutput,
@@ -76,9 +82,15 @@ class ResponsesReply(MessageReply):
             self._logprobs = AnswerLogprobs(generation)
 
     def whole(self, pieces: Sequence[Piece]) -> Iterator[bytes]:
-        for piece in pieces:
-            self._logprobs.add(piece)
-        yield from super().whole(pieces)
+        if not self._rules.has_logprobs:
+            yield from super().whole(pieces)
+            return
+        (piece,) = pieces
+        self._logprobs.add(replace(piece, text=""))
+        for part in in_tokens(piece):
+            for _ in self.events(part):
+                pass
+        yield to_json(self._response(_status(self._reason), self._output))
 
     def events(self, piece: Piece) -> Iterator[Event]:
         self._logprobs.add(piece)

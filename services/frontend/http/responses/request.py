@@ -202,6 +202,14 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
     prompt_cache_retention: str | None = None
     """Does nothing."""
 
+    @property
+    def unenforced(self) -> Sequence[str]:
+        return tuple(
+            f"{path}.format"
+            for path, tool in self._shown_tools.items()
+            if isinstance(tool, FreeformTool) and tool.has_free_grammar
+        )
+
     def options(self, sampling: SamplingParams) -> GenerationOptions:
         return GenerationOptions(
             max_tokens=self.max_output_tokens,

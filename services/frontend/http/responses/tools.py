@@ -89,8 +89,8 @@ class FreeformGrammar(ExactModel):
     type: Literal["grammar"]
     """`grammar`: the input keeps to `definition`."""
     syntax: Literal["lark", "regex"]
-    """`lark`: the model reads the grammar, and may break it. `regex`: the model reads the
-    expression, of Rust's syntax; if a call is forced, the whole input matches the expression."""
+    """`lark`: the model reads the grammar, and may break it. `regex`: the whole input matches the
+    expression, of Rust's syntax."""
     definition: str
     """The grammar, or the regular expression."""
 
@@ -133,7 +133,13 @@ class FreeformTool(NamedClientTool):
             name=self.name,
             description=self.description or "",
             parameters=json.dumps(schema, ensure_ascii=False),
+            is_held="pattern" in value,
         )
+
+    @property
+    def has_free_grammar(self) -> bool:
+        """Whether the tool has a grammar that the model only reads."""
+        return isinstance(self.format, FreeformGrammar) and self.format.syntax == "lark"
 
     def echo(self) -> dict[str, Any]:
         shown = self.model_dump(exclude={"defer_loading", "format"}, exclude_none=True)

@@ -11,7 +11,8 @@ import pydantic_core
 from services.common import errors
 from services.frontend.http.bodies.object_kinds import LeftOutItem
 from services.frontend.http.protocol.gathered_turn import GatheredTurn
-from services.frontend.http.protocol.text_parts import joined
+from services.frontend.http.protocol.text_parts import joined, result_text
+from services.frontend.http.protocol.unknown_items import is_noted, note_of
 from services.frontend.http.responses import custom_input, reasoning_text
 from services.frontend.http.responses.items import (
     AdditionalToolsItem,
@@ -49,6 +50,9 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 SYSTEM_ROLES = ("system", "developer")
 
+_SILENT = (AdditionalToolsItem, ConfigurationUpdateItem, LeftOutItem)
+"""Items that are no turns."""
+
 
 class Turns:
     """Makes the messages of items. `tools` has the names of tools that the model knows."""
@@ -72,7 +76,7 @@ class Turns:
         for item in self._items:
             if isinstance(item, MessageItem) and item.role in SYSTEM_ROLES:
                 system.append(joined(item.content))
-            elif not isinstance(item, AdditionalToolsItem | ConfigurationUpdateItem | LeftOutItem):
+            elif is_noted(item) or not isinstance(item, _SILENT):
                 break
             n_system += 1
         if system:
@@ -94,14 +98,10 @@ class Turns:
                 yield from self._turn.end()
                 role = "user" if item.role == "user" else "system"
                 yield ChatMessage(role, joined(item.content))
-            case AgentMessageItem():
-                yield from self._turn.end()
-                said = joined(item.content)
-                yield ChatMessage("user", f"{item.author}: {said}" if item.author else said)
-            case McpApprovalItem():
-                if item.reason:
+            case AgentMessageItem() | McpApprovalItem() | LeftOutItem():
+                if said := _said_by(item):
                     yield from self._turn.end()
-                    yield ChatMessage("user", item.reason)
+                    yield ChatMessage("user", said)
             case LocalShellCallItem() | ShellCallItem() | ApplyPatchCallItem():
                 self._program_call(item)
             case McpCallItem() | CodeInterpreterItem() | FileSearchItem():
@@ -124,7 +124,7 @@ class Turns:
                 if item.call_id is not None:
                     self._call(item.call_id, SEARCH, _json_of(item.arguments))
             case FunctionCallOutputItem() | CustomToolCallOutputItem():
-                yield from self._result(item.call_id, joined(item.output), f"{path}.call_id")
+                yield from self._result(item.call_id, result_text(item.output), f"{path}.call_id")
             case ToolSearchOutputItem():
                 if item.call_id is not None:
                     yield from self._result(item.call_id, self._found(item), f"{path}.call_id")
@@ -154,6 +154,17 @@ class Turns:
         them."""
         names = [self._tools.name_of(*tool.key) for tool in listed(item.tools, "")]
         return pydantic_core.to_json({"tools": names}).decode()
+
+
+def _said_by(item: AgentMessageItem | McpApprovalItem | LeftOutItem) -> str | None:
+    """Returns the text of an item that the model reads as a turn of the user, if there is one."""
+    match item:
+        case AgentMessageItem():
+            said = joined(item.content)
+            return f"{item.author}: {said}" if item.author else said
+        case McpApprovalItem():
+            return item.reason
+    return note_of(item) if is_noted(item) else None
 
 
 def _reasoning_of(item: ReasoningItem) -> str:

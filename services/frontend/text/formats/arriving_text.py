@@ -74,9 +74,14 @@ class ArrivingText:
         return text
 
     @property
+    def is_empty(self) -> bool:
+        """Whether all text that has arrived was taken."""
+        return self._at == len(self._text)
+
+    @property
     def is_read(self) -> bool:
         """Whether the text has ended and all of it was taken."""
-        return self._is_over and self._at == len(self._text)
+        return self._is_over and self.is_empty
 
     def peek(self) -> Steps[str]:
         """Returns the next character; an empty text at the end."""
@@ -219,3 +224,11 @@ def _marker_in(markers: tuple[str, ...]) -> re.Pattern[str]:
     begun = {marker[:n] for marker in markers for n in range(1, len(marker))}
     cut = "|".join(map(re.escape, sorted(begun, key=len, reverse=True)))
     return re.compile(rf"({whole})|(?:{cut})\Z" if cut else f"({whole})")
+
+
+@lru_cache(maxsize=64)
+def may_begin(markers: tuple[str, ...]) -> Callable[[str], object]:
+    """Returns a function that returns something true for a text in which a marker may begin: a text
+    with the first character of one."""
+    characters = {marker[0] for marker in markers}
+    return re.compile(f"[{''.join(map(re.escape, sorted(characters)))}]").search

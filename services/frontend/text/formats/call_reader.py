@@ -11,10 +11,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from services.frontend.text import near_json
-from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, Steps
+from services.frontend.text.formats.arriving_text import SPACES, ArrivingText, Steps, may_begin
 from services.frontend.text.message_reader import CallDelta, MessageDelta, Part, Words
 
 ARGUMENTS = ("arguments", "parameters")
@@ -31,6 +30,9 @@ _NO_KEY = re.compile(r"[{}\[\]\"]")
 
 _SCALAR = re.compile(r"[^,}\]\s]+")
 _BRACES = re.compile(r"[} \t\r\n]+")
+FENCES = ("```json", "```")
+"""Marks that some models write around calls, as around code."""
+
 CLOSING = re.compile(r"[}\]]+")
 """Brackets that close nothing where a call has ended."""
 
@@ -67,8 +69,12 @@ class ToolCallReader(ABC):
     """Reads the content and the calls of an answer. The reader of each family of models defines in
     which order content and calls come."""
 
-    marks: ClassVar[tuple[str, ...]] = ()
-    """Marks of calls. A text with a mark inside is more than the beginning of a call."""
+    marks: tuple[str, ...] = ()
+    """Marks before and after calls. A text with a mark inside is more than the beginning of a
+    call."""
+
+    hears_content = False
+    """Whether `_say` must see all content."""
 
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
@@ -81,6 +87,9 @@ class ToolCallReader(ABC):
         self._is_speaking = False
         self._is_left_out = False
         self._is_in_arguments = False
+        self._may_begin_mark: Callable[[str], object] | None = None
+        """Says whether a mark that ends content may begin in a text. None if the steps are not in
+        content."""
 
     @property
     def ends_in_call(self) -> bool:
@@ -89,6 +98,10 @@ class ToolCallReader(ABC):
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
+        may_begin_mark = self._may_begin_mark
+        is_words = self._is_speaking and text and self._text.is_empty
+        if is_words and may_begin_mark and not may_begin_mark(text):
+            return MessageDelta((Words(text),))  # as the steps would
         self._text.add(text)
         next(self._steps, None)
         return self._take_delta()
@@ -128,7 +141,7 @@ class ToolCallReader(ABC):
         text if the text ends without a marker."""
         text = self._text
         if not self._rules.is_exclusive:
-            return (yield from text.until(markers, self._say, self._say_cut_marker))
+            return (yield from self._say_until(markers, self._say_cut_marker))
         if not self._is_speaking:
             text.keep()
             yield from text.run(SPACES)
@@ -142,6 +155,15 @@ class ToolCallReader(ABC):
                     yield from text.skip(marker)
         yield from text.rest(self._say)
         return ""
+
+    def _say_until(
+        self, markers: tuple[str, ...], say_cut: Callable[[str], None] | None = None
+    ) -> Steps[str]:
+        """Adds the text before the next marker as content, as `ArrivingText.until` passes it on."""
+        self._may_begin_mark = None if self.hears_content else may_begin(markers)
+        marker = yield from self._text.until(markers, self._say, say_cut)
+        self._may_begin_mark = None
+        return marker
 
     def _say_cut_marker(self, text: str) -> None:
         """Adds `text`, the beginning of a marker at the end of the answer, as content. Drops the
@@ -210,12 +232,15 @@ class ToolCallReader(ABC):
         return True
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
-        """Reads one or several calls, with or without the brackets of a list. Brackets that close
-        nothing are left out. `is_call` returns whether a name is the name of a call.
+        """Reads one or several calls, with or without the brackets of a list, and with or without a
+        fence around them. Brackets that close nothing are left out. `is_call` returns whether a
+        name is the name of a call.
 
         Returns False if the text is not a call; in this case the text since the last call is kept.
         """
         text = self._text
+        is_fenced = yield from text.take_one(*FENCES)
+        yield from text.run(SPACES)
         has_brackets = yield from text.begins_with("[")
         if has_brackets:
             text.take(1)
@@ -232,6 +257,10 @@ class ToolCallReader(ABC):
                 break
         if follows == "]":
             yield from text.run(CLOSING)
+        if is_fenced:
+            yield from text.run(SPACES)
+            yield from text.skip(FENCES[-1])
+            yield from text.run(SPACES)
         return True
 
     def _read_call(self, is_call: Callable[[str], object]) -> Steps[bool]:
@@ -240,6 +269,8 @@ class ToolCallReader(ABC):
         if not (yield from text.begins_with("{")):
             return False
         text.take(1)
+        if (yield from text.begins_with("{")):  # as in templates, where a brace is written twice
+            text.take(1)
         while True:
             yield from text.run(SPACES)
             if (yield from text.begins_with("}")):

@@ -81,6 +81,8 @@ class DeepSeekV31(DeepSeekV3):
 class DeepSeekReader(ToolCallReader):
     """Reads an answer in the formats of DeepSeek V3 and V3.1."""
 
+    marks = (BEGIN, END)
+
     def _read(self) -> Steps[None]:
         text = self._text
         while (yield from self._until(BEGIN, CALL)):

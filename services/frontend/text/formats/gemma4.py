@@ -63,6 +63,8 @@ class Gemma4(ToolFormat):
 class Gemma4Reader(ToolCallReader):
     """Reads an answer in the format of Gemma 4."""
 
+    marks = (BEGIN, END)
+
     def _read(self) -> Steps[None]:
         text = self._text
         while (yield from self._until(BEGIN)):

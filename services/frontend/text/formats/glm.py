@@ -86,6 +86,8 @@ class Glm47(Glm):
 class GlmReader(ParameterReader):
     """Reads an answer in the format of GLM."""
 
+    marks = (BEGIN, END)
+
     def _read(self) -> Steps[None]:
         text = self._text
         while (yield from self._until(BEGIN)):

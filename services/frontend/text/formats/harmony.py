@@ -11,7 +11,7 @@ prompt ends with `<|start|>assistant`, so an answer begins in the header of its 
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from services.frontend.request.output_format import quoted
 from services.frontend.text import near_json
@@ -145,7 +145,7 @@ class HarmonyReader(ToolCallReader):
     def _read(self) -> Steps[None]:
         text = self._text
         if self._is_thinking:
-            yield from self._read_words(self._think)
+            yield from self._read_words(self._text.until(AFTER_BODY, self._think))
         while (yield from text.peek()):
             text.keep()
             yield from text.run(SPACES)
@@ -153,7 +153,7 @@ class HarmonyReader(ToolCallReader):
                 yield from self._read_message()
             else:
                 self._say(text.kept())
-                yield from self._read_words(self._say)
+                yield from self._read_words(self._say_until(AFTER_BODY))
 
     def _is_at_header(self) -> Steps[bool]:
         """Returns whether the header of a message comes next."""
@@ -173,9 +173,9 @@ class HarmonyReader(ToolCallReader):
         if recipient and tools and (name in tools or name != recipient[1]):
             yield from self._read_arguments(name)
         elif channel and channel[1] == "analysis" and self._separates_reasoning:
-            yield from self._read_words(self._think)
+            yield from self._read_words(self._text.until(AFTER_BODY, self._think))
         else:
-            yield from self._read_words(self._say)
+            yield from self._read_words(self._say_until(AFTER_BODY))
 
     def _read_header(self) -> Steps[str | None]:
         """Returns the header of a message. Returns None if there is none; in this case, the kept
@@ -198,21 +198,22 @@ class HarmonyReader(ToolCallReader):
 
     def _read_arguments(self, name: str) -> Steps[None]:
         """Reads the text of a call."""
-        parts: list[str] = []
+        text, parts = self._text, list[str]()
 
-        def argue(text: str) -> None:
-            parts.append(text)
-            self._argue(text)
+        def argue(part: str) -> None:
+            parts.append(part)
+            self._argue(part)
 
         self._begin(name)
-        is_ended = yield from self._read_words(argue)
+        is_ended = yield from self._read_words(text.until(AFTER_BODY, argue))
         written = "".join(parts)
         if is_ended or (written and near_json.object_of(written) is not None):
             self._end_call()
 
-    def _read_words(self, pass_on: Callable[[str], None]) -> Steps[bool]:
-        """Passes the text of a message on; returns whether a mark ends the message."""
-        mark = yield from self._text.until(AFTER_BODY, pass_on)
+    def _read_words(self, steps: Steps[str]) -> Steps[bool]:
+        """Reads the text of a message by steps that return the mark at its end; returns whether the
+        mark ends the message."""
+        mark = yield from steps
         if mark in (END, CALL, RETURN):
             self._text.take(len(mark))
         return bool(mark)

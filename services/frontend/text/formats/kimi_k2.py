@@ -65,6 +65,8 @@ class KimiK2(ToolFormat):
 class KimiK2Reader(ToolCallReader):
     """Reads an answer in the format of Kimi K2."""
 
+    marks = (BEGIN, END)
+
     def __init__(self, rules: CallRules) -> None:
         super().__init__(rules)
         self._numbers: set[int] = set()  # in the ids of the calls so far

@@ -106,9 +106,12 @@ def _call(tool: ToolRule, literals: PythonGrammar) -> str:
 class PythonicReader(ToolCallReader):
     """Reads an answer in which calls are a list in Python."""
 
+    hears_content = True
+
     def __init__(self, rules: CallRules, form: Pythonic) -> None:
         super().__init__(rules)
         self._form = form
+        self.marks = (form.begin, form.end)
         self._is_in_line = False
 
     def _read(self) -> Steps[None]:

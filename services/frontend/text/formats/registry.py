@@ -8,7 +8,7 @@ from services.frontend.text.formats.command_r import CommandR, CommandR7B
 from services.frontend.text.formats.deepseek_v3 import DeepSeekV3, DeepSeekV31
 from services.frontend.text.formats.deepseek_v32 import DeepSeekV4, DeepSeekV32
 from services.frontend.text.formats.firefunction import FireFunction
-from services.frontend.text.formats.functionary import Functionary31
+from services.frontend.text.formats.functionary import Functionary31, Functionary32
 from services.frontend.text.formats.gemma4 import Gemma4
 from services.frontend.text.formats.gigachat3 import GigaChat3
 from services.frontend.text.formats.glm import Glm, Glm47
@@ -53,6 +53,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
         Glm47(),
         Glm(),
         Functionary31(),
+        Functionary32(),
         FireFunction(),
         Hermes(),
         Pythonic(),

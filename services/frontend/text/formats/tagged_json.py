@@ -78,8 +78,9 @@ class TaggedJsonReader(ToolCallReader):
         super().__init__(rules)
         self._form = form
         self._begins = (form.begin, *form.other_begins)
-        ends = (form.end, *form.leftovers)
-        self._ends = ("}", "]", *(end for end in ends if end))
+        ends = tuple(filter(None, (form.end, *form.leftovers)))
+        self.marks = (*self._begins, *ends)
+        self._ends = ("}", "]", *ends)
 
     def _read(self) -> Steps[None]:
         text = self._text

@@ -124,6 +124,7 @@ class TaggedParametersReader(ParameterReader):
     def __init__(self, rules: CallRules, tags: Tags) -> None:
         super().__init__(rules)
         self._tags = tags
+        self.marks = (*tags.blocks, tags.block_end, *tags.other_block_ends)
         self._name = re.compile(rf"[^\n{re.escape(tags.name_end[0])}]+")
         self.has_padding = tags.has_padding
 

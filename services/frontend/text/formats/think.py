@@ -4,13 +4,21 @@
 
 Some templates open the tag themselves, so that the answer begins inside it. If the reasoning is
 never closed, the message has no content and no calls. Some models write tags around the message
-itself too; these are left out.
+itself too; these are left out. A closing tag that is alone on its line in the message, and closes
+nothing there, is left out too.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.frontend.request.output_format import quoted
-from services.frontend.text.formats.arriving_text import NEWLINES, SPACES, ArrivingText, Steps
+from services.frontend.text.formats.arriving_text import (
+    NEWLINES,
+    SPACES,
+    ArrivingText,
+    Steps,
+    may_begin,
+)
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import Markers
 from services.frontend.text.formats.reasoning_format import ReasoningFormat
@@ -125,7 +133,9 @@ class ThinkReader:
         self._tags = tags
         self._text = ArrivingText()
         self._new = MessageDelta()
-        self._is_read = False
+        self._last = ""  # character of the message
+        self._may_begin_tag: Callable[[str], object] | None = None
+        """Says whether a tag may begin in a text. None if the steps are not in the message."""
         self._steps = self._read(has_begun=has_begun)
 
     @property
@@ -140,12 +150,12 @@ class ThinkReader:
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
-        if self._is_read:
-            return self._rest.feed(text)
+        may_begin_tag = self._may_begin_tag
+        if may_begin_tag and text and not may_begin_tag(text) and self._text.is_empty:
+            self._last = text[-1]
+            return self._rest.feed(text)  # as the steps would
         self._text.add(text)
         next(self._steps, None)
-        if self._is_read:
-            self._pass_on(self._text.take_rest())
         delta, self._new = self._new, MessageDelta()
         return delta
 
@@ -180,7 +190,7 @@ class ThinkReader:
             self._pass_on(text.kept())
         if tags.begin_message:
             yield from self._read_message()
-        self._is_read = True
+        yield from self._read_rest()
 
     def _read_message(self) -> Steps[None]:
         """Passes the message between its tags on, if the tags come next."""
@@ -195,6 +205,23 @@ class ThinkReader:
         if (yield from text.until(tags.end_message, self._pass_on)):
             text.take(len(tags.end_message))
 
+    def _read_rest(self) -> Steps[None]:
+        """Passes the rest of the answer on, without closing tags that close nothing."""
+        text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
+        while True:
+            self._may_begin_tag = may_begin(tags)
+            tag = yield from text.until(tags, self._pass_on)
+            self._may_begin_tag = None
+            if not tag:
+                return
+            text.take(len(tag))
+            is_stray = tag == self._tags.end and not n_open and self._last in ("", "\n")
+            if is_stray and (yield from text.peek()) in ("", "\n"):
+                yield from text.run(NEWLINES)
+                continue
+            n_open = n_open + 1 if tag == self._tags.begin else max(0, n_open - 1)
+            self._pass_on(tag)
+
     def _think(self, text: str) -> None:
         if text:
             self._new += MessageDelta((Words(text, is_reasoning=True),))
@@ -202,4 +229,5 @@ class ThinkReader:
     def _pass_on(self, text: str) -> None:
         """Leaves a text to the reader of the rest."""
         if text:
+            self._last = text[-1]
             self._new += self._rest.feed(text)

@@ -26,6 +26,8 @@ class ToolFormat(ABC):
     """Beginning of the id of a call."""
     id_length: ClassVar[int] = 24
     """Number of hexadecimal digits in the id after the prefix."""
+    before_content: ClassVar[str] = ""
+    """Text that the model writes before content, in answers to requests without tools too."""
     has_bare_calls: ClassVar[bool] = False
     """Whether calls are JSON without a mark that introduces them."""
     has_grammar: ClassVar[bool] = True

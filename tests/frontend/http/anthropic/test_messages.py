@@ -231,7 +231,7 @@ USER, ROBOT = {"role": "user"}, {"role": "robot", "content": "x"}
         ({"messages": []}, "messages"),
         ({"messages": [ROBOT]}, "messages.0.role"),
         ({"messages": [USER]}, "messages.0.content"),
-        ({"messages": [{**USER, "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),
+        ({"messages": [{**USER, "content": [{"type": "audio"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{**USER, "content": [{"type": "text"}]}]}, "messages.0.content.0.text"),
         (
             {"messages": [{**USER, "content": [{"type": "tool_result", "tool_use_id": "a"}]}]},

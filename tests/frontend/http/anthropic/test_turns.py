@@ -73,6 +73,11 @@ def test_text_in_blocks_of_all_kinds_is_read(
             ("image",),
         ),
         (
+            [TEXT, plain({"type": "base64", "media_type": "application/pdf", "data": "AA"})],
+            "hello\n[document left out]",
+            ("document",),
+        ),
+        (
             [{"type": "browser_state", "tabs": [{"title": "Home"}]}],
             "[browser_state left out]",
             ("browser_state",),
@@ -91,6 +96,15 @@ def test_results_keep_what_is_text_and_note_the_rest(
     conversation, names = read([*CALLED, turn])
     assert conversation.messages[-1] == ChatMessage("tool", text, tool_call_id="t1")
     assert names == tuple(f"messages.content.content.{name}" for name in ignored)
+
+
+def test_a_note_stands_in_the_place_of_a_picture_of_the_user() -> None:
+    picture = {"type": "image", "source": {"type": "base64", "data": "AAAA"}}
+    turns = [{"role": "user", "content": [TEXT, picture]}, {"role": "assistant", "content": "a"}]
+    conversation, ignored = read([*turns, {"role": "user", "content": [picture, TEXT]}])
+    contents = [turn.content for turn in conversation.messages]
+    assert contents == ["hello\n[image left out]", "a", "[image left out]\nhello"]
+    assert ignored == ("messages.content.image",)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +128,6 @@ def test_what_servers_did_in_an_assistants_turn_is_left_out(kind: str) -> None:
 @pytest.mark.parametrize(
     ("role", "block", "field"),
     [
-        ("user", {"type": "image", "source": {"type": "url", "url": "u"}}, "type"),
         ("user", {"type": "container_upload", "file_id": "f1"}, "type"),
         ("user", {"type": "mood", "text": "glad"}, "type"),
         ("user", {"type": "mood", "deep": [{"note": "glad"}]}, "type"),

@@ -221,7 +221,7 @@ async def test_wrong_schema_is_named(site: Site, body: dict[str, Any], field: st
         ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
             "messages.0.content.0.type",
         ),
     ],
@@ -428,7 +428,7 @@ async def test_messages_of_every_role_are_read() -> None:
     [
         ({"role": "user", "content": None}, "messages.0.content"),
         ({"role": "tool", "tool_call_id": "c1"}, "messages.0.content"),
-        ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0.text"),
         ({"role": "assistant", "audio": {"id": "1"}}, "messages.0.audio"),
         ({"role": "assistant", "tool_calls": [CALL_BODY] * 129}, "messages.0.tool_calls"),
     ],

@@ -243,7 +243,8 @@ def test_other_fields_and_values_are_refused_by_name(field: str, value: Any) -> 
         ([{"role": "user"}], "messages.0.content"),
         ([{"role": "user", "content": None}], "messages.0.content"),
         ([{"role": "user", "content": 5}], "messages.0.content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "messages.0.content.0.type"),
+        ([{"role": "user", "content": [{"type": "file"}]}], "messages.0.content.0.type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
         ([{**USER, "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls.0.function"),
         ([{**USER, "function_call": {"name": "f"}}], "messages.0.function_call"),
         ([{**USER, "audio": {"id": "1"}}], "messages.0.audio"),
@@ -254,6 +255,20 @@ def test_wrong_messages_are_named_by_their_path(messages: Any, field: str) -> No
     with pytest.raises(errors.InvalidRequest) as caught:
         chat(messages=messages)
     assert caught.value.field == field
+
+
+def test_notes_stand_in_the_place_of_pictures() -> None:
+    content = [{"type": "image_url", "image_url": {"url": "data:"}}, {"type": "text", "text": "a"}]
+    messages = [{"role": "user", "content": content}, {"role": "tool", "content": content[:1]}]
+    told: list[tuple[str, ...]] = []
+    data = json.dumps({"messages": messages}).encode()
+    [conversation] = parse_body(ChatBody, data, told.append).prompts
+    assert isinstance(conversation, Conversation)
+    assert [turn.content for turn in conversation.messages] == [
+        "[image left out]\na",
+        "[image left out]",
+    ]
+    assert told == [("messages.content.image_url",)]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.frontend.http.protocol.unknown_items import (
+    DOCUMENTS,
     LEFT_OUT,
     MAX_DEPTH,
-    MEDIA,
+    PICTURES,
     REFUSED,
     tag_of_unknown,
 )
@@ -40,6 +41,11 @@ def test_text_is_found_at_any_depth(text: str, depth: int) -> None:
         assert tag_of_unknown({"type": f"new{end}", "value": value}) == LEFT_OUT
 
 
-@pytest.mark.parametrize("kind", sorted(MEDIA))
-def test_what_a_user_shows_is_refused(kind: str) -> None:
+@pytest.mark.parametrize("kind", sorted(DOCUMENTS))
+def test_words_of_the_user_that_are_no_text_are_refused(kind: str) -> None:
     assert tag_of_unknown({"type": kind, "file_id": "f1"}) == REFUSED
+
+
+@pytest.mark.parametrize("kind", sorted(PICTURES))
+def test_pictures_are_left_out(kind: str) -> None:
+    assert tag_of_unknown({"type": kind, "source": {"url": "https://a/b.png"}}) == LEFT_OUT

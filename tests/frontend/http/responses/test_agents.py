@@ -186,17 +186,26 @@ async def test_the_answer_repeats_tools_as_the_client_sent_them(site: Site) -> N
     ],
     ids=str,
 )
-@pytest.mark.parametrize("said", ["¶hi there", "§hm hi, there¶hi there", "¶hi there«f»{}"])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "¶hi there",
+        "§hm hi, there¶hi there",
+        "¶hi there«f»{}",
+        "§ the¶the«f»{}",
+    ],
+)
 async def test_texts_have_the_log_probabilities_of_their_own_tokens(
     site: Site, said: str, body: dict[str, Any], n_top: int
 ) -> None:
+    content = said.partition("¶")[2].partition("«")[0]
     expected = [
         (
             site.tokenizer.token_texts.text(token_id),
             logprob_of(token_id),
             [value for _, value in tops_of(token_id, n_top)],
         )
-        for token_id in site.tokens("¶hi there")
+        for token_id in site.tokens(f"¶{content}")
     ]
     answer = await respond(site, said, **body)
     found = await events(site, said, **body)
@@ -205,7 +214,7 @@ async def test_texts_have_the_log_probabilities_of_their_own_tokens(
         (one["token"], one["logprob"], [top["logprob"] for top in one["top_logprobs"]])
         for one in text["logprobs"]
     ]
-    assert "".join(one["token"] for one in text["logprobs"]).removeprefix("¶") == "hi there"
+    assert "".join(one["token"] for one in text["logprobs"]).removeprefix("¶") == content
     assert columns == expected[-len(columns) :]
     deltas = [event for event in found if event["type"] == "response.output_text.delta"]
     assert [one for event in deltas for one in event["logprobs"]] == text["logprobs"]
@@ -303,15 +312,26 @@ async def test_the_header_names_what_was_left_out(site: Site) -> None:
     ],
     ids=str,
 )
-async def test_a_forced_input_keeps_its_regular_expression_or_the_header_names_it(
-    site: Site, definition: str, unenforced: str | None
+@pytest.mark.parametrize("choice", ["auto", {"type": "custom", "name": "patch"}], ids=str)
+async def test_an_input_keeps_its_regular_expression_or_the_header_names_it(
+    site: Site, definition: str, unenforced: str | None, choice: Any
 ) -> None:
     form = {"type": "grammar", "syntax": "regex", "definition": definition}
     tools = [{"type": "web_search"}, {**CUSTOM, "format": form}]
     site.scheduler.behaviour = says(*site.tokens("¶hi"), EOS)
-    body = {"input": "x", "tools": tools, "tool_choice": {"type": "custom", "name": "patch"}}
+    body: dict[str, Any] = {"input": "x", "tools": tools, "tool_choice": choice}
     response = await site.http.post("/v1/responses", json=body)
     assert response.status_code == 200, response.text
     [submitted] = site.scheduler.requests
     assert "input" in submitted.submission.sampling.grammar
     assert response.headers.get("x-orcinus-unenforced") == unenforced
+
+
+async def test_a_grammar_that_the_model_only_reads_is_named_in_the_header(site: Site) -> None:
+    form = {"type": "grammar", "syntax": "lark", "definition": "start: /a/"}
+    tools = [CUSTOM, {**CUSTOM, "name": "edit", "format": form}]
+    for is_streamed in (False, True):
+        site.scheduler.behaviour = says(*site.tokens("¶hi"), EOS)
+        body = {"input": "x", "tools": tools, "stream": is_streamed}
+        response = await site.http.post("/v1/responses", json=body)
+        assert response.headers["x-orcinus-unenforced"] == "tools.1.format"

@@ -235,7 +235,7 @@ def test_items_without_text_of_the_user_are_left_out_and_named(item: dict[str, A
     ("item", "field"),
     [
         ({"type": "letter", "body": "Dear model,"}, "input.1.type"),
-        ({"type": "input_image", "image_url": "u"}, "input.1.type"),
+        ({"type": "input_file", "file_id": "f"}, "input.1.type"),
         ({"type": "item_reference", "id": "msg_1"}, "input.1.id"),
         ({"id": "msg_1"}, "input.1.id"),
         ({"type": "compaction_trigger"}, "input.1.type"),
@@ -250,7 +250,19 @@ def test_items_that_would_be_missed_are_refused_by_name(item: dict[str, Any], fi
     assert item.get("id", "") in caught.value.message
 
 
-def test_pictures_of_tools_are_left_out_of_results() -> None:
+def test_a_note_stands_in_the_place_of_a_picture_of_the_user() -> None:
+    picture = {"type": "input_image", "image_url": "data:"}
+    text = {"type": "input_text", "text": "What is it?"}
+    body, told = read(picture, {"role": "user", "content": [picture, text]})
+    notes = ["[image left out]", "[image left out]\nWhat is it?"]
+    assert list(body.to_conversation().messages) == [
+        ASKED,
+        *(ChatMessage("user", note) for note in notes),
+    ]
+    assert told == ("input.input_image", "input.content.input_image")
+
+
+def test_notes_stand_in_the_place_of_pictures_of_tools() -> None:
     image = {"type": "input_image", "image_url": "data:"}
     text = {"type": "input_text", "text": "a cat"}
     body, told = read(
@@ -260,7 +272,7 @@ def test_pictures_of_tools_are_left_out_of_results() -> None:
         {"type": "custom_tool_call_output", "call_id": "2", "output": [image]},
     )
     results = [turn.content for turn in body.to_conversation().messages if turn.role == "tool"]
-    assert results == ["a cat", ""]
+    assert results == ["a cat\n[image left out]", "[image left out]"]
     assert told == ("input.output.input_image",)
 
 

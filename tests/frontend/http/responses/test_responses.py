@@ -216,7 +216,7 @@ async def test_openais_client_reads_streams_and_sends_their_items_back(site: Sit
         ({"input": []}, "input"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role"),
         (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
             "input.0.content.0.type",
         ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.id"),

@@ -157,6 +157,10 @@ _add(
     "functionary_v31",
     *("".join(f"<function={name}>{value}</function>" for name, value in calls) for calls in CALLED),
 )
+_add(
+    "functionary_v32",
+    *(">>>".join(f"{name}\n{value}" for name, value in calls) for calls in CALLED),
+)
 
 
 def _params(*pairs: tuple[str, str]) -> str:
@@ -439,6 +443,28 @@ CASES: list[Case] = [
         parser="functionary_v31",
         text="Write <function=name> and <function=x>y</function>.",
         content="Write <function=name> and <function=x>y</function>.",
+    ),
+    Case(
+        parser="functionary_v32",
+        text='all\nLet me see.\n>>>find\n{"what": "a"}>>>dive\n{}',
+        content="Let me see.\n",
+        calls=BOTH,
+    ),
+    Case(
+        parser="functionary_v32",
+        text='find\n{"what": "a"}>>>all\nDone.',
+        content="Done.",
+        calls=ONE,
+    ),
+    Case(
+        parser="functionary_v32",
+        text="all\nType\n>>> find\n>>> find(1)\nall\n>>>find\nit",
+        content="Type\n>>> find\n>>> find(1)\nall\n>>>find\nit",
+    ),
+    Case(
+        parser="functionary_v32",
+        text="wonder\n{}",
+        content="wonder\n{}",
     ),
     Case(
         parser="firefunction",

@@ -23,6 +23,43 @@ ARGUMENTS = '{"a": "WORD", "b": [1, {"c": null}]}'
 ONE = f'{{"name": "find", "arguments": {ARGUMENTS}}}'
 LLAMA = f'{{"name": "find", "parameters": {ARGUMENTS}}}'
 
+
+def _invoked(mark: str, block: str, *kinds: str) -> str:
+    """Returns a call in elements, which have a mark in their names. `kinds` are the attributes that
+    say what an argument is."""
+    text, value = kinds or ("", "")
+    return (
+        f'<{mark}{block}>\n<{mark}invoke name="find">\n'
+        f'<{mark}parameter name="a"{text}>WORD</{mark}parameter>\n'
+        f'<{mark}parameter name="b"{value}>[1, "WORD"]</{mark}parameter>\n'
+        f'</{mark}invoke>\n<{mark}invoke name="dive">\n</{mark}invoke>\n</{mark}{block}>'
+    )
+
+
+_ELEMENTS = (
+    "<function=find>\n<parameter=a>\nWORD\n</parameter>\n"
+    '<parameter=b>\n[1, "WORD"]\n</parameter>\n</function>'
+)
+_DSML = "｜DSML｜"
+_DSML_KINDS = (' string="true"', ' string="false"')
+_COHERE = f'{{"tool_call_id": "0", "tool_name": "find", "parameters": {ARGUMENTS}}}'
+_ACTION = f'{{\n        "tool_name": "find",\n        "parameters": {ARGUMENTS}\n    }}'
+_DEEPSEEK, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALLED, _CALLED_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+_KIMI = (
+    f"<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>{ARGUMENTS}<|tool_call_end|>"
+)
+_GLM = (
+    "<tool_call>find",
+    "<arg_key>a</arg_key>",
+    "<arg_value>WORD</arg_value>",
+    "<arg_key>b</arg_key>",
+    '<arg_value>[1, "WORD"]</arg_value>',
+    "</tool_call>",
+)
+_PYTHON = "[find(a='WORD', b=[1, {'c': None}]), dive()]"
+_GEMMA = '<|tool_call>call:find{a:<|"|>WORD<|"|>,b:[1,{c:null,d:"WORD"}]}<tool_call|>'
+
 SAMPLES: Mapping[str, Sequence[str]] = {
     "harmony": (
         "<|channel|>analysis<|message|>WORD<|end|>",
@@ -35,13 +72,53 @@ SAMPLES: Mapping[str, Sequence[str]] = {
         f"[TOOL_CALLS]find[ARGS]{ARGUMENTS}",
         f"[TOOL_CALLS]find[CALL_ID]123456789[ARGS]{ARGUMENTS}",
     ),
+    "kimi_k2": (f"<|tool_calls_section_begin|>{_KIMI}{_KIMI}<|tool_calls_section_end|>", _KIMI),
+    "deepseek_v32": (_invoked(_DSML, "function_calls", *_DSML_KINDS),),
+    "deepseek_v4": (_invoked(_DSML, "tool_calls", *_DSML_KINDS),),
+    "deepseek_v3": (
+        f"{_DEEPSEEK}{_CALLED}function<｜tool▁sep｜>find\n```json\n{ARGUMENTS}\n```{_CALLED_END}"
+        f"{_DEEPSEEK_END}",
+    ),
+    "deepseek_v31": (
+        f"{_DEEPSEEK}{_CALLED}find<｜tool▁sep｜>{ARGUMENTS}{_CALLED_END}{_DEEPSEEK_END}",
+    ),
+    "gemma4": (_GEMMA, "<|channel>thought\nWORD<channel|>"),
+    "command_r7b": (
+        f"<|START_ACTION|>[\n    {_COHERE},\n    {_COHERE}\n]<|END_ACTION|>",
+        "<|START_RESPONSE|>WORD<|END_RESPONSE|>",
+    ),
+    "command_r": (f"Action:\n```json\n[\n    {_ACTION},\n    {_ACTION}\n]```",),
+    "gigachat3": (f"<|message_sep|>\n\nfunction call<|role_sep|>\n{ONE}<|message_sep|>",),
+    "granite": (
+        f"<|tool_call|>[{ONE}, {ONE}]",
+        "<think>WORD</think>",
+        "<response>WORD</response>",
+    ),
+    "phi4_mini": (f"<|tool_call|>[{ONE}, {ONE}]<|/tool_call|>", f"functools[{ONE}]"),
+    "nemotron": (f"<TOOLCALL>[{ONE}, {ONE}]</TOOLCALL>",),
+    "apriel": (f"<tool_calls>[{ONE}, {ONE}]</tool_calls>",),
+    "minimax_m1": (f"<tool_calls>\n{ONE}\n{ONE}\n</tool_calls>",),
+    "minimax_m2": (_invoked("", "minimax:tool_call"),),
+    "lfm2": (f"<|tool_call_start|>{_PYTHON}<|tool_call_end|>", f"<|tool_call_start|>[{ONE}]"),
+    "qwen3_coder": (
+        f"<tool_call>\n{_ELEMENTS}\n</tool_call>",
+        _ELEMENTS,
+        f"<tool_call>\n{ONE}\n</tool_call>",
+    ),
+    "glm47": ("".join(_GLM),),
+    "glm45": ("\n".join(_GLM),),
+    "functionary_v31": (f"<function=find>{ARGUMENTS}</function><function=dive>{{}}</function>",),
+    "functionary_v32": (f">>>find\n{ARGUMENTS}", ">>>all\nWORD"),
+    "firefunction": (f"functools[{ONE}, {ONE}]",),
     "hermes": (
         f"<tool_call>\n{ONE}\n</tool_call>",
         f"<tool_call>[{ONE}, {ONE}]</tool_call>",
         "<tool_call>{'name': 'find', 'arguments': {'a': 'WORD'}}</tool_call>",
+        f"<tool_call>\n```json\n{ONE}\n```\n</tool_call>",
+        f"<tool_call>\n{{{ONE}}}\n</tool_call>",
     ),
+    "pythonic": (_PYTHON, f"<|python_start|>{_PYTHON}<|python_end|>"),
     "llama3": (f"<|python_tag|>{LLAMA}", f"{LLAMA}; {LLAMA}"),
-    "granite": ("<think>WORD</think>", "<response>WORD</response>"),
     "command": (
         "<|START_THINKING|>WORD<|END_THINKING|>",
         "<|START_RESPONSE|>WORD<|END_RESPONSE|>",
@@ -49,10 +126,17 @@ SAMPLES: Mapping[str, Sequence[str]] = {
     "magistral": ("[THINK]WORD[/THINK]",),
     "kimi": ("◁think▷WORD◁/think▷",),
     "seed": ("<seed:think>WORD</seed:think>",),
-    "gemma4": ("<|channel>thought\nWORD<channel|>",),
     "think": ("<think>\nWORD\n</think>\n",),
 }
 """Proper parts of messages in each format. Each `WORD` is replaced by a different word."""
+
+_BEGINS = {
+    "command_r": "Action:",
+    "functionary_v31": "<function=",
+    "functionary_v32": ">>>",
+    "firefunction": "functools",
+}
+"""The mark before calls, in formats whose marks are never special tokens."""
 
 BETWEEN = ("", "", " ", "\n", "WORD ", "\nWORD", "é")
 
@@ -125,7 +209,8 @@ def _may_be_left_out(name: str, text: str, word: str) -> bool:
     at = text.find(word)
     if name == "harmony":
         return text.find("<|message|>", at) >= 0 or "<|message|>" not in text[:at]
-    return at > text.rfind(TOOL_FORMATS[name].markers[0])
+    begin = _BEGINS.get(name) or TOOL_FORMATS[name].markers[0]
+    return at > text.rfind(begin)
 
 
 def main() -> None:

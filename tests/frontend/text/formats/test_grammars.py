@@ -28,6 +28,9 @@ LIKELY = [*"<>/|\"'}])\n,apt", "</"]
 
 HELLO = (ChatMessage("user", "hello"),)
 
+CONTENT = {"functionary_v32": ("all\nhello", "all\nWell: >>>")}
+"""Formats with marks around content: content alone, and content before a call."""
+
 FORCED = [name for name, one in TOOL_FORMATS.items() if one.has_grammar and name in CANONICAL]
 
 
@@ -215,9 +218,10 @@ def test_grammar_allows_what_the_model_is_trained_on(
     assert json.loads(found.calls[0][1]) == {"what": "a", "n": 3}
     strict = Tool(name="find", parameters=FIND.parameters, is_strict=True)
     free = grammar_of(checkpoint, parser, strict, DIVE)
-    assert checkpoint.follows(free.grammar, checkpoint.tokens("hello"))
+    hello, well = map(checkpoint.tokens, CONTENT.get(parser, ("hello", "Well: ")))
+    assert checkpoint.follows(free.grammar, hello)
     assert checkpoint.follows(free.grammar, one)
     assert not checkpoint.follows(free.grammar, wrong)
     if not TOOL_FORMATS[parser].has_bare_calls:
-        assert checkpoint.follows(free.grammar, checkpoint.tokens("Well: ") + one)
-        assert not checkpoint.follows(free.grammar, checkpoint.tokens("Well: ") + wrong)
+        assert checkpoint.follows(free.grammar, well + one)
+        assert not checkpoint.follows(free.grammar, well + wrong)

@@ -76,7 +76,7 @@ def test_calls_inside_an_answer_of_another_format_are_its_text(parser: str) -> N
     assert ([name for name, _ in said.calls], said.content) == (["find"], "")
 
 
-DROPS_MARKS = ("harmony", "command_r7b", "gigachat3")
+DROPS_MARKS = ("harmony", "command_r7b", "gigachat3", "functionary_v32")
 """Formats with marks around content, which are not content."""
 
 PIECES = sorted(

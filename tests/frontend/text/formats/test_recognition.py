@@ -34,6 +34,7 @@ TEMPLATES = [
     ("lfm2", "{{ messages }}", "<|tool_call_start|>"),
     ("gigachat3", "role: function call{{ '<|role_sep|>' }}", ""),
     ("functionary_v31", '<function=name>{"a": 1}</function>', ""),
+    ("functionary_v32", r"{{ '>>>all\n' + message.content }}>>>", ""),
     ("firefunction", "functools[{}, ...]", ""),
     ("pythonic", "[func_name1(params_name1=params_value1), func_name2(params)]", ""),
     ("llama3", "{{ tools }}", "<|python_tag|>"),

@@ -52,6 +52,7 @@ FORMATS = {
     "ibm-granite-granite-4": "hermes",
     "llama-cpp-deepseek-r1": "deepseek_v3",
     "meetkai-functionary-medium-v3.1": "functionary_v31",
+    "meetkai-functionary-medium-v3.2": "functionary_v32",
     "meta-llama": "llama3",
     "mistralai": "mistral",
     "moonshotai": "kimi_k2",

@@ -59,6 +59,26 @@ def test_reasoning_is_read_up_to_its_end(name: str) -> None:
     assert read_both(name, f"Hm {end[:-1]}", has_begun=True) == Said(f"Hm {end[:-1]}")
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in MESSAGE_TAGS])
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("Hm.\nEND\n\nYes.", "Hm.\nYes."),
+        ("BEGINHm.END\nYes.\nEND\nYes.\nEND", "Yes.\nYes.\n"),
+        ("Write END after it.\n", "Write END after it.\n"),
+        ("```\nBEGIN\nHm.\nEND\n```\nand\nEND\nYes", "```\nBEGIN\nHm.\nEND\n```\nand\nYes"),
+        ("so\nEND, then", "so\nEND, then"),
+    ],
+    ids=["unopened", "again", "mentioned", "shown", "in a line"],
+)
+def test_closing_tag_that_is_alone_on_its_line_is_no_content(
+    name: str, text: str, content: str
+) -> None:
+    begin, end = TAGS[name]
+    text, content = (one.replace("BEGIN", begin).replace("END", end) for one in (text, content))
+    assert read_both(name, text).content == content
+
+
 @pytest.mark.parametrize("name", REASONING_FORMATS)
 def test_format_of_reasoning_is_found_in_the_template(tmp_path: Path, name: str) -> None:
     template = TEMPLATES.get(name) or f"{{% if x %}}{''.join(TAGS[name])}{{% endif %}}"
