@@ -1,6 +1,7 @@
 """A real receiver of OTLP over gRPC or HTTP, that keeps the spans it is sent."""
 
 import gzip
+import ssl
 import threading
 import time
 import zlib
@@ -59,6 +60,7 @@ class TraceReceiver:
 
     address: str = ""
     protocol: str = "grpc"
+    scheme: str = "http"
     spans: list[ReceivedSpan] = field(default_factory=list)
     _has_more: threading.Condition = field(default_factory=threading.Condition)
 
@@ -66,7 +68,7 @@ class TraceReceiver:
     def environment(self) -> dict[str, str]:
         """Variables that have a process send its spans here, soon."""
         return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.scheme}://{self.address}",
             "OTEL_EXPORTER_OTLP_PROTOCOL": self.protocol,
             "OTEL_BSP_SCHEDULE_DELAY": "50",
         }
@@ -109,13 +111,20 @@ class TraceReceiver:
 
 @contextmanager
 def trace_receiver(
-    receiver: TraceReceiver | None = None, *, address: str = "127.0.0.1:0"
+    receiver: TraceReceiver | None = None,
+    *,
+    address: str = "127.0.0.1:0",
+    credentials: grpc.ServerCredentials | None = None,
 ) -> Iterator[TraceReceiver]:
     """A receiver, or that one, on a free port of loopback or at that address."""
-    receiver = receiver or TraceReceiver()
+    receiver = receiver or TraceReceiver(scheme="http" if credentials is None else "https")
     server = grpc.server(ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
-    receiver.address = f"127.0.0.1:{server.add_insecure_port(address)}"
+    if credentials is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, credentials)
+    receiver.address = f"127.0.0.1:{port}"
     server.start()
     try:
         yield receiver
@@ -144,11 +153,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def http_trace_receiver() -> Iterator[TraceReceiver]:
+def http_trace_receiver(tls: ssl.SSLContext | None = None) -> Iterator[TraceReceiver]:
     """A receiver of OTLP over HTTP on a free port of loopback."""
     receiver = TraceReceiver(protocol="http/protobuf")
-    with serving_http(_Handler, released=threading.Event(), receiver=receiver) as url:
-        receiver.address = url.removeprefix("http://")
+    with serving_http(_Handler, released=threading.Event(), tls=tls, receiver=receiver) as url:
+        receiver.scheme, _, receiver.address = url.partition("://")
         yield receiver
 
 

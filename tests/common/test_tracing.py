@@ -2,15 +2,20 @@
 
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
+import grpc
 import pytest
 from opentelemetry.trace import Link, NoOpTracer, Tracer, get_current_span
 
 from services.common import tracing
 from services.common.client_trace import ClientTrace
+from tests.certificates import Authority, server_context
 from tests.recorded_spans import PARENT_ID, TRACE_ID, TRACEPARENT, RecordedSpans
 from tests.trace_receiver import TraceReceiver, http_trace_receiver, trace_receiver
 
@@ -100,6 +105,37 @@ def test_spans_arrive_under_the_name_of_the_service(
     [span] = receiver.wait_for(bool)
     assert (span.service, span.name) == ("orcinus-test", "x")
     assert span.resource["service.instance.id"]
+
+
+def encrypted_receiver(kind: str, directory: Path) -> AbstractContextManager[TraceReceiver]:
+    """A receiver for clients with a certificate of the same authority."""
+    context = server_context(directory, Authority(), "localhost", "127.0.0.1")
+    names = ("tls.key", "tls.crt", "ca.crt")
+    key, certificate, ca = ((directory / name).read_bytes() for name in names)
+    if kind == "grpc":
+        credentials = grpc.ssl_server_credentials([(key, certificate)], ca, True)
+        return trace_receiver(credentials=credentials)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=ca.decode())
+    return http_trace_receiver(context)
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_spans_are_encrypted_with_the_certificates_of_the_environment(
+    environment: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    with encrypted_receiver(kind, tmp_path / "tls") as receiver:
+        for name, value in receiver.environment.items():
+            environment.setenv(name, value)
+        for name, file in (
+            ("CERTIFICATE", "ca.crt"),
+            ("CLIENT_CERTIFICATE", "tls.crt"),
+            ("CLIENT_KEY", "tls.key"),
+        ):
+            environment.setenv(f"OTEL_EXPORTER_OTLP_{name}", str(tmp_path / "tls" / file))
+        with tracing.started("test") as traces:
+            traces.tracer.start_span("x").end()
+        assert len(receiver.wait_for(bool)) == 1
 
 
 def test_the_environment_names_the_service(

@@ -307,6 +307,7 @@ def test_the_command_says_it_in_one_line(hub: FakeHub, ca: str, tmp_path: Path) 
     done = fetch()
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: org/model: {hub.url} cannot be reached: its certificate")
+    assert done.stderr.count("\n") == 1
     done = fetch(SSL_CERT_FILE="/nowhere/ca.crt")
     line = "error: SSL_CERT_FILE: /nowhere/ca.crt: No such file or directory\n"
     assert (done.returncode, done.stderr) == (1, line)
