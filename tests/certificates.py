@@ -82,6 +82,14 @@ class Authority:
         return pem
 
 
+def server_context(directory: Path, authority: Authority, *names: str) -> ssl.SSLContext:
+    """Returns the context of a server with a new certificate, which is put into a directory."""
+    authority.mount(directory, *names)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(directory / "tls.crt", directory / "tls.key")
+    return context
+
+
 def mount(directory: Path, files: dict[str, bytes]) -> None:
     """Has a directory contain these files from one moment to the next, as kubelet does it.
 

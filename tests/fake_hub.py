@@ -4,6 +4,7 @@ ways in which the real one refuses."""
 import hashlib
 import json
 import re
+import ssl
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -58,9 +59,9 @@ class FakeHub:
         }
 
     @contextmanager
-    def serving(self) -> Iterator["FakeHub"]:
+    def serving(self, tls: ssl.SSLContext | None = None) -> Iterator["FakeHub"]:
         """Serves until the end of the block."""
-        with serving_http(_Handler, released=self.released, hub=self) as self.url:
+        with serving_http(_Handler, released=self.released, tls=tls, hub=self) as self.url:
             yield self
 
 

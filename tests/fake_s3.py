@@ -2,6 +2,7 @@
 refuses."""
 
 import hashlib
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -78,9 +79,9 @@ class FakeS3:
         }
 
     @contextmanager
-    def serving(self) -> Iterator["FakeS3"]:
+    def serving(self, tls: ssl.SSLContext | None = None) -> Iterator["FakeS3"]:
         """Serves until the end of the block."""
-        with serving_http(_Handler, released=self.released, s3=self) as self.url:
+        with serving_http(_Handler, released=self.released, tls=tls, s3=self) as self.url:
             yield self
 
 

@@ -1,5 +1,6 @@
 """The metrics of all services: what is written of them, what asks for them, what they may say."""
 
+import math
 import re
 from pathlib import Path
 
@@ -51,6 +52,35 @@ async def test_units_are_base_units() -> None:
         for name, (kind, _) in (await metrics_of(service)).items():
             assert not re.search(r"_(ms|ns|milliseconds|kib|mib|percent)(_|$)", name)
             assert name.endswith("_total") == (kind == "counter")
+
+
+LARGEST = {
+    "gen_ai_server_request_duration_seconds": (1200, 14),
+    "gen_ai_server_time_to_first_token_seconds": (1200, 16),
+    "gen_ai_server_time_per_output_token_seconds": (1200, 13),
+    "orcinus_request_queue_seconds": (1200, 14),
+    "orcinus_iteration_seconds": (1200, 13),
+    "orcinus_iteration_overhead_seconds": (1200, 13),
+    "orcinus_stage_compute_seconds": (1200, 13),
+    "orcinus_stage_receive_seconds": (1200, 13),
+    "orcinus_stage_send_seconds": (1200, 13),
+    "orcinus_request_prompt_tokens": (2**20, 13),
+    "orcinus_request_generation_tokens": (2**20, 13),
+    "orcinus_iteration_batch_tokens": (2**20, 13),
+    "orcinus_iteration_batch_size": (4096, 10),
+}
+"""The largest value that a quantile of each histogram can be, and the number of its buckets without
+the infinite one: each bucket is a series."""
+
+
+async def test_buckets_reach_as_far_as_values_can_be() -> None:
+    bounds: dict[str, set[float]] = {}
+    for registry in (await registries()).values():
+        for family in registry.collect():
+            if family.type == "histogram" and family.name.startswith(OURS):
+                ends = {float(it.labels["le"]) for it in family.samples if "le" in it.labels}
+                bounds[family.name] = ends - {math.inf}
+    assert {name: (max(ends), len(ends)) for name, ends in bounds.items()} == LARGEST
 
 
 async def test_no_label_names_a_request() -> None:

@@ -1,16 +1,22 @@
-"""A real receiver of OTLP over gRPC, that keeps the spans it is sent."""
+"""A real receiver of OTLP over gRPC or HTTP, that keeps the spans it is sent."""
 
+import gzip
+import ssl
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
+
+from tests.fake_http import serving_http
 
 ERROR = trace_pb2.Status.STATUS_CODE_ERROR
 
@@ -53,6 +59,8 @@ class TraceReceiver:
     """A receiver of spans, with all that have come so far, by whichever process."""
 
     address: str = ""
+    protocol: str = "grpc"
+    scheme: str = "http"
     spans: list[ReceivedSpan] = field(default_factory=list)
     _has_more: threading.Condition = field(default_factory=threading.Condition)
 
@@ -60,7 +68,8 @@ class TraceReceiver:
     def environment(self) -> dict[str, str]:
         """Variables that have a process send its spans here, soon."""
         return {
-            "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": f"{self.scheme}://{self.address}",
+            "OTEL_EXPORTER_OTLP_PROTOCOL": self.protocol,
             "OTEL_BSP_SCHEDULE_DELAY": "50",
         }
 
@@ -101,17 +110,55 @@ class TraceReceiver:
 
 
 @contextmanager
-def trace_receiver(receiver: TraceReceiver | None = None) -> Iterator[TraceReceiver]:
-    """A receiver, or that one, on a free port of loopback."""
-    receiver = receiver or TraceReceiver()
+def trace_receiver(
+    receiver: TraceReceiver | None = None,
+    *,
+    address: str = "127.0.0.1:0",
+    credentials: grpc.ServerCredentials | None = None,
+) -> Iterator[TraceReceiver]:
+    """A receiver, or that one, on a free port of loopback or at that address."""
+    receiver = receiver or TraceReceiver(scheme="http" if credentials is None else "https")
     server = grpc.server(ThreadPoolExecutor(4))
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
-    receiver.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    if credentials is None:
+        port = server.add_insecure_port(address)
+    else:
+        port = server.add_secure_port(address, credentials)
+    receiver.address = f"127.0.0.1:{port}"
     server.start()
     try:
         yield receiver
     finally:
         server.stop(None).wait()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    receiver: TraceReceiver
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if encoding := self.headers["Content-Encoding"]:
+            body = gzip.decompress(body) if encoding == "gzip" else zlib.decompress(body)
+        request = trace_service_pb2.ExportTraceServiceRequest.FromString(body)
+        is_right = self.path == "/v1/traces"
+        answer = self.receiver.Export(request, None).SerializeToString() if is_right else b""
+        self.send_response(200 if is_right else 404)
+        self.send_header("Content-Type", "application/x-protobuf")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Says nothing."""
+
+
+@contextmanager
+def http_trace_receiver(tls: ssl.SSLContext | None = None) -> Iterator[TraceReceiver]:
+    """A receiver of OTLP over HTTP on a free port of loopback."""
+    receiver = TraceReceiver(protocol="http/protobuf")
+    with serving_http(_Handler, released=threading.Event(), tls=tls, receiver=receiver) as url:
+        receiver.scheme, _, receiver.address = url.partition("://")
+        yield receiver
 
 
 def _received(span: trace_pb2.Span, resource: dict[str, Any]) -> ReceivedSpan:

@@ -12,9 +12,11 @@ from typing import Any
 import grpc
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
+from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, Status, StatusCode
 
-from services.common import rpc_handlers, semconv, tracing
+from services.common import rpc_handlers, semconv
+from services.common.tracing import Tracing
 
 SERVER_ERRORS = frozenset(
     {
@@ -29,7 +31,7 @@ SERVER_ERRORS = frozenset(
 
 
 def server_spans(
-    tracer: Tracer, *, is_known: Callable[[str | None], bool]
+    traces: Tracing, *, is_known: Callable[[str | None], bool]
 ) -> Callable[[str, Any], AbstractContextManager[None]]:
     """Returns an observer that gives each call a span, which is current in the call's task.
 
@@ -38,10 +40,11 @@ def server_spans(
 
     @contextmanager
     def around(method: str, context: Any) -> Iterator[None]:
-        metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
-        if not is_known(metadata.get("authorization")):
-            metadata = {}
-        span = tracer.start_span(method, tracing.parent_in(metadata), kind=SpanKind.SERVER)
+        metadata = [(key, str(value)) for key, value in context.invocation_metadata() or ()]
+        parent = Context()
+        if is_known(dict(metadata).get("authorization")):
+            parent = traces.client_trace.parent_in(metadata)
+        span = traces.tracer.start_span(method, parent, kind=SpanKind.SERVER)
         # The context is never detached: the task belongs to this call, and a stream may be closed
         # in another task, which could not detach the context.
         otel_context.attach(trace.set_span_in_context(span))

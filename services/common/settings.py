@@ -26,6 +26,7 @@ from pydantic_settings import (
 )
 
 from services.common import address as addresses
+from services.common import otel_variables
 from services.common.cpus import CGROUPS
 from services.common.ending import ready_fd_of, refuse
 from services.common.errors import shortened
@@ -86,8 +87,8 @@ class ServiceSettings(BaseSettings):
         """Reads the environment and the command line, which takes precedence.
 
         Raises:
-            SystemExit: a value is wrong or a name unknown, or the service may need more memory than
-                its cgroup allows; the message says which.
+            SystemExit: a value is wrong or a name unknown, a variable of OpenTelemetry is wrong, or
+                the service may need more memory than its cgroup allows; the message says which.
         """
         unknown = cls._unknown_variables(os.environ)
         ready_fd = ready_fd_of(arguments)
@@ -104,6 +105,7 @@ class ServiceSettings(BaseSettings):
             reason = str(error).removeprefix("error parsing CLI: ")
             refuse(f"{reason}; --help lists all settings", ready_fd=ready_fd)
         trouble = trouble_of(settings.memory_parts(), memory_limit(cgroups))
+        trouble = trouble or otel_variables.trouble_with(os.environ)
         if trouble:
             refuse(trouble, ready_fd=ready_fd)
         return settings

@@ -5,28 +5,29 @@ thread and no error, and all tracers do nothing. With an endpoint, a thread send
 from a bounded queue. When the collector is slow or gone, spans are dropped, and no caller waits;
 the end of the process waits at most `FLUSH_S`.
 
-The context of a client's trace is read by the propagators of `OTEL_PROPAGATORS`. Between processes
-of this project, the context is a field of messages, as W3C Trace Context, and is set only for
-recorded spans.
+The context of a client's trace is read in the forms of `OTEL_PROPAGATORS`. Between processes of
+this project, the context is a field of messages, as W3C Trace Context, and is set only for recorded
+spans.
 """
 
 import contextlib
 import logging
 import os
 import threading
-import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from opentelemetry import propagate, trace
+from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import SpanLimits, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import ALWAYS_ON, ParentBased, Sampler
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from orcinus.v1 import trace_pb2
 
-from services.common import semconv
+from services.common import otel_variables, semconv
+from services.common.client_trace import DEFAULT, ClientTrace
+
+if TYPE_CHECKING:  # the import of the SDK reads variables, and fails if one is wrong
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SpanExporter
 
 log = logging.getLogger(__name__)
 
@@ -43,12 +44,19 @@ _W3C = TraceContextTextMapPropagator()
 class Tracing:
     """The traces of one process."""
 
-    def __init__(self, provider: TracerProvider | None, exporter: SpanExporter | None) -> None:
+    def __init__(
+        self,
+        provider: "TracerProvider | None",
+        exporter: "SpanExporter | None",
+        client_trace: ClientTrace | None = None,
+    ) -> None:
         self._provider = provider
         self._exporter = exporter
         self.tracer: trace.Tracer = (
             trace.NoOpTracer() if provider is None else provider.get_tracer(semconv.SCOPE)
         )
+        self.client_trace = client_trace or ClientTrace()
+        """Reads the trace contexts of clients."""
 
     @property
     def is_on(self) -> bool:
@@ -82,22 +90,18 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     the sampler of `OTEL_TRACES_SAMPLER`. A trace that began in another process is recorded if that
     process records it.
     """
-    if not _is_wanted():
+    if not otel_variables.are_traces_wanted(os.environ):
         return OFF
-    # Imported here because the import takes 0.1 s, which is needed only if traces are recorded.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    for name in [name for name, value in os.environ.items() if not value]:
+        if name.startswith("OTEL_"):
+            del os.environ[name]  # the SDK would not read an empty variable as unset
+    # Imported here because the import reads the variables, and takes 0.1 s.
+    from services.common.trace_provider import new_provider
 
-    # Spans go to a collector beside this process, never through a proxy of the environment.
-    directly = (("grpc.enable_http_proxy", 0),)
-    exporter = OTLPSpanExporter(channel_options=directly)  # type: ignore[arg-type]  # not only texts
-    provider = TracerProvider(
-        sampler=_own_decisions() if decides else None,
-        resource=_resource(service_name),
-        shutdown_on_exit=False,
-        span_limits=_limits(max_links),
+    provider, exporter = new_provider(
+        service_name, decides=decides, max_links=max(MAX_LINKS, max_links)
     )
-    provider.add_span_processor(BatchSpanProcessor(exporter))
-    return Tracing(provider, exporter)
+    return Tracing(provider, exporter, ClientTrace(os.environ.get("OTEL_PROPAGATORS", DEFAULT)))
 
 
 @contextlib.contextmanager
@@ -109,15 +113,6 @@ def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> 
         yield tracing
     finally:
         tracing.close()
-
-
-def parent_in(carrier: Mapping[str, str]) -> Context:
-    """Returns the trace context that a client names in metadata or headers.
-
-    Names must be in lower case. The context is empty, and begins a new trace, if the client names
-    none.
-    """
-    return propagate.extract(carrier, Context())
 
 
 def to_message(span: trace.Span) -> trace_pb2.TraceContext:
@@ -140,44 +135,3 @@ def current_ids() -> tuple[str, str] | None:
     if not context.is_valid:
         return None
     return trace.format_trace_id(context.trace_id), trace.format_span_id(context.span_id)
-
-
-def _is_wanted() -> bool:
-    variables = os.environ
-    endpoints = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    if variables.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
-        return False
-    if not any(variables.get(name) for name in endpoints):
-        return False
-    exporter = variables.get("OTEL_TRACES_EXPORTER") or "otlp"
-    protocol = (
-        variables.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
-        or variables.get("OTEL_EXPORTER_OTLP_PROTOCOL")
-        or "grpc"
-    )
-    if exporter == "none":
-        return False
-    if (exporter, protocol) != ("otlp", "grpc"):
-        log.warning(
-            "no traces: they leave by otlp over grpc, not by %s over %s", exporter, protocol
-        )
-        return False
-    return True
-
-
-def _own_decisions() -> Sampler | None:
-    """Returns the sampler of a process that decides; None leaves the choice to the environment."""
-    name = os.environ.get("OTEL_TRACES_SAMPLER", "").strip().lower()
-    return None if name.endswith("always_off") else ParentBased(ALWAYS_ON)
-
-
-def _resource(service_name: str) -> Resource:
-    given = OTELResourceDetector().detect().attributes
-    ours = {"service.name": service_name, "service.instance.id": str(uuid.uuid4())}
-    return Resource.create({name: ours[name] for name in ours if name not in given})
-
-
-def _limits(max_links: int) -> SpanLimits:
-    if "OTEL_SPAN_LINK_COUNT_LIMIT" in os.environ:
-        return SpanLimits()
-    return SpanLimits(max_links=max(MAX_LINKS, max_links))

@@ -189,7 +189,7 @@ class Frontend:
         )
         app = with_cors(app, settings.cors_origins)
         if traces.is_on:
-            app = TracedApp(app, traces.tracer, is_known=api_keys.knows)
+            app = TracedApp(app, traces, is_known=api_keys.knows)
         server = HttpServer(
             CountedApp(app, self._metrics),
             listeners,
@@ -243,7 +243,7 @@ class Frontend:
         )
         spans = None
         if traces.is_on:
-            spans = server_spans(traces.tracer, is_known=api_keys.knows)
+            spans = server_spans(traces, is_known=api_keys.knows)
         observe = self._metrics.counted(spans)
         add_services(server, servicer, self._health, self._transfers, observe=observe)
         if (path := settings.grpc_socket) is not None:

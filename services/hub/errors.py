@@ -18,6 +18,7 @@ from huggingface_hub.errors import (
 
 from services.hub.name import HubName
 from services.hub.source import SourceError
+from services.hub.unreachable import unreachable
 
 
 @contextmanager
@@ -51,9 +52,11 @@ def _explanation(name: HubName, cache: Path, error: Exception) -> str:
                 f"revision {name.revision!r} is not complete in {cache}, and "
                 "HF_HUB_OFFLINE forbids to fetch it"
             )
+        case httpx2.UnsupportedProtocol():
+            return f"HF_ENDPOINT: {endpoint!r} must be like https://HOST"
         case LocalEntryNotFoundError() | httpx2.TransportError():
             return (
-                f"{endpoint} cannot be reached, and revision {name.revision!r} is not complete in "
+                f"{unreachable(endpoint, error)}; revision {name.revision!r} is not complete in "
                 f"{cache}"
             )
         case OSError(errno=errno.ENOSPC):

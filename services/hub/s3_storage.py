@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import httpx2
 from obstore import sign
@@ -21,6 +22,8 @@ from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import S3Store
 
 from services.common import bounded_file
+from services.hub.authorities import REMEDY, context_with, named_authorities
+from services.hub.proxies import Proxy, check_proxies, proxy_for
 from services.hub.source import SourceError, SourceUnreachable
 
 if TYPE_CHECKING:  # these names exist only for type checkers
@@ -40,6 +43,16 @@ CHUNK_BYTES = 1 << 20
 _MAX_CREDENTIALS_BYTES = 1 << 20
 _SIGNED_FOR = timedelta(minutes=5)
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_AWS = "https://s3.amazonaws.com"
+_AUTHORITIES = "AWS_CA_BUNDLE"
+_REFUSED_CERTIFICATE = re.compile(r"InvalidCertificate\(\s*(\w+)")
+_CERTIFICATE_ERRORS = (
+    ("UnknownIssuer", f"unknown authority; {REMEDY}"),
+    ("Expired", "it has expired"),
+    ("NotValidYet", "it is not valid yet"),
+    ("NotValidForName", "it is for another name"),
+)
+"""Words for the library's reasons to refuse a certificate, by the begin of their names."""
 _ROLE = "AWS_WEB_IDENTITY_TOKEN_FILE"
 _KEY = "AWS_ACCESS_KEY_ID"
 _FILE = "AWS_SHARED_CREDENTIALS_FILE"
@@ -62,16 +75,21 @@ class Bucket:
         """Prepares the connection; raises SourceError if the environment is wrong."""
         named = [variable for variable in _ENDPOINTS if environment.get(variable)]
         endpoint = environment[named[0]] if named else ""
-        if named and not endpoint.startswith(("https://", "http://")):
+        if named and not _is_url(endpoint):
             raise SourceError(f"{named[0]}: {endpoint!r} must begin with https:// or http://")
         self.name = name
         self.endpoint = endpoint or "AWS"
+        self._proxy = _proxy(endpoint or _AWS, environment)
+        authorities = named_authorities(environment, _AUTHORITIES)
+        self._verify = context_with(authorities)
         client: ClientConfig = {
             "allow_http": endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
             "read_timeout": timedelta(seconds=READ_TIMEOUT_S),
             "timeout": timedelta(seconds=REQUEST_TIMEOUT_S),
         }
+        if authorities:
+            client["root_certificate"] = authorities
         retry: RetryConfig = {
             "max_retries": MAX_RETRIES,
             "retry_timeout": timedelta(seconds=RETRY_TIMEOUT_S),
@@ -131,7 +149,7 @@ class Bucket:
         digest of its content."""
         with self._explained(key):
             url = sign(self._store, "HEAD", key, _SIGNED_FOR)
-            answer = httpx2.head(url, timeout=READ_TIMEOUT_S)
+            answer = httpx2.head(url, timeout=READ_TIMEOUT_S, verify=self._verify)
             answer.raise_for_status()
         return answer.headers.get("x-amz-server-side-encryption", "").startswith("aws:kms")
 
@@ -170,12 +188,40 @@ class Bucket:
             case _ if "configured region" in line or status == "301":
                 words = "the bucket is in another region: set AWS_REGION"
             case _, "":
-                words = f"{self.endpoint} cannot be reached, or broke off: {line}"
-                return SourceUnreachable, words
+                return SourceUnreachable, self._unreachable(error, line)
             case _:
                 why = f" ({code})" if code else ""
                 words = f"{self.endpoint} answers with HTTP status {status}{why}"
         return SourceError, words
+
+    def _unreachable(self, error: Exception, line: str) -> str:
+        """Returns that the endpoint cannot be reached, by which proxy, and why."""
+        way = "" if self._proxy is None else f" through the proxy {self._proxy}"
+        found = _REFUSED_CERTIFICATE.search(str(error))
+        if found is None:
+            return f"{self.endpoint} cannot be reached{way}, or broke off: {line}"
+        why = next((words for kind, words in _CERTIFICATE_ERRORS if kind in found[1]), found[1])
+        return f"{self.endpoint} cannot be reached{way}: its certificate is refused: {why}"
+
+
+def _is_url(endpoint: str) -> bool:
+    try:
+        url = urlsplit(endpoint)
+    except ValueError:  # of brackets
+        return False
+    return url.scheme in ("https", "http") and bool(url.hostname)
+
+
+def _proxy(url: str, environment: Mapping[str, str]) -> Proxy | None:
+    """Returns the proxy by which storage is reached; the library has none of the kind SOCKS."""
+    check_proxies(environment)
+    proxy = proxy_for(url, environment)
+    if proxy is not None and proxy.is_socks:
+        raise SourceError(
+            f"{proxy.variable}: storage cannot be reached through a SOCKS proxy, {proxy}; name an "
+            "HTTP proxy in HTTPS_PROXY, or the storage in NO_PROXY"
+        )
+    return proxy
 
 
 _CHANGED = "changed while it was fetched; the next call fetches it as it is then"

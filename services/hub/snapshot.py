@@ -4,22 +4,27 @@ ask for the commit → find missing files → fetch large files, resumably → f
 link all files
 """
 
+import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import HfApi, constants, snapshot_download
+from huggingface_hub import HfApi, constants, set_client_factory, snapshot_download
 from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
 
+from services.hub.authorities import context_with, named_authorities
 from services.hub.cache import complete_snapshot, folder_of
 from services.hub.errors import explained
 from services.hub.name import HubName
+from services.hub.proxies import check_proxies
 from services.hub.resumable import LargeFile
 from services.hub.source import Say, SourceError
 from services.hub.transfer import check_space, transfer
 from services.hub.turn import turn_of
+from services.hub.unreachable import unreachable
 from services.hub.wanted_files import trouble_with, wanted
 
 N_CONNECTIONS = 4
@@ -41,11 +46,11 @@ def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
         found = complete_snapshot(name, cache)
         try:
             commit, files = _listing(name)
-        except (OfflineModeIsEnabled, httpx2.TransportError):
+        except (OfflineModeIsEnabled, httpx2.TransportError) as error:
             if found is None:
                 raise
             if not constants.HF_HUB_OFFLINE:
-                say(f"{constants.ENDPOINT} cannot be reached: this is what the cache has")
+                say(f"{unreachable(constants.ENDPOINT, error)}; this is what the cache has")
             return found
         if found is not None and found.name == commit:
             return found
@@ -53,10 +58,24 @@ def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
             return _fetched(name, commit, files, cache)
 
 
+def connect(environment: Mapping[str, str]) -> None:
+    """Has the library of the hub trust the authorities that variables name, and use their proxies.
+
+    Raises:
+        SourceError: a variable is wrong.
+    """
+    check_proxies(environment)
+    verify = context_with(named_authorities(environment))
+    set_client_factory(
+        lambda: httpx2.Client(verify=verify, follow_redirects=True, timeout=API_TIMEOUT_S)
+    )
+
+
 def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
     """Returns the commit that a name stands for, and the files that are to be fetched."""
     if constants.HF_HUB_OFFLINE:
         raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+    connect(os.environ)
     api = HfApi()
     info = api.model_info(name.repository, revision=name.revision, timeout=API_TIMEOUT_S)
     if info.sha is None:

@@ -36,7 +36,7 @@ async def served(
     servicer: object, spans: RecordedSpans, service: Any = SERVICE
 ) -> AsyncIterator[grpc.aio.Channel]:
     server = rpc.create_server()
-    observe = server_spans(spans.tracer, is_known=lambda _: True)
+    observe = server_spans(spans.tracing, is_known=lambda _: True)
     handler = rpc_handlers.service_handler(service, servicer, observe=observe)
     server.add_generic_rpc_handlers((handler,))
     address = rpc.bind(server, "127.0.0.1:0")

@@ -1,16 +1,23 @@
 """Traces as the environment wants them: there or not, and never in the way."""
 
+import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
 
+import grpc
 import pytest
 from opentelemetry.trace import Link, NoOpTracer, Tracer, get_current_span
 
 from services.common import tracing
+from services.common.client_trace import ClientTrace
+from tests.certificates import Authority, server_context
 from tests.recorded_spans import PARENT_ID, TRACE_ID, TRACEPARENT, RecordedSpans
-from tests.trace_receiver import TraceReceiver, trace_receiver
+from tests.trace_receiver import TraceReceiver, http_trace_receiver, trace_receiver
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -18,18 +25,18 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Variables of a process that nobody has told anything."""
-    for name in ("ENDPOINT", "TRACES_ENDPOINT", "PROTOCOL", "TRACES_PROTOCOL"):
-        monkeypatch.delenv(f"OTEL_EXPORTER_OTLP_{name}", raising=False)
     monkeypatch.setattr(tracing, "FLUSH_S", 1.0)
-    for name in ("TRACES_SAMPLER", "TRACES_EXPORTER", "SERVICE_NAME", "RESOURCE_ATTRIBUTES"):
-        monkeypatch.delenv(f"OTEL_{name}", raising=False)
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
     return monkeypatch
 
 
-@pytest.fixture
-def receiver(environment: pytest.MonkeyPatch) -> Iterator[TraceReceiver]:
+@pytest.fixture(params=[pytest.param(trace_receiver, id="grpc")])
+def receiver(
+    request: pytest.FixtureRequest, environment: pytest.MonkeyPatch
+) -> Iterator[TraceReceiver]:
     """A receiver that the variables name."""
-    with trace_receiver() as receiver:
+    with request.param() as receiver:
         for name, value in receiver.environment.items():
             environment.setenv(name, value)
         yield receiver
@@ -59,9 +66,8 @@ def make_spans(tracer: Tracer, n_spans: int) -> float:
         {ENDPOINT: ""},
         {ENDPOINT: "http://127.0.0.1:1", "OTEL_SDK_DISABLED": "true"},
         {ENDPOINT: "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"},
-        {ENDPOINT: "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"},
     ],
-    ids=["nothing", "empty", "disabled", "no exporter", "a protocol that is not spoken"],
+    ids=["nothing", "empty", "disabled", "no exporter"],
 )
 def test_what_nobody_wants_is_not_there(
     environment: pytest.MonkeyPatch, variables: dict[str, str]
@@ -77,12 +83,59 @@ def test_what_nobody_wants_is_not_there(
     assert set(threading.enumerate()) == threads
 
 
-def test_spans_arrive_under_the_name_of_the_service(receiver: TraceReceiver) -> None:
+@pytest.mark.parametrize(
+    ("receiver", "compression"),
+    [
+        pytest.param(trace_receiver, "none", id="grpc"),
+        pytest.param(trace_receiver, "deflate", id="grpc, compressed"),
+        pytest.param(http_trace_receiver, "", id="http"),
+        pytest.param(http_trace_receiver, "gzip", id="http, compressed"),
+    ],
+    indirect=["receiver"],
+)
+def test_spans_arrive_under_the_name_of_the_service(
+    receiver: TraceReceiver, environment: pytest.MonkeyPatch, compression: str
+) -> None:
+    environment.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", compression)
+    environment.setenv("OTEL_SPAN_LINK_COUNT_LIMIT", "")
+    for name in ("http_proxy", "grpc_proxy", "all_proxy"):  # not for what is inside the system
+        environment.setenv(name, "http://127.0.0.1:1")
     with tracing.started("orcinus-test") as traces:
         traces.tracer.start_span("x").end()
     [span] = receiver.wait_for(bool)
     assert (span.service, span.name) == ("orcinus-test", "x")
     assert span.resource["service.instance.id"]
+
+
+def encrypted_receiver(kind: str, directory: Path) -> AbstractContextManager[TraceReceiver]:
+    """A receiver for clients with a certificate of the same authority."""
+    context = server_context(directory, Authority(), "localhost", "127.0.0.1")
+    names = ("tls.key", "tls.crt", "ca.crt")
+    key, certificate, ca = ((directory / name).read_bytes() for name in names)
+    if kind == "grpc":
+        credentials = grpc.ssl_server_credentials([(key, certificate)], ca, True)
+        return trace_receiver(credentials=credentials)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=ca.decode())
+    return http_trace_receiver(context)
+
+
+@pytest.mark.parametrize("kind", ["grpc", "http"])
+def test_spans_are_encrypted_with_the_certificates_of_the_environment(
+    environment: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    with encrypted_receiver(kind, tmp_path / "tls") as receiver:
+        for name, value in receiver.environment.items():
+            environment.setenv(name, value)
+        for name, file in (
+            ("CERTIFICATE", "ca.crt"),
+            ("CLIENT_CERTIFICATE", "tls.crt"),
+            ("CLIENT_KEY", "tls.key"),
+        ):
+            environment.setenv(f"OTEL_EXPORTER_OTLP_{name}", str(tmp_path / "tls" / file))
+        with tracing.started("test") as traces:
+            traces.tracer.start_span("x").end()
+        assert len(receiver.wait_for(bool)) == 1
 
 
 def test_the_environment_names_the_service(
@@ -113,7 +166,8 @@ def test_who_decides_what_is_recorded(
     environment.setenv("OTEL_TRACES_SAMPLER_ARG", ratio)
     with tracing.started("test", decides=decides) as traces:
         root = traces.tracer.start_span("root")
-        child = traces.tracer.start_span("child", tracing.parent_in({"traceparent": TRACEPARENT}))
+        parent = traces.client_trace.parent_in([("traceparent", TRACEPARENT)])
+        child = traces.tracer.start_span("child", parent)
     assert root.is_recording() is (sampler == "always_on" or (decides and ratio == "0"))
     assert child.is_recording(), "its origin has decided"
 
@@ -136,6 +190,20 @@ def test_nobody_waits_for_a_collector_that_says_nothing() -> None:
     assert time.perf_counter() - started < 8, "far less than an exporter takes"
 
 
+def test_malformed_headers_of_clients_write_no_lines(
+    environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    environment.setenv(ENDPOINT, "http://127.0.0.1:1")
+    with tracing.started("test") as traces:
+        for headers in (
+            [("traceparent", TRACEPARENT), ("tracestate", "B A D")],
+            [("traceparent", "0" * 600)],
+            [("baggage", "x" * 9000)],
+        ):
+            traces.client_trace.parent_in(headers)
+    assert not caplog.records
+
+
 def test_nobody_waits_for_a_collector_that_is_gone(environment: pytest.MonkeyPatch) -> None:
     environment.setenv(ENDPOINT, "http://127.0.0.1:1")
     traces = tracing.start("test")
@@ -147,7 +215,7 @@ def test_nobody_waits_for_a_collector_that_is_gone(environment: pytest.MonkeyPat
 
 def test_context_goes_into_a_message_and_comes_out_of_it() -> None:
     spans = RecordedSpans()
-    parent = tracing.parent_in({"traceparent": TRACEPARENT, "tracestate": "a=b"})
+    parent = ClientTrace().parent_in([("traceparent", TRACEPARENT), ("tracestate", "a=b")])
     message = tracing.to_message(spans.tracer.start_span("x", parent))
     assert TRACE_ID in message.traceparent
     assert message.tracestate == "a=b"

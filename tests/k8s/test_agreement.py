@@ -185,10 +185,22 @@ def test_only_who_fetches_has_credentials_for_storage() -> None:
     file = Path(env["AWS_SHARED_CREDENTIALS_FILE"]["value"])
     assert str(file.parent) == mount["mountPath"]
     assert mount["readOnly"] is True
-    serving = manifests.workload("worker").container["volumeMounts"]
-    assert "s3" not in {it["name"] for it in serving}
     (waiting,) = manifests.workload("frontend").pod["initContainers"]
-    assert "s3" not in {it["name"] for it in waiting["volumeMounts"]}
+    for other in (manifests.workload("worker").container, waiting):
+        assert not {"s3", "authorities"} & {it["name"] for it in other["volumeMounts"]}
+
+
+def test_only_what_fetches_has_proxies_and_authorities() -> None:
+    manifests = rendered("model-fetch")
+    workload = manifests.workload("worker")
+    (init,) = workload.pod["initContainers"]
+    variables = {"configMapRef": {"name": "orcinus-model-fetch", "optional": True}}
+    assert init["envFrom"] == [variables]
+    assert variables not in workload.container["envFrom"]
+    (volume,) = (it for it in workload.pod["volumes"] if it["name"] == "authorities")
+    assert volume["configMap"] == {"name": "orcinus-authorities", "optional": True}
+    (mount,) = (it for it in init["volumeMounts"] if it["name"] == "authorities")
+    assert mount["mountPath"] == "/etc/orcinus/authorities"
 
 
 @each_composition()

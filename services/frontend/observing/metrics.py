@@ -1,8 +1,9 @@
 """The metrics of a frontend: client calls as clients see them, and its answers.
 
-The histograms and their buckets follow OpenTelemetry's conventions for generative AI. If the trace
-of a call is recorded, the histograms get the id of the trace as an exemplar. Tokens are counted,
-like the usage that clients are told, only for calls whose answers are all complete.
+The histograms follow OpenTelemetry's conventions for generative AI, except for their buckets, which
+reach as far as a call can take. If the trace of a call is recorded, the histograms get the id of
+the trace as an exemplar. Tokens are counted, like the usage that clients are told, only for calls
+whose answers are all complete.
 """
 
 import asyncio
@@ -17,20 +18,12 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.common import errors, rpc_handlers, semconv
-from services.common.metrics import exemplar
+from services.common.metrics import CALL_S, FIRST_TOKEN_S, PER_TOKEN_S, exemplar
 from services.common.own_metrics import Counter, Histogram
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationRequest
 from services.frontend.request.refusals import Refusal
-
-DURATION_S = tuple(0.01 * 2**power for power in range(14))
-FIRST_TOKEN_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
-    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
-)
-PER_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-"""Buckets of OpenTelemetry's conventions, in seconds."""
 
 CALL_LABELS = ("gen_ai_operation_name", "gen_ai_provider_name", "gen_ai_request_model")
 CANCELLED = errors.RequestCancelled.__name__
@@ -94,7 +87,7 @@ class FrontendMetrics:
             semconv.SERVER_REQUEST_DURATION,
             "Seconds of a client call.",
             [*CALL_LABELS, "error_type"],
-            buckets=DURATION_S,
+            buckets=CALL_S,
             registry=registry,
         )
         self._first_token = Histogram(

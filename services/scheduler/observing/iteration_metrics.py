@@ -8,7 +8,7 @@ from orcinus.v1 import worker_pb2
 from prometheus_client import CollectorRegistry
 
 from services.common import semconv
-from services.common.metrics import SHORT_S, TOKENS
+from services.common.metrics import BATCH_SIZES, ITERATION_S, TOKENS
 from services.common.own_metrics import Counter, Distribution, Histogram
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.drafting.drafter import Drafter
@@ -16,8 +16,6 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.pipeline_metrics import PipelineMetrics
 from services.scheduler.pipeline.membership import Pipeline
-
-BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 MAX_UNTIMED = 4096
 """Largest number of iterations that wait for timings."""
@@ -57,13 +55,13 @@ class IterationMetrics:
         self.time = Histogram(
             semconv.ITERATION_TIME,
             "From the plan's departure to the return of its tokens.",
-            buckets=SHORT_S,
+            buckets=ITERATION_S,
             registry=registry,
         )
         self.overhead = Histogram(
             semconv.ITERATION_OVERHEAD,
             "An iteration's time in the pipeline less what its stages computed.",
-            buckets=SHORT_S,
+            buckets=ITERATION_S,
             registry=registry,
         )
         self.batch_size = Histogram(
@@ -86,21 +84,21 @@ class IterationMetrics:
             semconv.STAGE_COMPUTE,
             "What a stage computed for an iteration.",
             ["stage"],
-            buckets=SHORT_S,
+            buckets=ITERATION_S,
             registry=registry,
         )
         self._receive = Histogram(
             semconv.STAGE_RECEIVE,
             "What a stage waited for the activations of an iteration.",
             ["stage"],
-            buckets=SHORT_S,
+            buckets=ITERATION_S,
             registry=registry,
         )
         self._send = Histogram(
             semconv.STAGE_SEND,
             "What handing on the activations of an iteration took a stage.",
             ["stage"],
-            buckets=SHORT_S,
+            buckets=ITERATION_S,
             registry=registry,
         )
 

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from services.common import semconv
 from services.common.errors import InvalidRequest, OrcinusError, PoolFull
-from services.common.metrics import LONG_S, TOKENS
+from services.common.metrics import CALL_S, TOKENS
 from services.common.own_metrics import Counter, Histogram
 from services.scheduler.core.admission.admission_control import TooLate
 from services.scheduler.core.clients.accounts import KeyInFlight, KeyRate
@@ -94,7 +94,7 @@ class RequestMetrics:
         self._queue_time = Histogram(
             semconv.REQUEST_QUEUE_TIME,
             "From the pool into the first batch.",
-            buckets=LONG_S,
+            buckets=CALL_S,
             registry=registry,
         )
         self._prompt_tokens = Counter(

@@ -117,6 +117,28 @@ async def test_grpc_says_the_same(site: Site, spans: RecordedSpans) -> None:
     assert (request.name, parent_id(request)) == (REQUEST, span_id(server))
 
 
+TWO_STATES = [("traceparent", TRACEPARENT), ("tracestate", "b=1"), ("tracestate", "a=2")]
+
+
+@pytest.mark.parametrize("by", ["http", "grpc"])
+async def test_states_of_two_headers_are_joined(site: Site, spans: RecordedSpans, by: str) -> None:
+    if by == "http":
+        await complete(site, headers=TWO_STATES)
+    else:
+        await site.inference.generate(request_of(), metadata=tuple(TWO_STATES))
+    _, server = await until(spans, 2)
+    assert trace_id(server) == TRACE_ID
+    assert site.scheduler.requests[0].submission.trace.tracestate == "b=1,a=2"
+
+
+async def test_two_parents_begin_a_new_trace(site: Site, spans: RecordedSpans) -> None:
+    """Over gRPC the library keeps the last of them, so that a server sees only one."""
+    await complete(site, headers=[("traceparent", UNSAMPLED), ("traceparent", TRACEPARENT)])
+    _, server = await until(spans, 2)
+    assert trace_id(server) != TRACE_ID
+    assert parent_id(server) == ""
+
+
 async def test_the_client_s_name_of_a_request_is_in_its_spans(
     site: Site, spans: RecordedSpans
 ) -> None:

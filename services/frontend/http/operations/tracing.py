@@ -10,10 +10,12 @@ from typing import Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.common import semconv, tracing
+from services.common import semconv
+from services.common.tracing import Tracing
 from services.frontend.http.protocol import credentials
 from services.frontend.request.client_call import current_call
 
@@ -29,11 +31,12 @@ class TracedApp:
     the request."""
 
     def __init__(
-        self, app: ASGIApp, tracer: Tracer, *, is_known: Callable[[str | None], bool]
+        self, app: ASGIApp, traces: Tracing, *, is_known: Callable[[str | None], bool]
     ) -> None:
         """Wraps an app. `is_known` says whether credentials belong to a known caller."""
         self._app = app
-        self._tracer = tracer
+        self._tracer = traces.tracer
+        self._client_trace = traces.client_trace
         self._is_known = is_known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -41,12 +44,10 @@ class TracedApp:
             await self._app(scope, receive, send)
             return
         method = scope["method"] if scope["method"] in METHODS else "HTTP"
-        context = _headers(scope, "traceparent", "tracestate", "baggage")
-        if context:
-            shown = _headers(scope, credentials.AUTHORIZATION, credentials.X_API_KEY)
-            if not self._is_known(credentials.shown_in(shown)):
-                context = {}
-        parent = tracing.parent_in(context)
+        headers = _headers(scope)
+        parent = self._client_trace.parent_in(headers)
+        if parent and not self._is_known(credentials.shown_in(dict(headers))):
+            parent = Context()
         span = self._tracer.start_span(method, parent, kind=SpanKind.SERVER)
         otel_context.attach(trace.set_span_in_context(span))  # for the rest of this task
         if not span.is_recording():
@@ -88,11 +89,9 @@ def _fail(span: Span, error: str) -> None:
     span.set_status(Status(StatusCode.ERROR))
 
 
-def _headers(scope: Scope, *names: str) -> dict[str, str]:
-    wanted = {name.encode() for name in names}
-    return {
-        key.decode(): value.decode("latin-1") for key, value in scope["headers"] if key in wanted
-    }
+def _headers(scope: Scope) -> list[tuple[str, str]]:
+    """Returns the headers of a request, with names in lower case."""
+    return [(key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"]]
 
 
 def _attributes(scope: Scope) -> Mapping[str, Any]:
@@ -106,7 +105,7 @@ def _attributes(scope: Scope) -> Mapping[str, Any]:
         attributes[semconv.SERVER_ADDRESS], port = scope["server"]
         if port is not None:  # a Unix socket has no port
             attributes[semconv.SERVER_PORT] = port
-    agent = _headers(scope, "user-agent").get("user-agent")
+    agent = dict(_headers(scope)).get("user-agent")
     if agent is not None:
         attributes[semconv.USER_AGENT] = agent
     return attributes

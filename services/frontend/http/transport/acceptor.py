@@ -15,6 +15,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from services.common.outage_log import OutageLog
 from services.frontend.http.transport.connection_limits import ConnectionPlace, ConnectionPlaces
 from services.frontend.request.refusals import Refusal, Refusals
 
@@ -57,6 +58,12 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._opening: set[asyncio.Task[None]] = set()
         self._is_closed = False
+        self._exhaustion = OutageLog(
+            log,
+            failing="connections cannot be accepted",
+            works="connections are accepted again",
+            counted="attempts failed",
+        )
 
     def start(self, backlog: int) -> None:
         """Begins to listen and to accept connections."""
@@ -87,12 +94,13 @@ class Acceptor:
                 return
             except OSError as error:
                 if error.errno in EXHAUSTED:
-                    log.warning("cannot accept connections for %g s: %s", RETRY_S, error)
+                    self._exhaustion.failed(error.strerror)
                     self._refusals[Refusal.CONNECTIONS] += 1
                     self._loop.remove_reader(self._listener)
                     self._loop.call_later(RETRY_S, self._resume)
                     return
                 continue  # the client has disconnected
+            self._exhaustion.worked()
             self._admit(accepted)
 
     def _admit(self, accepted: socket.socket) -> None:

@@ -3,13 +3,15 @@
 from opentelemetry import trace
 
 from services.common import tracing
+from services.common.client_trace import ClientTrace
 from tests.fuzz.coverage.target import Target
 
 
 def run(data: bytes) -> None:
     """Reads both headers; whatever they hold, there is a context and a message of it."""
     parent, _, state = data.decode("latin-1").partition("\n")
-    context = tracing.parent_in({"traceparent": parent, "tracestate": state})
+    headers = [("traceparent", parent), *(("tracestate", it) for it in state.split("\n"))]
+    context = ClientTrace().parent_in(headers)
     span = trace.get_current_span(context)
     tracing.from_message(tracing.to_message(span))
 

@@ -1,0 +1,72 @@
+"""The trace context that a client names in HTTP headers or gRPC metadata.
+
+The form of the context is chosen by `OTEL_PROPAGATORS`. The rules are those of W3C Trace Context: a
+list that comes in several headers is one list, in the order of the headers. A header that may come
+once and comes several times is ambiguous, so the request begins a new trace.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
+from opentelemetry.context import Context
+from opentelemetry.propagators.b3 import B3MultiFormat, B3SingleFormat
+from opentelemetry.propagators.composite import CompositePropagator
+from opentelemetry.propagators.textmap import TextMapPropagator
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+DEFAULT = "tracecontext,baggage"
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form in which clients name a context, and its headers."""
+
+    propagator: Callable[[], TextMapPropagator]
+    once: frozenset[str] = frozenset()
+    """Headers that may come once."""
+    lists: frozenset[str] = frozenset()
+    """Headers whose values are lists, separated by commas."""
+
+
+_B3 = frozenset({"b3", "x-b3-traceid", "x-b3-spanid", "x-b3-sampled", "x-b3-flags"})
+FORMS: Mapping[str, _Form] = {
+    "tracecontext": _Form(
+        TraceContextTextMapPropagator, frozenset({"traceparent"}), frozenset({"tracestate"})
+    ),
+    "baggage": _Form(W3CBaggagePropagator, lists=frozenset({"baggage"})),
+    "b3": _Form(B3SingleFormat, _B3),
+    "b3multi": _Form(B3MultiFormat, _B3),
+}
+"""The forms by the names that `OTEL_PROPAGATORS` has for them."""
+
+
+class ClientTrace:
+    """Reads the trace context of clients in certain forms."""
+
+    def __init__(self, names: str = DEFAULT) -> None:
+        """`names` is a value of `OTEL_PROPAGATORS`: names of forms, or `none`."""
+        wanted = [name.strip().lower() for name in names.split(",")]
+        forms = [] if "none" in wanted else [FORMS[name] for name in wanted]
+        self._propagator = CompositePropagator([form.propagator() for form in forms])
+        self._once = frozenset[str]().union(*(form.once for form in forms))
+        self.headers = self._once.union(*(form.lists for form in forms))
+        """Names of the headers that are read, in lower case."""
+
+    def parent_in(self, headers: Iterable[tuple[str, str]]) -> Context:
+        """Returns the context that a client names in headers or metadata, each a name in lower case
+        and a value, in the order in which they came.
+
+        The context is empty, and begins a new trace, if the client names none, or more than one.
+        """
+        carrier: dict[str, Sequence[str]] = {}
+        for name, value in headers:
+            if name not in self.headers:
+                continue
+            if name not in carrier:
+                carrier[name] = [value]
+            elif name in self._once:
+                return Context()
+            else:
+                carrier[name] = [f"{carrier[name][0]},{value}"]
+        return self._propagator.extract(carrier, Context())

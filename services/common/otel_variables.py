@@ -1,0 +1,261 @@
+"""OpenTelemetry's own variables: whether they ask for traces, and which of them are wrong.
+
+OpenTelemetry's libraries read the variables while they are imported, and meet a wrong value with a
+traceback or with a default that nobody asked for. This module knows what the libraries accept, so
+that a service refuses a wrong value in one line before it imports them. Where traces are off,
+nothing is checked. An empty variable counts as unset, as OpenTelemetry's specification has it.
+"""
+
+import math
+import os
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from urllib.parse import unquote, urlsplit
+
+from services.common.errors import shortened
+
+Check = Callable[[str], str]
+"""A function that returns what a value must be; empty if the value is right."""
+
+GRPC, HTTP = "grpc", "http/protobuf"
+PROPAGATORS = ("tracecontext", "baggage", "b3", "b3multi")
+SAMPLERS = (
+    *("always_on", "always_off", "traceidratio"),
+    *("parentbased_always_on", "parentbased_always_off", "parentbased_traceidratio"),
+)
+COMPRESSIONS = ("none", "gzip", "deflate")
+MAX_TIMEOUT_S = 600
+"""Largest timeout of an export. OpenTelemetry's specification has milliseconds, and its libraries
+for Python have seconds: a larger number is a number of milliseconds."""
+
+QUEUE, BATCH = "OTEL_BSP_MAX_QUEUE_SIZE", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE"
+QUEUE_SIZE, BATCH_SIZE = 2048, 512
+"""The sizes of the queue and of a batch, in spans, unless variables set others."""
+
+_SAMPLER, _RATIO = "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG"
+_ALL, _TRACES = "OTEL_EXPORTER_OTLP_", "OTEL_EXPORTER_OTLP_TRACES_"
+_STATUS_CODES = (
+    *("ok", "cancelled", "unknown", "invalid_argument", "deadline_exceeded", "not_found"),
+    *("already_exists", "permission_denied", "unauthenticated", "resource_exhausted"),
+    *("failed_precondition", "aborted", "unimplemented", "internal", "unavailable", "data_loss"),
+    "out_of_range",
+)
+_HEADER = re.compile(r"\s*[A-Za-z0-9_.-]+\s*=([ !#-+\--:<-\[\]-~]*)")
+_PRINTABLE = re.compile(r"[ -~]*")
+
+
+def are_traces_wanted(environment: Mapping[str, str]) -> bool:
+    """Returns whether variables name an endpoint for traces, and none switches traces off."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    if environment.get("OTEL_TRACES_EXPORTER", "").strip().lower() == "none":
+        return False
+    return bool(otlp_value(environment, "ENDPOINT"))
+
+
+def otlp_value(environment: Mapping[str, str], name: str) -> str:
+    """Returns the value of `OTEL_EXPORTER_OTLP_TRACES_name`, or else of `OTEL_EXPORTER_OTLP_name`;
+    empty if neither is set."""
+    return environment.get(_TRACES + name) or environment.get(_ALL + name) or ""
+
+
+def protocol(environment: Mapping[str, str]) -> str:
+    """Returns the protocol by which spans are sent, `GRPC` or `HTTP`."""
+    return otlp_value(environment, "PROTOCOL").lower() or GRPC
+
+
+def trouble_with(environment: Mapping[str, str]) -> str:
+    """Returns which variables are wrong, with their values; empty if traces are off or all
+    variables are right."""
+    if not are_traces_wanted(environment):
+        return ""
+    troubles = [
+        _said(name, needed, environment[name], is_secret=name.endswith("_HEADERS"))
+        for name, check in CHECKS.items()
+        if environment.get(name) and (needed := check(environment[name]))
+    ]
+    # Rules about several variables make sense only for values that are right alone.
+    return "; ".join(troubles) or _trouble_together(environment)
+
+
+def _trouble_together(environment: Mapping[str, str]) -> str:
+    endpoint_name = next(n for n in (_TRACES, _ALL) if environment.get(n + "ENDPOINT")) + "ENDPOINT"
+    needed = _endpoint(environment[endpoint_name], protocol(environment))
+    if needed:
+        return _said(endpoint_name, needed, environment[endpoint_name])
+    ratio = environment.get(_RATIO)
+    if ratio and environment.get(_SAMPLER, "").lower().endswith("traceidratio"):
+        needed = _ratio(ratio)
+        if needed:
+            return _said(_RATIO, needed, ratio)
+    queue = int(environment.get(QUEUE) or QUEUE_SIZE)
+    batch = int(environment.get(BATCH) or BATCH_SIZE)
+    if batch > queue:
+        return f"{BATCH}: must be at most {QUEUE}, {queue} (it is {batch})"
+    return _trouble_with_certificate(environment)
+
+
+def _trouble_with_certificate(environment: Mapping[str, str]) -> str:
+    """Returns what is wrong with the certificate that this process shows to the collector."""
+    certificate = otlp_value(environment, "CLIENT_CERTIFICATE")
+    key = otlp_value(environment, "CLIENT_KEY")
+    if not certificate and not key:
+        return ""
+    if not (certificate and key):
+        return f"{_ALL}CLIENT_CERTIFICATE and {_ALL}CLIENT_KEY: must be set together"
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password="")
+    except OSError:
+        return f"{_ALL}CLIENT_CERTIFICATE: {certificate!r} and the key {key!r} are no pair in PEM"
+    return ""
+
+
+def _said(name: str, needed: str, value: str, *, is_secret: bool = False) -> str:
+    return f"{name}: {needed}" + ("" if is_secret else f" (it is {shortened(repr(value))})")
+
+
+def _one_of(*values: str) -> Check:
+    *most, last = values
+    needed = f"must be {', '.join(most)} or {last}"
+    return lambda value: "" if value.lower() in values else needed
+
+
+def _all_of(*values: str) -> Check:
+    """Returns a check for names that are separated by commas."""
+    needed = f"must be names among {', '.join(values)}, separated by commas"
+
+    def check(value: str) -> str:
+        return "" if {name.strip().lower() for name in value.split(",")} <= {*values} else needed
+
+    return check
+
+
+def _whole(smallest: int, *, or_else: str = "") -> Check:
+    needed = f"must be a whole number from {smallest}" + (f", or {or_else}" if or_else else "")
+
+    def check(value: str) -> str:
+        text = value.strip().lower()
+        if or_else and text == or_else:
+            return ""
+        is_right = re.fullmatch(r"[0-9]{1,15}", text) is not None and int(text) >= smallest
+        return "" if is_right else needed
+
+    return check
+
+
+def _number(value: str) -> float:
+    """Returns the number in a text; NaN if the text is no number."""
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan
+
+
+def _timeout(value: str) -> str:
+    is_right = 0 < _number(value) <= MAX_TIMEOUT_S
+    return "" if is_right else f"must be seconds, more than 0 and at most {MAX_TIMEOUT_S}"
+
+
+def _ratio(value: str) -> str:
+    return "" if 0 <= _number(value) <= 1 else "must be a ratio from 0 to 1"
+
+
+def _endpoint(value: str, by: str) -> str:
+    needed = "must be like http://HOST:PORT or https://HOST:PORT"
+    if by == GRPC and "://" not in value:
+        needed, value = f"{needed}, or HOST:PORT", f"//{value}"
+    try:
+        url = urlsplit(value)
+        is_right = url.scheme in ("", "http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:  # of brackets or of the port
+        return needed
+    return "" if is_right and not (url.scheme == "" and by == HTTP) else needed
+
+
+def _headers(value: str) -> str:
+    for number, member in enumerate(value.split(","), start=1):
+        found = _HEADER.fullmatch(member)
+        if member.strip() and (found is None or not _PRINTABLE.fullmatch(unquote(found[1]))):
+            return (
+                f"must be NAME=VALUE in printable ASCII, separated by commas; no. {number} is not"
+            )
+    return ""
+
+
+def _attributes(value: str) -> str:
+    members = [member for member in value.split(",") if member.strip()]
+    if all(member.partition("=")[0].strip() and "=" in member for member in members):
+        return ""
+    return "must be NAME=VALUE, separated by commas"
+
+
+def _authorities(value: str) -> str:
+    try:
+        ssl.create_default_context(cafile=value)
+    except ssl.SSLError:
+        return "must be a file with certificates in PEM"
+    except OSError as error:
+        return f"must be a file that can be read: {error.strerror}"
+    return ""
+
+
+def _file(value: str) -> str:
+    is_right = os.path.isfile(value) and os.access(value, os.R_OK)
+    return "" if is_right else "must be a file that can be read"
+
+
+def _installed(group: str, *others: str) -> Check:
+    """Returns a check for names of parts of OpenTelemetry that packages bring, or other names."""
+
+    def check(value: str) -> str:
+        names = {name.strip() for name in value.split(",") if name.strip()}
+        return "" if names <= {*entry_points(group=group).names, *others} else "is not installed"
+
+    return check
+
+
+_IS_TRUE = _one_of("true", "false")
+_LIMIT = _whole(0, or_else="unset")
+_PROVIDER = _installed("opentelemetry_otlp_credential_provider")
+_OTLP_CHECKS: Mapping[str, Check] = {
+    "PROTOCOL": _one_of(GRPC, HTTP),
+    "INSECURE": _IS_TRUE,
+    "CERTIFICATE": _authorities,
+    "CLIENT_CERTIFICATE": _file,
+    "CLIENT_KEY": _file,
+    "HEADERS": _headers,
+    "COMPRESSION": _one_of(*COMPRESSIONS),
+    "TIMEOUT": _timeout,
+}
+CHECKS: Mapping[str, Check] = {
+    "OTEL_SDK_DISABLED": _IS_TRUE,
+    "OTEL_TRACES_EXPORTER": _one_of("otlp", "none"),
+    "OTEL_PROPAGATORS": _all_of(*PROPAGATORS, "none"),
+    _SAMPLER: _one_of(*SAMPLERS),
+    "OTEL_RESOURCE_ATTRIBUTES": _attributes,
+    "OTEL_EXPERIMENTAL_RESOURCE_DETECTORS": _installed("opentelemetry_resource_detector", "*"),
+    "OTEL_PYTHON_CONTEXT": _installed("opentelemetry_context"),
+    "OTEL_BSP_SCHEDULE_DELAY": _whole(1),
+    "OTEL_BSP_EXPORT_TIMEOUT": _whole(0),
+    QUEUE: _whole(1),
+    BATCH: _whole(1),
+    "OTEL_ATTRIBUTE_COUNT_LIMIT": _LIMIT,
+    "OTEL_ATTRIBUTE_VALUE_LENGTH_LIMIT": _LIMIT,
+    "OTEL_EVENT_ATTRIBUTE_COUNT_LIMIT": _LIMIT,
+    "OTEL_LINK_ATTRIBUTE_COUNT_LIMIT": _LIMIT,
+    "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT": _LIMIT,
+    "OTEL_SPAN_ATTRIBUTE_VALUE_LENGTH_LIMIT": _LIMIT,
+    "OTEL_SPAN_EVENT_COUNT_LIMIT": _LIMIT,
+    "OTEL_SPAN_LINK_COUNT_LIMIT": _LIMIT,
+    **{prefix + name: it for prefix in (_ALL, _TRACES) for name, it in _OTLP_CHECKS.items()},
+    "OTEL_PYTHON_EXPORTER_OTLP_GRPC_RETRYABLE_ERROR_CODES": _all_of(*_STATUS_CODES),
+    "OTEL_PYTHON_EXPORTER_OTLP_GRPC_CREDENTIAL_PROVIDER": _PROVIDER,
+    "OTEL_PYTHON_EXPORTER_OTLP_GRPC_TRACES_CREDENTIAL_PROVIDER": _PROVIDER,
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_CREDENTIAL_PROVIDER": _PROVIDER,
+    "OTEL_PYTHON_EXPORTER_OTLP_HTTP_TRACES_CREDENTIAL_PROVIDER": _PROVIDER,
+    "OTEL_PYTHON_SDK_INTERNAL_METRICS_ENABLED": _IS_TRUE,
+}
+"""What each variable must be, of all that the libraries read for traces. Of the endpoint see
+`_trouble_together`: the right form depends on the protocol. `OTEL_SERVICE_NAME` may be anything."""

@@ -1,0 +1,83 @@
+"""The certificate authorities that the environment names for connections to sources of checkpoints.
+
+Programs read different variables for the same purpose, and operators set the ones that they know.
+All named authorities are trusted. Where no variable is set, those of the system are.
+"""
+
+import os
+import re
+import ssl
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from services.common import bounded_file
+from services.hub.source import SourceError
+
+FILES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+"""Variables that name a file with certificates in PEM, or a directory of such files."""
+DIRECTORIES = "SSL_CERT_DIR"
+"""Variable that names directories of files with certificates in PEM, separated by colons."""
+REMEDY = f"name its authority in {FILES[0]}"
+
+_MAX_BYTES = 1 << 24
+_CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICATE-----\n?")
+
+
+def named_authorities(environment: Mapping[str, str], *others: str) -> str:
+    """Returns the certificates of all authorities that variables name, in PEM; empty if no variable
+    is set. `others` are further variables like `FILES`.
+
+    Raises:
+        SourceError: a variable names something without certificates.
+    """
+    found: dict[str, None] = {}
+    for variable, path in _named(environment, others):
+        certificates = _certificates_in(variable, path)
+        if not certificates:
+            raise SourceError(f"{variable}: {path} has no certificate in PEM")
+        found.update(dict.fromkeys(certificates))
+    return "\n".join(found)
+
+
+def context_with(authorities: str) -> ssl.SSLContext | bool:
+    """Returns what a client of httpx2 verifies certificates with: the context that trusts some
+    authorities, or True for those of the system if there are none."""
+    if not authorities:
+        return True
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authorities)
+    return context
+
+
+def _named(environment: Mapping[str, str], others: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+    for variable in (*others, *FILES):
+        if path := environment.get(variable):
+            yield variable, Path(path)
+    for path in environment.get(DIRECTORIES, "").split(os.pathsep):
+        if path:
+            yield DIRECTORIES, Path(path)
+
+
+def _certificates_in(variable: str, path: Path) -> list[str]:
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+        texts = [
+            bounded_file.read_bytes(file, max_bytes=_MAX_BYTES)
+            for file in files
+            if file == path or file.is_file()
+        ]
+    except OSError as error:
+        raise SourceError(f"{variable}: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise SourceError(f"{variable}: {error}") from error
+    found = [block.decode("ascii", "replace") for text in texts for block in _blocks(text)]
+    try:
+        for block in found:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=block)
+    except (ssl.SSLError, ValueError) as error:
+        raise SourceError(f"{variable}: a certificate in {path} is malformed") from error
+    return found
+
+
+def _blocks(text: bytes) -> list[bytes]:
+    return [block.strip() for block in _CERTIFICATE.findall(text)]

@@ -1,0 +1,90 @@
+"""The proxies that the environment names for connections to sources of checkpoints.
+
+The libraries find their proxies in the same variables. This module refuses those that no library
+understands, and says in messages which proxy a connection uses.
+"""
+
+import ipaddress
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx2
+
+from services.hub.source import SourceError
+
+_VARIABLES = {"http": "HTTP_PROXY", "https": "HTTPS_PROXY", "all": "ALL_PROXY"}
+_EXCEPTIONS = "NO_PROXY"
+_CREDENTIALS = re.compile(r"(?<=//)[^/]*@|^[^/]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Proxy:
+    """A proxy that a variable names."""
+
+    variable: str
+    url: str
+
+    @property
+    def is_socks(self) -> bool:
+        return self.url.startswith("socks")
+
+    def __str__(self) -> str:
+        """Returns the URL without credentials, and the variable."""
+        return f"{_CREDENTIALS.sub('', self.url)} ({self.variable})"
+
+
+def check_proxies(environment: Mapping[str, str]) -> None:
+    """Raises SourceError if a variable names a proxy that is not understood."""
+    for scheme in _VARIABLES:
+        proxy = _named(scheme, environment)
+        if proxy is not None and not _is_understood(proxy):
+            raise SourceError(
+                f"{proxy.variable}: must be like http://HOST:PORT, https://HOST:PORT or "
+                f"socks5://HOST:PORT (it is {_CREDENTIALS.sub('', proxy.url)!r})"
+            )
+
+
+def proxy_for(url: str, environment: Mapping[str, str]) -> Proxy | None:
+    """Returns the proxy by which a URL is reached; None if it is reached without one."""
+    parts = urlsplit(url)
+    own = _named(parts.scheme, environment) if parts.scheme in ("http", "https") else None
+    proxy = own or _named("all", environment)
+    excepted = _value(_EXCEPTIONS, environment)[1]
+    return None if proxy is None or _is_excepted(parts.hostname or "", excepted) else proxy
+
+
+def _named(scheme: str, environment: Mapping[str, str]) -> Proxy | None:
+    variable, value = _value(_VARIABLES[scheme], environment)
+    if not value:
+        return None
+    return Proxy(variable, value if "://" in value else f"http://{value}")
+
+
+def _value(name: str, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Returns a variable, which may be in lower case, and its value."""
+    variable = name.lower() if name.lower() in environment else name
+    return variable, environment.get(variable, "")
+
+
+def _is_understood(proxy: Proxy) -> bool:
+    try:
+        return bool(httpx2.Proxy(proxy.url).url.host)
+    except (ValueError, httpx2.InvalidURL):
+        return False
+
+
+def _is_excepted(host: str, excepted: str) -> bool:
+    return any(_fits(host, entry.strip()) for entry in excepted.split(",") if entry.strip())
+
+
+def _fits(host: str, entry: str) -> bool:
+    """Returns whether an entry of `NO_PROXY` is a host's name, a suffix of it, or its network."""
+    suffix = entry.lstrip("*").lstrip(".").lower()
+    if entry == "*" or host == suffix or host.endswith(f".{suffix}"):
+        return True
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+    except ValueError:  # one of them is a name
+        return False

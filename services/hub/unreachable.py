@@ -1,0 +1,58 @@
+"""Why a source cannot be reached, in words that name the certificate or the proxy."""
+
+import os
+import ssl
+from collections.abc import Iterator
+
+import httpx2
+
+from services.hub.authorities import REMEDY
+from services.hub.proxies import proxy_for
+
+
+def unreachable(endpoint: str, error: BaseException) -> str:
+    """Returns that an endpoint cannot be reached, by which proxy, and why, from an error of
+    httpx2. If the endpoint has sent its client to another server, that one is named."""
+    server = next(filter(None, map(_server, _causes(error))), endpoint)
+    proxy = proxy_for(server, os.environ)
+    way = "" if proxy is None else f" through the proxy {proxy}"
+    return f"{server} cannot be reached{way}: {_reason(error)}"
+
+
+def _server(error: BaseException) -> str:
+    """Returns the URL of the server that a request was for; empty if the error knows none."""
+    if not isinstance(error, httpx2.RequestError):
+        return ""
+    try:
+        url = error.request.url
+    except RuntimeError:
+        return ""
+    return f"{url.scheme}://{url.netloc.decode()}"
+
+
+def _reason(error: BaseException) -> str:
+    causes = list(_causes(error))
+    for cause in causes:
+        match cause:
+            case ssl.SSLCertVerificationError():
+                is_unknown = "issuer" in cause.verify_message or "self" in cause.verify_message
+                remedy = f"; {REMEDY}" if is_unknown else ""
+                return f"its certificate is refused: {cause.verify_message}{remedy}"
+            case httpx2.ProxyError():
+                return f"the proxy answers {cause}"
+            case httpx2.TimeoutException():
+                return "it does not answer in time"
+    for cause in reversed(causes):
+        if isinstance(cause, ssl.SSLError):
+            return f"no TLS: {cause.reason}"
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+    return str(error) or type(error).__name__
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """Yields an error, its cause, the cause of that, and so on."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__

@@ -1,0 +1,94 @@
+"""A proxy that speaks HTTP (`CONNECT`) and SOCKS 5, and notes where its clients want to go."""
+
+import base64
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+
+SOCKS = b"\x05"
+TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True)
+class FakeProxy:
+    """What the proxy demands, and what it was asked for."""
+
+    password: str | None = None
+    """Password that clients of the HTTP kind must send, as the user `user`."""
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    """The kind and the goal, host:port, of each connection."""
+    address: str = ""
+
+    @contextmanager
+    def serving(self) -> Iterator["FakeProxy"]:
+        """Serves until the end of the block."""
+        handler = type("Handler", (_Handler,), {"proxy": self})
+        with ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+            server.daemon_threads = True
+            host, port = server.server_address[:2]
+            self.address = f"{host!s}:{port}"
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+            thread.start()
+            try:
+                yield self
+            finally:
+                server.shutdown()
+                thread.join()
+
+
+class _Handler(BaseRequestHandler):
+    proxy: FakeProxy
+    request: socket.socket
+
+    def handle(self) -> None:
+        self.request.settimeout(TIMEOUT_S)
+        with suppress(OSError):
+            is_socks = self.request.recv(1, socket.MSG_PEEK) == SOCKS
+            goal = self._socks_goal() if is_socks else self._http_goal()
+            if goal is not None:
+                self.proxy.asked.append(("socks" if is_socks else "http", goal))
+                self._relay(goal)
+
+    def _http_goal(self) -> str | None:
+        """Reads a request `CONNECT` and answers it; returns its goal if it is granted."""
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += self.request.recv(4096)
+        shown = base64.b64encode(f"user:{self.proxy.password}".encode())
+        if self.proxy.password is not None and shown not in head:
+            self.request.sendall(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
+            return None
+        self.request.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        return head.split()[1].decode()
+
+    def _socks_goal(self) -> str:
+        """Reads and answers a greeting and a request; returns the goal."""
+        _, n_methods = self.request.recv(2)
+        self.request.recv(n_methods)
+        self.request.sendall(b"\x05\x00")  # no authentication
+        _, _, _, kind = self.request.recv(4)
+        n_bytes = self.request.recv(1)[0] if kind == 3 else 4
+        raw = self.request.recv(n_bytes)
+        (port,) = struct.unpack(">H", self.request.recv(2))
+        self.request.sendall(b"\x05\x00\x00\x01" + bytes(6))
+        return f"{raw.decode() if kind == 3 else socket.inet_ntoa(raw)}:{port}"
+
+    def _relay(self, goal: str) -> None:
+        host, _, port = goal.rpartition(":")
+        with socket.create_connection((host, int(port)), TIMEOUT_S) as other:
+            back = threading.Thread(target=_copy, args=(other, self.request), daemon=True)
+            back.start()
+            _copy(self.request, other)
+            back.join(TIMEOUT_S)
+
+
+def _copy(source: socket.socket, to: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            to.sendall(data)
+    with suppress(OSError):
+        to.shutdown(socket.SHUT_WR)
