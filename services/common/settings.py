@@ -24,7 +24,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from services.common.cpus import CGROUPS
+from services.common.cgroups import CGROUPS
 from services.common.ending import ready_fd_of, refuse
 from services.common.errors import shortened
 from services.common.memory_limit import memory_limit, trouble_of
