@@ -4,6 +4,7 @@
 #
 #   deploy    IMAGE_PREFIX and TAG, where either is set, name the images. API_SERVER has the addresses, ADDRESS:PORT, that the
 #             scheduler may reach the API server at; `auto` asks the cluster for them, and nothing leaves the overlay's rule.
+#             INSTANCE, where it is set, must be the overlay's: its pods are those that the caller waits for.
 #   undeploy  Leaves out what holds somebody's data or belongs to others, too: the namespace, with the Secrets and all else
 #             that was put there, claims, and classes of the cluster. ALL=1 leaves nothing out.
 set -eu
@@ -67,6 +68,8 @@ printf 'resources:\n  - ../../k8s/overlays/%s\n' "$overlay" >"$made"
 case $verb in
   deploy)
     kubectl kustomize "k8s/overlays/$overlay" >"build/$verb/overlay.txt"
+    instance=$(sed -n 's|^ *app.kubernetes.io/instance: *||p' "build/$verb/overlay.txt" | head -n 1)
+    [ "${INSTANCE:-$instance}" = "$instance" ] || fail "INSTANCE=$INSTANCE: k8s/overlays/$overlay is INSTANCE=$instance"
     if [ -n "${IMAGE_PREFIX:-}${TAG:-}" ]; then
       images "build/$verb/overlay.txt" >>"$made"
     elif grep -q 'image: registry\.invalid/' "build/$verb/overlay.txt"; then

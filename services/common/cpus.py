@@ -21,7 +21,7 @@ def usable_cpus(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
     """
     groups = groups_of("cpu", cgroups=cgroups, membership=membership)
     quotas = [quota for group in groups if (quota := _quota(group)) is not None]
-    return max(1, min(len(os.sched_getaffinity(0)), *map(int, quotas)))
+    return max(1, int(min([len(os.sched_getaffinity(0)), *quotas])))
 
 
 def _quota(group: Path) -> float | None:

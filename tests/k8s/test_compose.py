@@ -36,7 +36,13 @@ class Composer:
     def run(
         self, verb: str, overlay: str, *, kubectl: str = STAND_IN, **variables: str
     ) -> subprocess.CompletedProcess[str]:
-        """Runs the script."""
+        """Runs the script that composes."""
+        return self.run_script("compose.sh", verb, overlay, kubectl=kubectl, **variables)
+
+    def run_script(
+        self, script: str, *arguments: str, kubectl: str, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a script beside the manifests."""
         real = shutil.which("kubectl")
         assert real
         stand_in = self.root / "bin" / "kubectl"
@@ -44,7 +50,8 @@ class Composer:
         stand_in.write_text(kubectl.format(kubectl=real))
         stand_in.chmod(0o755)
         return subprocess.run(
-            [str(self.root / "k8s" / "compose.sh"), verb, overlay],
+            [str(self.root / "k8s" / script), *arguments],
+            cwd=self.root,
             env={"PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}", **variables},
             capture_output=True,
             text=True,
@@ -171,6 +178,48 @@ def test_undeploying_keeps_a_class_that_other_pipelines_have(composer: Composer)
     assert not composer.composed("undeploy", "mine").of("PriorityClass")
 
 
+def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> None:
+    done = composer.run("deploy", "demo", INSTANCE="orcinus-b")
+    assert done.returncode == 1
+    assert "INSTANCE=orcinus-b: k8s/overlays/demo is INSTANCE=orcinus" in done.stderr
+
+
+SCALED = """#!/bin/sh
+case "$*" in
+  *'get hpa'*) printf '{scaler}' ;;
+  *'get deployment orcinus-frontend'*) printf '{replicas}' ;;
+  'apply --server-side --field-manager autoscaling'*) cat >&2 ;;
+  *) exec {{kubectl}} "$@" ;;
+esac
+"""
+"""A kubectl whose cluster has frontends, and an autoscaler or none; it prints what is applied."""
+
+
+@pytest.mark.parametrize(
+    ("component", "scaler", "replicas", "kept"),
+    [
+        ("autoscaling", "", "5", "spec: {replicas: 5}}"),
+        ("autoscaling", "horizontalpodautoscaler/orcinus-frontend", "5", ""),
+        ("autoscaling", "", "", ""),
+        ("page", "", "5", ""),
+    ],
+    ids=["the first autoscaler", "another one", "nothing deployed", "no autoscaler"],
+)
+def test_the_first_autoscaler_takes_over_the_replicas_that_run(
+    composer: Composer, component: str, scaler: str, replicas: str, kept: str
+) -> None:
+    overlay = composer.root / "k8s" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        f"resources: [../demo]\ncomponents: [../../components/{component}]\n"
+    )
+    kubectl = SCALED.format(scaler=scaler, replicas=replicas)
+    done = composer.run_script("keep-replicas.sh", "k8s/overlays/mine", kubectl=kubectl)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().endswith(kept)
+    assert bool(done.stderr) == bool(kept)
+
+
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs make in the repository, where nothing is built or pushed: ENGINE only says so."""
     environment = {key: value for key, value in os.environ.items() if key not in GIVEN}
@@ -192,6 +241,7 @@ GIVEN = {
     "DEVICE",
     "OVERLAY",
     "API_SERVER",
+    "INSTANCE",
     "MAKEFLAGS",
     "MFLAGS",
     "MAKEOVERRIDES",
@@ -212,7 +262,8 @@ def test_make_deploy_names_images_only_if_somebody_does(
     arguments: tuple[str, ...], variables: dict[str, str], given: str
 ) -> None:
     done = make("--dry-run", "deploy", *arguments, **variables)
-    assert done.stdout.startswith(f"{given}API_SERVER='auto' k8s/compose.sh deploy 'demo'\n")
+    asked = "API_SERVER='auto' INSTANCE='orcinus' k8s/compose.sh deploy 'demo'"
+    assert done.stdout.startswith(f"{given}{asked}\n")
 
 
 def test_make_push_pushes_what_make_images_builds() -> None:
