@@ -27,8 +27,8 @@ from tests.k8s.test_policy import may_reach
 from tests.k8s.test_render import FOREIGN, VERSIONS, validate
 
 OTHER = "orcinus-b"
-SHARED = {"Namespace", "PriorityClass"}
-"""Kinds of which two deployments may have one object together."""
+UNLABELLED = {"Namespace", "PriorityClass", "Issuer", "Certificate", "ConfigMap"}
+"""Kinds that nothing selects by the label of a deployment."""
 
 PORTS = (8000, 50051, 50052, 50053, 50060, 9464, 29500, 41234, 4317)
 EACH = pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def identities(manifests: Manifests) -> set[tuple[str, str]]:
     return {
         (item["kind"], item["metadata"]["name"])
         for item in manifests.objects
-        if item["kind"] not in SHARED
+        if item["kind"] != "Namespace"
     }
 
 
@@ -75,8 +75,20 @@ def selectors(manifests: Manifests) -> list[tuple[str, Object]]:
 
 
 @EACH
-def test_no_object_is_in_both(name: str) -> None:
+def test_no_object_is_in_both_but_the_namespace(name: str) -> None:
     assert not identities(rendered(name)) & identities(second(name))
+    assert rendered(name).of("Namespace") == second(name).of("Namespace")
+
+
+@EACH
+def test_every_object_carries_its_instance(name: str) -> None:
+    for manifests, instance in ((rendered(name), "orcinus"), (second(name), OTHER)):
+        labels = {
+            (item["kind"], item["metadata"]["name"]): item["metadata"].get("labels", {})
+            for item in manifests.objects
+            if item["kind"] not in UNLABELLED
+        }
+        assert {it.get(INSTANCE) for it in labels.values()} == {instance}, labels
 
 
 @EACH
@@ -102,6 +114,23 @@ def test_no_pod_of_one_may_connect_to_the_other(name: str) -> None:
             assert not reached
     assert may_reach(both, other.workload("frontend"), other.workload("scheduler"), 50052)
     assert may_reach(both, other.workload("scheduler"), other.workload("worker"), 50053)
+
+
+@EACH
+def test_pods_refer_to_what_is_there(name: str) -> None:
+    manifests = second(name)
+    there = {(item["kind"], item["metadata"]["name"]) for item in manifests.objects}
+    for workload in manifests.services():
+        pod = workload.pod
+        used = {("ServiceAccount", pod["serviceAccountName"])}
+        used |= {("ConfigMap", it["configMapRef"]["name"]) for it in workload.container["envFrom"]}
+        for volume in pod["volumes"]:
+            if "persistentVolumeClaim" in volume:
+                claim = volume["persistentVolumeClaim"]["claimName"]
+                used.add(("PersistentVolumeClaim", claim))
+        if "priorityClassName" in pod:
+            used.add(("PriorityClass", pod["priorityClassName"]))
+        assert used <= there
 
 
 @EACH

@@ -19,6 +19,7 @@ ORDER = re.findall(
 """Components in the order in which an overlay lists them."""
 
 APART = [
+    {"model-pvc", "model-fetch"},
     {"model-pvc", "model-image"},
     {"model-fetch", "model-image"},
     {"istio", "linkerd"},
@@ -29,7 +30,7 @@ APART = [
     ),
 ]
 """Components that exclude one another: two places of the checkpoint, two meshes, and old clusters
-with what they do not have."""
+with what they do not have. (`model-fetch` brings `model-pvc` along.)"""
 
 PAIRS = [pair for pair in combinations(ORDER, 2) if set(pair) not in APART]
 

@@ -268,7 +268,8 @@ def test_clients_reach_the_public_ports_and_no_other(name: str) -> None:
         if "from" not in rule
         for item in rule["ports"]
     }
-    assert open_to_all == {("orcinus-frontend", 8000), ("orcinus-frontend", 50051)}
+    of_proxy = {("orcinus-frontend", 4143)} if name == "linkerd" else set()
+    assert open_to_all == {("orcinus-frontend", 8000), ("orcinus-frontend", 50051)} | of_proxy
 
 
 @pytest.mark.parametrize("name", ["monitoring", "everything", "everything, lws"])
