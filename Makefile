@@ -86,15 +86,18 @@ OVERLAY       ?= demo
 API_SERVER    ?= auto
 ALL           ?=
 NAMESPACE     ?= orcinus
+# The deployment among several in a namespace: its label app.kubernetes.io/instance, which follows the overlay's nameSuffix.
+INSTANCE      ?= orcinus
 READY_TIMEOUT ?= 35m
 IN_NAMESPACE  := kubectl --namespace $(NAMESPACE)
 # Workers are ready when their stages have loaded, the leading scheduler when it has a pipeline, frontends when they have a
 # scheduler that leads. With the component lws there is no Deployment of workers.
-wait_workers = if [ -n "$$($(IN_NAMESPACE) get deployment/orcinus-worker --ignore-not-found -o name)" ]; \
-  then $(IN_NAMESPACE) rollout status deployment/orcinus-worker --timeout=$(READY_TIMEOUT); fi
+workload     = deployment/$(subst orcinus,orcinus-$(1),$(INSTANCE))
+wait_workers = if [ -n "$$($(IN_NAMESPACE) get $(call workload,worker) --ignore-not-found -o name)" ]; \
+  then $(IN_NAMESPACE) rollout status $(call workload,worker) --timeout=$(READY_TIMEOUT); fi
 wait_serving = $(wait_workers) && \
-  $(IN_NAMESPACE) rollout status deployment/orcinus-scheduler --timeout=$(READY_TIMEOUT) && \
-  $(IN_NAMESPACE) rollout status deployment/orcinus-frontend --timeout=$(READY_TIMEOUT)
+  $(IN_NAMESPACE) rollout status $(call workload,scheduler) --timeout=$(READY_TIMEOUT) && \
+  $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
@@ -255,20 +258,21 @@ sbom:  ## Copy each image's list of packages (CycloneDX) to build/sbom, by ENGIN
 GIVEN_IMAGES = $(if $(filter-out file,$(origin IMAGE_PREFIX) $(origin TAG)),IMAGE_PREFIX='$(IMAGE_PREFIX)' TAG='$(TAG)',IMAGE_PREFIX= TAG=)
 
 deploy:  ## Apply k8s/overlays/OVERLAY (demo) to the cluster of kubectl's context, and wait until it serves
-	@$(GIVEN_IMAGES) API_SERVER='$(API_SERVER)' k8s/compose.sh deploy '$(OVERLAY)'
-	kubectl apply -k build/deploy
+	@$(GIVEN_IMAGES) API_SERVER='$(API_SERVER)' INSTANCE='$(INSTANCE)' k8s/compose.sh deploy '$(OVERLAY)'
+	@k8s/keep-replicas.sh build/deploy
+	kubectl apply --server-side --force-conflicts -k build/deploy
 	@$(wait_serving)
 
 # A pipeline takes only stages of one build, so there is no way from one to the next but through none: all at once.
 rollout-workers:  ## Replace all workers at once; streams pause while the new ones load
-	$(IN_NAMESPACE) rollout restart deployment/orcinus-worker
+	$(IN_NAMESPACE) rollout restart $(call workload,worker)
 	@$(wait_serving)
 
 status:  ## Print pods, who leads, and which of them give requests tokens now
-	@$(IN_NAMESPACE) get pods --selector app.kubernetes.io/name=orcinus
-	@printf '\nLEADER   %s\n' "$$($(IN_NAMESPACE) get lease orcinus-scheduler -o jsonpath='{.spec.holderIdentity}')"
+	@$(IN_NAMESPACE) get pods --selector app.kubernetes.io/name=orcinus,app.kubernetes.io/instance=$(INSTANCE)
+	@printf '\nLEADER   %s\n' "$$($(IN_NAMESPACE) get lease $(notdir $(call workload,scheduler)) -o jsonpath='{.spec.holderIdentity}')"
 	@for pod in $$($(IN_NAMESPACE) get pods -o name \
-	    --selector 'app.kubernetes.io/name=orcinus,app.kubernetes.io/component in (frontend, scheduler)'); do \
+	    --selector 'app.kubernetes.io/name=orcinus,app.kubernetes.io/instance=$(INSTANCE),app.kubernetes.io/component in (frontend, scheduler)'); do \
 	  why=$$( { timeout 10 $(IN_NAMESPACE) exec $$pod -- python -m services.common.healthcheck localhost:50060 serving \
 	    || echo 'no answer'; } 2>&1 | head -n 1); \
 	  if [ -z "$$why" ]; then echo "SERVING  $$pod"; else echo "-        $$pod: $$why"; fi; \

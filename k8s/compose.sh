@@ -6,6 +6,7 @@
 #             scheduler may reach the API server at; an IPv6 address may stand in brackets. `auto` asks the cluster for them,
 #             and nothing leaves the overlay's rule.
 #             Pods of frontends get the grace period that the overlay's ORCINUS_DRAIN_S needs.
+#             INSTANCE, where it is set, must be the overlay's: its pods are those that the caller waits for.
 #   undeploy  Leaves out what holds somebody's data or belongs to others, too: the namespace, with the Secrets and all else
 #             that was put there, claims, and classes of the cluster. ALL=1 leaves nothing out.
 set -eu
@@ -72,6 +73,8 @@ case $verb in
   deploy)
     kubectl kustomize "k8s/overlays/$overlay" >"build/$verb/overlay.txt"
     printf 'components:\n  - ../../k8s/components/drain\n' >>"$made"
+    instance=$(sed -n 's|^ *app.kubernetes.io/instance: *||p' "build/$verb/overlay.txt" | head -n 1)
+    [ "${INSTANCE:-$instance}" = "$instance" ] || fail "INSTANCE=$INSTANCE: k8s/overlays/$overlay is INSTANCE=$instance"
     if [ -n "${IMAGE_PREFIX:-}${TAG:-}" ]; then
       images "build/$verb/overlay.txt" >>"$made"
     elif grep -q 'image: registry\.invalid/' "build/$verb/overlay.txt"; then

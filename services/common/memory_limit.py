@@ -8,24 +8,23 @@ with such settings does not start.
 from collections.abc import Mapping
 from pathlib import Path
 
-from services.common.cpus import CGROUPS
+from services.common.cgroups import CGROUPS, MEMBERSHIP, groups_of
 
 MIB = 2**20
 PROCESS = "the process itself"
 """Name of the part of the memory that no setting changes."""
 
 
-def memory_limit(cgroups: Path = CGROUPS) -> int | None:
-    """Returns the memory that the cgroup may use, in bytes; None without a limit.
-
-    `cgroups` is the directory at which cgroups are mounted; a container has a mount of its own.
-    """
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # versions 2 and 1
-        path = cgroups / name
-        if path.is_file():
-            limit = path.read_text().strip()
-            return None if limit == "max" else int(limit)
-    return None
+def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
+    """Returns the memory that this process's control groups may use, in bytes: the lowest limit;
+    None without a limit. The arguments are those of `groups_of`."""
+    limits = [
+        int(limit)
+        for group in groups_of("memory", cgroups=cgroups, membership=membership)
+        for name in ("memory.max", "memory.limit_in_bytes")  # versions 2 and 1
+        if (group / name).is_file() and (limit := (group / name).read_text().strip()) != "max"
+    ]
+    return min(limits, default=None)
 
 
 def trouble_of(parts: Mapping[str, int], limit: int | None) -> str:

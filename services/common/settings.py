@@ -27,7 +27,7 @@ from pydantic_settings import (
 
 from services.common import address as addresses
 from services.common import otel_variables
-from services.common.cpus import CGROUPS
+from services.common.cgroups import CGROUPS
 from services.common.ending import ready_fd_of, refuse
 from services.common.errors import shortened
 from services.common.memory_limit import memory_limit, trouble_of

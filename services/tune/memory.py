@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from services.common.cpus import CGROUPS
+from services.common.cgroups import CGROUPS
 from services.common.memory_limit import MIB, memory_limit
 
 MEMINFO = Path("/proc/meminfo")

@@ -27,6 +27,16 @@ def test_there_may_be_no_limit(cgroups: Path) -> None:
     assert memory_limit(cgroups) is None
 
 
+def test_outside_a_container_the_lowest_limit_of_all_groups_counts(cgroups: Path) -> None:
+    membership = cgroups / "membership"
+    membership.write_text("0::/user.slice/job.service\n")
+    job = cgroups / "user.slice" / "job.service"
+    job.mkdir(parents=True)
+    (job / "memory.max").write_text("max\n")
+    (job.parent / "memory.max").write_text("536870912\n")
+    assert memory_limit(cgroups, membership) == 512 * MIB
+
+
 def test_what_needs_too_much_is_named_with_the_largest_first() -> None:
     parts = {PROCESS: 100 * MIB, "small": 20 * MIB, "large": 90 * MIB}
     assert not trouble_of(parts, None)

@@ -21,6 +21,7 @@ import yaml
 K8S = Path(__file__).parents[2] / "k8s"
 KUSTOMIZE_TIMEOUT_S = 60
 NAME, COMPONENT = "app.kubernetes.io/name", "app.kubernetes.io/component"
+INSTANCE = "app.kubernetes.io/instance"
 
 OTHER_NAMESPACE = "orcinus-b"
 OTHER_HOST = "10.244.1.7"
@@ -45,7 +46,8 @@ class Composition:
         return not (self.components or self.options or self.n_stages or self.n_workers)
 
 
-def _replacements(overlay: str) -> Any:
+def replacements(overlay: str) -> Any:
+    """Returns the replacements that an overlay lists."""
     text = (K8S / "overlays" / overlay / "kustomization.yaml").read_text(encoding="utf-8")
     return yaml.safe_load(text)["replacements"]
 
@@ -77,7 +79,7 @@ COMPOSITIONS: Mapping[str, Composition] = {
         ("mtls", "mtls/cert-manager"),
         options={
             "namespace": OTHER_NAMESPACE,
-            "replacements": _replacements("gpu"),
+            "replacements": replacements("gpu"),
             "configMapGenerator": [
                 {
                     "name": "orcinus-pipeline",
@@ -93,6 +95,9 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "tensor-parallel on GPUs": Composition("base", ("tensor-parallel", "gpu")),
     "everything": Composition("base", (*_EVERYTHING, "tracing", "autoscaling", "stages"), 4),
     "everything, lws": Composition("base", (*_EVERYTHING, "tracing", "lws", "stages"), 4),
+    "limits, tensor-parallel": Composition("base", ("tensor-parallel", "cpu-limits")),
+    "OpenShift, traced": Composition("base", ("tracing", "openshift")),
+    "istio, mtls": Composition("base", ("mtls", "istio")),
     "fetched, lws": Composition("base", ("model-fetch", "mtls", "lws", "stages"), 3),
     "demo, 1.20": Composition("overlays/demo", ("kubernetes-1.20",)),
     "demo, mtls, 3 stages, 1.20": Composition(
@@ -109,12 +114,10 @@ FIELDS = {
     "metadata.namespace": "orcinus",
     "metadata.uid": "0b8f2a1e-6b0e-4f43-93a5-2f3cf6a5ea5c",
     "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']": "1",
-    "metadata.labels['app.kubernetes.io/component']": "worker",
-    "metadata.labels['app.kubernetes.io/version']": "0.1.0",
     "spec.nodeName": "node-1",
     "status.podIP": "fd00:10:244:1::7",
 }
-"""Returns the value that the downward API would give."""
+"""Values that the downward API would give, beside those of a pod's own labels."""
 
 
 class Manifests:
@@ -212,18 +215,20 @@ def environment(manifests: Manifests, workload: Workload) -> dict[str, str]:
     for source in container["envFrom"]:
         found |= manifests.get("ConfigMap", source["configMapRef"]["name"])["data"]
     for variable in container["env"]:
-        value = _value(manifests, variable)
+        value = _value(manifests, workload, variable)
         found[variable["name"]] = re.sub(r"\$\((\w+)\)", lambda it: found[it[1]], value)
     return found
 
 
-def _value(manifests: Manifests, variable: dict[str, Any]) -> str:
+def _value(manifests: Manifests, workload: Workload, variable: dict[str, Any]) -> str:
     if "value" in variable:
         value: str = variable["value"]
         return value
     match variable["valueFrom"]:
         case {"fieldRef": {"fieldPath": path}}:
-            return FIELDS[path]
+            of_pods = {f"metadata.labels['{key}']": value for key, value in workload.labels.items()}
+            found: str = (FIELDS | of_pods)[path]
+            return found
         case {"configMapKeyRef": {"name": name, "key": key}}:
             data: dict[str, str] = manifests.get("ConfigMap", name)["data"]
             return data[key]

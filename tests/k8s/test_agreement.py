@@ -343,8 +343,10 @@ def test_a_worker_asks_for_the_cpus_that_its_threads_keep_busy(name: str) -> Non
     manifests = rendered(name)
     loaded = settings(manifests, "worker")
     asked = in_cpus(manifests.workload("worker").container["resources"]["requests"]["cpu"])
-    busy = loaded["tp_size"] * (loaded["n_threads"] if loaded["device"] == "cpu" else 1)
-    assert loaded["n_threads"] == 1
+    limit = manifests.workload("worker").container["resources"]["limits"].get("cpu")
+    assert loaded["n_threads"] == (0 if limit else 1)  # 0 follows the limit
+    assert limit is None or in_cpus(limit) == asked
+    busy = loaded["tp_size"]
     if "demo" in name or "kind" in name:  # they share two cores
         assert asked <= 0.25
     else:
@@ -426,7 +428,7 @@ def test_the_public_certificate_follows_the_namespace() -> None:
         manifests = rendered(name)
         service = manifests.get("Service", "orcinus-frontend")["metadata"]
         host = f"{service['name']}.{service['namespace']}.svc"
-        certificate = manifests.get("Certificate", "orcinus-public")["spec"]
+        certificate = manifests.get("Certificate", "orcinus-public-tls")["spec"]
         assert certificate["dnsNames"] == [host, f"{host}.cluster.local"]
 
 
@@ -475,3 +477,19 @@ def test_prometheus_selects_what_is_for_it_by_one_label(name: str) -> None:
     ] * 2
     text = (K8S / "components" / "monitoring").glob("*.yaml")
     assert "".join(path.read_text(encoding="utf-8") for path in text).count("labels/release") == 1
+
+
+@each_composition()
+def test_the_autoscaler_can_ask_for_as_many_frontends_as_there_may_be(name: str) -> None:
+    manifests = rendered(name)
+    for scaler in manifests.of("HorizontalPodAutoscaler"):
+        scheduler = load(manifests, "scheduler")
+        assert isinstance(scheduler, SchedulerSettings)
+        n_running = (scheduler.n_stages or 1) * scheduler.max_batch_size
+        (metric,) = scaler["spec"]["metrics"]
+        each = int(metric["external"]["target"]["averageValue"])
+        n_frontends = scaler["spec"]["maxReplicas"] - 1
+        tolerated = 1.1  # an autoscaler does nothing about a tenth more
+        assert n_frontends * each * tolerated < scheduler.max_requests - n_running
+        selector = metric["external"]["metric"]["selector"]["matchLabels"]
+        assert selector == {"app_kubernetes_io_instance": "orcinus"}

@@ -49,6 +49,7 @@ class Composer:
         stand_in.chmod(0o755)
         return subprocess.run(
             [str(self.root / "k8s" / script), *arguments],
+            cwd=self.root,
             env={"PATH": f"{stand_in.parent}{os.pathsep}{os.environ['PATH']}", **variables},
             capture_output=True,
             text=True,
@@ -220,6 +221,48 @@ def test_undeploying_now_does_not_wait_for_streams(composer: Composer) -> None:
     assert last.startswith("delete -k build/undeploy ")
 
 
+def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> None:
+    done = composer.run("deploy", "demo", INSTANCE="orcinus-b")
+    assert done.returncode == 1
+    assert "INSTANCE=orcinus-b: k8s/overlays/demo is INSTANCE=orcinus" in done.stderr
+
+
+SCALED = """#!/bin/sh
+case "$*" in
+  *'get hpa'*) printf '{scaler}' ;;
+  *'get deployment orcinus-frontend'*) printf '{replicas}' ;;
+  'apply --server-side --field-manager autoscaling'*) cat >&2 ;;
+  *) exec {{kubectl}} "$@" ;;
+esac
+"""
+"""A kubectl whose cluster has frontends, and an autoscaler or none; it prints what is applied."""
+
+
+@pytest.mark.parametrize(
+    ("component", "scaler", "replicas", "kept"),
+    [
+        ("autoscaling", "", "5", "spec: {replicas: 5}}"),
+        ("autoscaling", "horizontalpodautoscaler/orcinus-frontend", "5", ""),
+        ("autoscaling", "", "", ""),
+        ("page", "", "5", ""),
+    ],
+    ids=["the first autoscaler", "another one", "nothing deployed", "no autoscaler"],
+)
+def test_the_first_autoscaler_takes_over_the_replicas_that_run(
+    composer: Composer, component: str, scaler: str, replicas: str, kept: str
+) -> None:
+    overlay = composer.root / "k8s" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        f"resources: [../demo]\ncomponents: [../../components/{component}]\n"
+    )
+    kubectl = SCALED.format(scaler=scaler, replicas=replicas)
+    done = composer.run("k8s/overlays/mine", script="keep-replicas.sh", kubectl=kubectl)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip().endswith(kept)
+    assert bool(done.stderr) == bool(kept)
+
+
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs make in the repository, where nothing is built or pushed: ENGINE only says so."""
     environment = {key: value for key, value in os.environ.items() if key not in GIVEN}
@@ -241,6 +284,7 @@ GIVEN = {
     "DEVICE",
     "OVERLAY",
     "API_SERVER",
+    "INSTANCE",
     "MAKEFLAGS",
     "MFLAGS",
     "MAKEOVERRIDES",
@@ -261,7 +305,8 @@ def test_make_deploy_names_images_only_if_somebody_does(
     arguments: tuple[str, ...], variables: dict[str, str], given: str
 ) -> None:
     done = make("--dry-run", "deploy", *arguments, **variables)
-    assert done.stdout.startswith(f"{given}API_SERVER='auto' k8s/compose.sh deploy 'demo'\n")
+    asked = "API_SERVER='auto' INSTANCE='orcinus' k8s/compose.sh deploy 'demo'"
+    assert done.stdout.startswith(f"{given}{asked}\n")
 
 
 def test_make_push_pushes_what_make_images_builds() -> None:

@@ -8,12 +8,16 @@ import pytest
 
 from tests.k8s.manifests import (
     COMPONENT,
+    INSTANCE,
+    NAME,
     Manifests,
     Workload,
     each_composition,
     rendered,
     selects,
 )
+
+OPENSHIFT = ("openshift", "OpenShift, traced")
 
 
 def policies_of(manifests: Manifests, workload: Workload, direction: str) -> list[dict[str, Any]]:
@@ -62,7 +66,8 @@ def test_pods_are_restricted(name: str) -> None:
         assert pod["enableServiceLinks"] is False
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["runAsNonRoot"] is True
-        assert pod["securityContext"]["runAsUser"] >= 10000
+        ids = {"runAsUser", "runAsGroup", "fsGroup"} & set(pod["securityContext"])
+        assert not ids if name in OPENSHIFT else pod["securityContext"]["runAsUser"] >= 10000
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert not {"hostNetwork", "hostPID", "hostIPC"} & set(pod)
         for container in workload.all_containers:
@@ -88,7 +93,8 @@ def test_containers_ask_for_what_they_need_and_no_more(name: str) -> None:
             assert {"cpu", "memory", "ephemeral-storage"} <= set(requests)
             assert {"memory", "ephemeral-storage"} <= set(limits)
             assert requests["memory"] == limits["memory"]
-            assert ("cpu" in limits) != (container["name"] == "worker")
+            is_limited = container["name"] != "worker" or "limits" in name
+            assert ("cpu" in limits) == is_limited
         for volume in workload.pod.get("volumes", []):
             assert "sizeLimit" in volume.get("emptyDir", {"sizeLimit": ""}), volume["name"]
 
@@ -204,7 +210,7 @@ def test_a_pod_on_a_lost_node_is_soon_replaced(name: str) -> None:
 @each_composition()
 def test_every_pod_starts_with_no_connections_at_all(name: str) -> None:
     manifests = rendered(name)
-    deny = manifests.get("NetworkPolicy", "orcinus-default-deny")["spec"]
+    deny = manifests.get("NetworkPolicy", "orcinus")["spec"]
     assert deny == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
     for workload in manifests.workloads():
         assert policies_of(manifests, workload, "Ingress")
@@ -275,7 +281,8 @@ def test_clients_reach_the_public_ports_and_no_other(name: str) -> None:
         if "from" not in rule
         for item in rule["ports"]
     }
-    assert open_to_all == {("orcinus-frontend", 8000), ("orcinus-frontend", 50051)}
+    of_proxy = {("orcinus-frontend", 4143)} if name == "linkerd" else set()
+    assert open_to_all == {("orcinus-frontend", 8000), ("orcinus-frontend", 50051)} | of_proxy
 
 
 @pytest.mark.parametrize("name", ["monitoring", "everything", "everything, lws"])
@@ -321,8 +328,8 @@ def test_pods_of_a_kind_prefer_different_nodes(name: str) -> None:
         assert spread["topologyKey"] == "kubernetes.io/hostname"
         assert spread["maxSkew"] == 1
         assert selects(spread["labelSelector"]["matchLabels"], workload.labels)
-        if workload.labels[COMPONENT] != "worker" and "1.20" not in name:
-            assert spread["whenUnsatisfiable"] == "DoNotSchedule"
+        is_hard = name == "hard-spread" and workload.labels[COMPONENT] != "worker"
+        assert spread["whenUnsatisfiable"] == ("DoNotSchedule" if is_hard else "ScheduleAnyway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,17 +380,17 @@ def takers(workload: Workload, nodes: list[Node], revision: str = "new") -> list
         "rollout, after an old pod has gone",
     ],
 )
-def test_two_share_a_node_only_where_there_is_no_other(
+def test_with_a_hard_spread_two_share_a_node_only_where_there_is_no_other(
     component: str, nodes: list[Node], allowed: list[int]
 ) -> None:
-    assert takers(rendered("base").workload(component), nodes) == allowed
+    assert takers(rendered("hard-spread").workload(component), nodes) == allowed
 
 
 @each_composition()
 def test_selectors_name_nothing_that_a_new_version_changes(name: str) -> None:
     for item in rendered(name).of("Deployment"):
         labels = item["spec"]["selector"]["matchLabels"]
-        assert set(labels) <= {"app.kubernetes.io/name", COMPONENT}
+        assert {NAME, INSTANCE} <= set(labels) <= {NAME, INSTANCE, COMPONENT}
         assert selects(labels, item["spec"]["template"]["metadata"]["labels"])
 
 
@@ -392,12 +399,13 @@ def test_rollouts_break_nothing(name: str) -> None:
     manifests = rendered(name)
     for component in ("frontend", "scheduler"):
         spec = manifests.workload(component).item["spec"]
-        assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+        rolling = {"maxSurge": 1, "maxUnavailable": 0}
+        assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
         assert spec["revisionHistoryLimit"] <= 10
     worker = manifests.workload("worker").item
     if worker["kind"] == "Deployment":  # all at once, and without waiting for pods of lost nodes
         rolling = {"maxSurge": 0, "maxUnavailable": "100%"}
-        assert worker["spec"]["strategy"] == {"rollingUpdate": rolling}
+        assert worker["spec"]["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
     else:
         assert worker["spec"]["startupPolicy"] == "LeaderCreated"
         assert worker["spec"]["leaderWorkerTemplate"]["restartPolicy"] == "None"

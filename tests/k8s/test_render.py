@@ -31,7 +31,8 @@ FOREIGN = {
 """Kinds of others, whose schemas Kubernetes does not have; only components may name them."""
 
 
-def _validate(item: dict[str, Any], version: str) -> None:
+def validate(item: dict[str, Any], version: str) -> None:
+    """Fails if a version of Kubernetes does not know an object as it is."""
     complaint = _complaint(json.dumps(item), version)
     assert complaint == "", f"{item['kind']} {item['metadata']['name']}: {complaint}"
 
@@ -52,7 +53,7 @@ def test_kubernetes_knows_every_field(name: str, version: str) -> None:
     assert objects
     for item in objects:
         if item["kind"] not in FOREIGN:
-            _validate(item, version)
+            validate(item, version)
 
 
 @pytest.mark.parametrize("name", ["lws", "everything, lws"])
@@ -60,7 +61,7 @@ def test_kubernetes_knows_every_field(name: str, version: str) -> None:
 def test_kubernetes_knows_the_pods_of_a_leader_worker_set(name: str, version: str) -> None:
     template = rendered(name).get("LeaderWorkerSet", "orcinus-worker")["spec"]
     template = template["leaderWorkerTemplate"]["workerTemplate"]
-    _validate({"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "x"}}, version)
+    validate({"apiVersion": "v1", "kind": "Pod", **template, "metadata": {"name": "x"}}, version)
 
 
 @pytest.mark.parametrize("name", ["base", *(n for n in COMPOSITIONS if n.startswith("overlays/"))])

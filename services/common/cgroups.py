@@ -1,0 +1,41 @@
+"""The control groups that limit this process.
+
+A container usually sees its own group at the root of the mount. Outside containers, the group of a
+process lies deeper: a service manager or a batch system has made it. Each of the groups above it
+may have a limit too, and the lowest limit counts.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+def groups_of(
+    controller: str, *, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP
+) -> Iterator[Path]:
+    """Returns the directories of all groups that this process is in, for one controller such as
+    `cpu`: those of version 2 and those of version 1, the innermost first.
+
+    `cgroups` is the directory at which groups are mounted, and `membership` the file in which the
+    kernel names this process's groups. A group whose directory is not mounted is left out.
+    """
+    own = _own_paths(membership)
+    for mount, path in ((cgroups, own.get("")), (cgroups / controller, own.get(controller))):
+        inside = PurePosixPath(path or "/").parts[1:]
+        if ".." in inside:  # the group is above what is mounted
+            inside = ()
+        for depth in range(len(inside), -1, -1):
+            directory = mount.joinpath(*inside[:depth])
+            if directory.is_dir():
+                yield directory
+
+
+def _own_paths(membership: Path) -> dict[str, str]:
+    """Returns the path of this process's group for each controller of version 1; the one of
+    version 2 has an empty name."""
+    if not membership.is_file():
+        return {}
+    lines = [line.split(":", 2) for line in membership.read_text().splitlines()]
+    return {name: path for _, names, path in lines for name in names.split(",")}
