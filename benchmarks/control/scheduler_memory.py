@@ -20,12 +20,13 @@ from importlib import import_module
 from orcinus.v1 import sampling_pb2, scheduler_pb2
 
 from services.common.metrics import new_registry
-from services.scheduler.core.batch import SpanLogprobs, Update
+from services.scheduler.core.batch import Update
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.core.span_logprobs import SpanLogprobs
 from services.scheduler.frontend_stream import UPDATE_BYTES, FrontendStream
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.metrics import SchedulerMetrics

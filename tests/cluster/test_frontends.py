@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, Cluster, Pod
-from tests.cluster.conftest import Figures
-from tests.cluster.test_demo import LOAD, PROMPT, SLACK, STREAMS, failures
+from tests.cluster.figures import Figures
+from tests.cluster.streams import PROMPT, STREAMS, failures
+from tests.cluster.test_demo import LOAD, SLACK
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
 

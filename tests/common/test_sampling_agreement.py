@@ -43,7 +43,7 @@ class AnyText:
     def begin_iteration(self) -> None:
         pass
 
-    def matcher(self, grammar: str) -> "AnyText":
+    def matcher(self, digest: bytes) -> "AnyText":
         return self
 
     def take(self, token_id: int) -> None:

@@ -4,8 +4,7 @@ import asyncio
 import socket
 from pathlib import Path
 
-from services.common import rpc
-from services.frontend.http.transport.server import listen
+from services.common import address, rpc
 from services.frontend.http.transport.silent_clients import notice_silence
 from services.frontend.settings import FrontendSettings
 from tests.frontend.conftest import running
@@ -41,7 +40,8 @@ async def test_a_silent_grpc_client_is_waited_for_and_then_left(tmp_path: Path) 
 
 
 def test_the_kernel_waits_as_long_for_a_silent_http_client() -> None:
-    with listen("127.0.0.1:0") as listener:
+    (listener,) = address.listen("127.0.0.1:0")
+    with listener:
         notice_silence(listener, 8.0)
         with socket.create_connection(listener.getsockname()), listener.accept()[0] as accepted:
             assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
