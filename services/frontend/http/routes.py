@@ -136,9 +136,7 @@ _WATCHING = (
 
 _OF_SERVER = (
     probe("/health", probes.health, description="Says that the process is up; needs no key."),
-    probe(
-        "/ready", probes.ready, description="Says whether to send requests here; needs no key."
-    ),
+    probe("/ready", probes.ready, description="Says whether to send requests here; needs no key."),
     probe(
         "/serving",
         probes.serving,
