@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import (
     BeforeValidator,
+    Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
@@ -211,7 +212,7 @@ class FrontendSettings(ServerSettings):
     of most clients and proxies, so that the client closes the connection, and no request is sent on
     a connection that the frontend is closing."""
 
-    client_silence_limit_s: PositiveFloat = 120.0
+    client_silence_limit_s: float = Field(default=120.0, ge=0.1, le=86400)
     """Seconds without a sign of a client's host, such as the acknowledgement of a packet or a
     ping, after which its connection is closed and what it asked for is cancelled; over gRPC up to a
     quarter more. Streams outlast a break of the network of half that time, since TCP tries again in

@@ -9,11 +9,13 @@ import pytest
 from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, Cluster, Pod
 from tests.cluster.figures import Figures
 from tests.cluster.streams import PROMPT, STREAMS, failures
-from tests.cluster.test_demo import LOAD, SLACK
+from tests.cluster.test_demo import LOAD
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
 
 READY_S = 3
+TICKS_PER_S = 100
+"""Unit of times in /proc on Linux."""
 CUT_S = 25
 LONG_S = 80
 """Seconds of a pause that no answer outlasted when frontends drained for a minute."""
@@ -37,6 +39,14 @@ def seconds_to_ready(demo: Cluster, pod: Pod) -> float:
     return (was_ready - started).total_seconds()
 
 
+def processor_s(demo: Cluster, pod: Pod) -> float:
+    """Processor time that a container's first process has taken: on a machine that others use, too,
+    it is what says how long a start takes."""
+    said = demo.insist(lambda: demo.in_namespace("exec", pod.name, "--", "cat", "/proc/1/stat"))
+    user, system = said.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / TICKS_PER_S
+
+
 def test_a_service_has_an_endpoint_while_both_frontends_are_replaced(
     demo: Cluster, figures: Figures
 ) -> None:
@@ -47,9 +57,11 @@ def test_a_service_has_an_endpoint_while_both_frontends_are_replaced(
         demo.delete_pod(before[1])
         demo.wait_serving()
         outcomes = load.finish()
-    times = [seconds_to_ready(demo, pod) for pod in demo.pods("frontend")]
-    figures.add("a frontend's start to its readiness", max(times))
-    assert max(times) <= SLACK * READY_S
+    after = demo.pods("frontend")
+    figures.add(
+        "a frontend's start to its readiness", max(seconds_to_ready(demo, it) for it in after)
+    )
+    assert all(processor_s(demo, pod) < READY_S for pod in after)
     assert failures(outcomes) == []
 
 

@@ -33,6 +33,8 @@ def test_environment_sets_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         ("grpc-address", "localhost:http"),
         ("max-body-bytes", "0"),
         ("drain-s", "-1"),
+        ("client-silence-limit-s", "0"),
+        ("client-silence-limit-s", "1e6"),
         ("log-level", "LOUD"),
     ],
     ids=str,
