@@ -103,11 +103,11 @@ def standby(cluster: Cluster) -> Pod:
 
 
 DRILLS = (
-    Drill("frontend", first("frontend"), delete, kill),
     Drill("leading scheduler", Cluster.leading_pod, delete, kill),
     Drill("standby scheduler", standby, delete, kill),
     Drill("controller, with its ranks", first("worker"), delete, kill),
     Drill("rank", first("worker"), signal_rank(15), signal_rank(9)),
+    Drill("frontend", first("frontend"), delete, kill),
 )
 
 

@@ -4,6 +4,7 @@ nobody. The elector and the term are real; stages, pipelines and time are simula
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -116,6 +117,7 @@ class Pod:
             clock=lambda: loop.time() * self._rate,
         )
         self.process = StoppableProcess()
+        self._is_stopping = False
         self.task = asyncio.create_task(self._live())
         self.task.add_done_callback(self._ended)
 
@@ -123,6 +125,14 @@ class Pod:
         """Ends the process on the spot."""
         self.process.go_on()
         self.task.cancel()
+
+    def end(self) -> None:
+        """Tells the process to stop: a leader hands over, a candidate ends."""
+        if self.elector.is_leader:
+            self._is_stopping = True
+            self._ending = asyncio.create_task(self.process.run(self.elector.release()))
+        else:
+            self.kill()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         """Starts the next process, as kubelet does."""
@@ -135,8 +145,12 @@ class Pod:
         run = self.process.run
         term = ElectedTerm(await run(self.elector.acquire()), self.elector)
         with contextlib.suppress(LeadershipLost):
-            await first_of(run(self._lead(term)), run(self.elector.hold()))
+            await first_of(run(self._lead(term)), run(self._hold()))
         assert not self.elector.is_leader
+
+    async def _hold(self) -> None:
+        await self.elector.hold()
+        await asyncio.Event().wait()
 
     async def _lead(self, term: ElectedTerm) -> None:
         while True:
@@ -145,6 +159,8 @@ class Pod:
                 seen = max(stage.epoch for stage in self._site.stages)
                 await self._serve(await term.next_epoch(seen))
             except Refused:
+                if self._is_stopping:
+                    return
                 await asyncio.sleep(0.2)
 
     async def _serve(self, epoch: int) -> None:
@@ -229,6 +245,25 @@ def test_a_leader_whose_process_is_killed_is_replaced_when_its_container_runs_ag
     simulate(story())
 
 
+def test_a_leader_that_is_told_to_stop_serves_until_the_next_has_the_stages() -> None:
+    async def story() -> None:
+        site = Site()
+        pods = [site.add_pod(), site.add_pod()]
+        await asyncio.sleep(20)
+        leader = next(pod for pod in pods if pod.elector.is_leader)
+        identity = leader.elector.identity
+        told_at = asyncio.get_running_loop().time()
+        leader.end()
+        await asyncio.sleep(20)
+        others = [item.at_s for item in site.counted if item.leader != identity]
+        its = [item.at_s for item in site.counted if item.leader == identity]
+        assert told_at < its[-1] < others[0] < told_at + RETRY_S + 1.0
+        assert others[0] - its[-1] < 10 * HOP_S
+        assert not site.errors
+
+    simulate(story())
+
+
 @dataclass(frozen=True)
 class Event:
     """One thing that goes wrong, and is right again some time later."""
@@ -241,20 +276,7 @@ class Event:
     async def happen(self, site: Site) -> None:
         pod = site.pods[self.pod]
         process = pod.process
-        match self.what:
-            case "kill":
-                pod.kill()
-            case "stop":
-                process.stop()
-            case "cut from the stages":
-                pod.reaches_stages = False
-            case "cut from the API server":
-                pod.fate = HUNG
-            case "no API server":
-                for each in site.pods:
-                    each.fate = REFUSED
-            case "restart of a stage":
-                site.stages[0].epoch = 0
+        EVENTS[self.what](site, pod)
         await asyncio.sleep(self.for_s)
         process.go_on()
         pod.reaches_stages = True
@@ -262,12 +284,23 @@ class Event:
             each.fate = GOOD
 
 
-WHAT = (
-    *("kill", "stop", "cut from the stages", "cut from the API server"),
-    *("no API server", "restart of a stage"),
-)
+def no_api_server(site: Site, _: Pod) -> None:
+    for pod in site.pods:
+        pod.fate = REFUSED
+
+
+EVENTS: dict[str, Callable[[Site, Pod], object]] = {
+    "kill": lambda _, pod: pod.kill(),
+    "stop": lambda _, pod: pod.process.stop(),
+    "end": lambda _, pod: pod.end(),
+    "cut from the stages": lambda _, pod: setattr(pod, "reaches_stages", False),
+    "cut from the API server": lambda _, pod: setattr(pod, "fate", HUNG),
+    "no API server": no_api_server,
+    "no lease": lambda site, _: site.lease.delete(),
+    "restart of a stage": lambda site, _: setattr(site.stages[0], "epoch", 0),
+}
 events = st.builds(
-    Event, st.floats(0, 20), st.sampled_from(WHAT), st.integers(0, 1), st.floats(0, 40)
+    Event, st.floats(0, 20), st.sampled_from(list(EVENTS)), st.integers(0, 1), st.floats(0, 40)
 )
 CALM_S = 60.0
 
