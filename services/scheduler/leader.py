@@ -36,8 +36,9 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
-from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.membership import LastPipeline, OnShortfall, Pipeline, gather
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.settings import SchedulerSettings

@@ -14,8 +14,9 @@ from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.membership import gather
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from tests.checkpoints import Oracle
 from tests.scheduler.core.workload import build
 

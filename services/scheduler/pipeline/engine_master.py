@@ -15,32 +15,15 @@ import grpc.aio
 from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
-from services.common.errors import Unavailable
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import RequestId
+from services.scheduler.pipeline.joining import Reports, join_all
 from services.scheduler.pipeline.lateness import Lateness
 from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.plan import plan_of
 
 log = logging.getLogger(__name__)
-
-JOIN_TIMEOUT_S = 60.0
-
-
-class PipelineLost(Unavailable):
-    """Raised when the epoch is over: a stage is gone, or an iteration does not return."""
-
-    def __init__(
-        self, message: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
-    ) -> None:
-        super().__init__(message)
-        self.gone = gone
-        """Index of the stage that is silent, or whose connection has broken; None if none is
-        known."""
-        self.culprits = tuple(culprits)
-        """Ids of the requests that ended the epoch, and would end the next epoch, too. A request is
-        known to have ended the epoch if its logits are not finite while logits of other requests in
-        the batch are finite. Empty if no such requests are known."""
 
 
 class EngineMaster:
@@ -84,19 +67,8 @@ class EngineMaster:
         Raises:
             PipelineLost: a stage could not join.
         """
-        try:
-            await asyncio.gather(*(self._join(index) for index in range(self.pipeline.n_stages)))
-            metadata = rpc.epoch_metadata(self.pipeline.epoch)
-            watches = [
-                stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
-                for stub in self._stubs
-            ]
-            for watch in watches:
-                await asyncio.wait_for(watch.wait_for_connection(), JOIN_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise PipelineLost(f"the pipeline did not form: {error.details()}") from error
-        except TimeoutError:
-            raise PipelineLost("the pipeline did not form: a stage does not report") from None
+        watches = await join_all(self.pipeline, self._stubs)
+        metadata = rpc.epoch_metadata(self.pipeline.epoch)
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
         self._lateness.begin(len(watches))
         self._tasks = [
@@ -145,22 +117,7 @@ class EngineMaster:
         for channel in self._channels:
             await channel.close(grace=None)
 
-    async def _join(self, index: int) -> None:
-        pipeline = self.pipeline
-        await self._stubs[index].JoinPipeline(
-            worker_pb2.JoinPipelineRequest(
-                pipeline_id=pipeline.pipeline_id,
-                epoch=pipeline.epoch,
-                stage_index=index,
-                members=[member.address for member in pipeline.members],
-                rendezvous_address=pipeline.first.rendezvous_address,
-                tp_size=pipeline.first.tp_size,
-                n_kv_blocks=pipeline.n_kv_blocks,
-            ),
-            timeout=JOIN_TIMEOUT_S,
-        )
-
-    async def _watch(self, index: int, watch: grpc.aio.UnaryStreamCall[object, object]) -> None:
+    async def _watch(self, index: int, watch: Reports) -> None:
         try:
             while True:
                 report = await watch.read()

@@ -11,8 +11,9 @@ from services.common.errors import Unavailable
 from services.common.iteration_limit import IterationSize
 from services.scheduler.cluster.stages import StaticStages
 from services.scheduler.cluster.term import Unopposed
-from services.scheduler.pipeline.engine_master import EngineMaster, PipelineLost
+from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.membership import gather
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.worker.channel import MessageKind
 from tests.fakes import FakeStage, fake_stages
 from tests.scheduler.core.workload import Arrival, build, request_for

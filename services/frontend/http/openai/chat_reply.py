@@ -16,6 +16,8 @@ from services.frontend.http.openai.answer import (
 )
 from services.frontend.http.openai.logprobs import chat_logprobs
 from services.frontend.http.openai.reply import GenerationReply, ReplyOptions
+from services.frontend.http.protocol.json_text import to_json
+from services.frontend.http.transport.event_stream import Event, framed
 from services.frontend.request.conversation import Conversation
 from services.frontend.request.finish_reason import FinishReason
 from services.frontend.text.message_reader import (
@@ -23,23 +25,52 @@ from services.frontend.text.message_reader import (
     MessageDelta,
     MessageReader,
     PlainReader,
+    Words,
 )
 
 
 class ChatReply(GenerationReply):
     """The reply of POST /v1/chat/completions, with one message for each answer."""
 
-    __slots__ = ("_readers",)
+    __slots__ = ("_readers", "_thought_starts")
 
     id_prefix = "chatcmpl-"
     answer_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
     text_start = b'{"index":%d,"delta":{"content":'
+    thought_start = b'{"index":%d,"delta":{"reasoning_content":'
     text_end = b'},"logprobs":null,"finish_reason":null}'
 
     def __init__(self, generation: Generation, options: ReplyOptions) -> None:
         super().__init__(generation, options)
         self._readers: dict[int, MessageReader] = {}
+        self._thought_starts: dict[int, bytes] = {}  # start of chunks with only reasoning, by index
+
+    def text_event(self, index: int, text: str) -> Event | None:
+        if index not in self._text_starts:
+            return None
+        reader = self._readers[index]
+        if isinstance(reader, PlainReader):
+            return super().text_event(index, text)
+        new = reader.feed(text)
+        words = new.only_words
+        if words is None:
+            return self._delta_event(index, new, reader) if new else b""
+        return self._text_chunk(self._words_start(index, words), words.text)
+
+    def _words_start(self, index: int, words: Words) -> bytes:
+        """Returns the start of a chunk that has only words."""
+        if not words.is_reasoning:
+            return self._text_starts[index]
+        start = self._thought_starts.get(index)
+        if start is None:
+            start = self._thought_starts[index] = self._start_of(self.thought_start % index)
+        return start
+
+    def _delta_event(self, index: int, new: MessageDelta, reader: MessageReader) -> Event:
+        """Returns the event of a chunk in the middle of an answer."""
+        choice = self._chunk_choice(Piece(index), _delta(new), reader)
+        return framed(b"%b[%b]%b" % (self._chunk_start, to_json(choice), self._chunk_end))
 
     def _after_usage(self, pieces: Sequence[Piece]) -> Mapping[str, object]:
         fields: dict[str, object] = {}
@@ -48,9 +79,6 @@ class ChatReply(GenerationReply):
         if (n_top := self._options.n_prompt_logprobs) is not None:
             fields["prompt_logprobs"] = self._prompt_logprobs(pieces[0], n_top)
         return fields
-
-    def _is_text(self, index: int) -> bool:
-        return isinstance(self._readers.get(index), PlainReader)
 
     def _whole_choice(self, piece: Piece) -> ChatChoice:
         assert piece.finish_reason is not None  # a whole answer has ended

@@ -105,12 +105,12 @@ class GenerationReply(Reply):
         if piece.finish_reason is None:
             event = self.text_event(piece.index, piece.text)
             if event is not None:
-                return (event,)
+                return (event,) if event else ()
         return self._events(piece)
 
     def text_event(self, index: int, text: str) -> Event | None:
         start = self._text_starts.get(index)
-        return None if start is None else b"%b%b%b" % (start, text_json(text), self._text_end)
+        return None if start is None else self._text_chunk(start, text)
 
     def end(self) -> Iterator[Event]:
         if self._lacks_usage:
@@ -121,10 +121,13 @@ class GenerationReply(Reply):
     def explain(self, error: errors.OrcinusError) -> Event:
         return openai_errors.error_event(error)
 
-    def _is_text(self, index: int) -> bool:
-        """Returns whether each remaining piece of an answer, except the last, is only text that is
-        sent unchanged."""
-        return self._ids.has_begun(index)
+    def _text_chunk(self, start: bytes, text: str) -> Event:
+        """Returns the event of a chunk that has only text. `start` is the event up to the text."""
+        return b"%b%b%b" % (start, text_json(text), self._text_end)
+
+    def _start_of(self, choice: bytes) -> bytes:
+        """Returns the start of events whose chunks have a choice that begins with `choice`."""
+        return b"data: %b[%b" % (self._chunk_start, choice)
 
     def _events(self, piece: Piece) -> Iterator[Event]:
         is_first = not self._ids.has_begun(piece.index)
@@ -142,9 +145,8 @@ class GenerationReply(Reply):
             )
             self._seed = b""  # only the first chunk has the seed
             yield framed(chunk, event_id=self._ids.current() if self._has_ids else b"")
-        if self._has_text_only and self._is_text(piece.index):
-            start = b"data: " + self._chunk_start + b"[" + self.text_start % piece.index
-            self._text_starts[piece.index] = start
+        if self._has_text_only and self._ids.has_begun(piece.index):
+            self._text_starts[piece.index] = self._start_of(self.text_start % piece.index)
 
     @abstractmethod
     def _whole_choice(self, piece: Piece) -> Choice:

@@ -27,8 +27,9 @@ class Reply(ABC):
         """Returns the events for a new piece of an answer."""
 
     def text_event(self, index: int, text: str) -> Event | None:
-        """Returns the event for new text of the answer `index`. Returns None if the text may need
-        other or several events; `events` then returns the events."""
+        """Returns the event for new text of the answer `index`, empty if the text has none yet.
+        Returns None if the text may need other or several events; `events` then returns the
+        events."""
         return None
 
     @abstractmethod

@@ -11,8 +11,8 @@ ToEvents = Callable[[Piece], Iterable[Event]]
 """A function that returns the events of a piece."""
 
 ToTextEvent = Callable[[int, str], Event | None]
-"""A function that returns the event for new text of an answer; None if there may be several
-events."""
+"""A function that returns the event for new text of an answer: empty if the text has no event yet,
+None if there may be several events."""
 
 
 class EventOutlet:
@@ -51,5 +51,5 @@ class EventOutlet:
         event = self._to_text_event(index, text)
         if event is None:
             self.take(Piece(index, text))
-        else:
+        elif event:
             self._chunks.write(event)

@@ -291,6 +291,25 @@ def frames(content: bytes) -> list[bytes]:
     return found
 
 
+async def test_chunks_without_token_ids_are_the_same_in_all_else(site: Site) -> None:
+    async def chunks(**body: Any) -> list[Any]:
+        site.scheduler.behaviour = says(*site.tokens(f"<think>\nHm.</think>\nWell.{CALLS}"), EOS)
+        body |= {"messages": [USER], "tools": [FIND, DIVE], "stream": True, "seed": 1}
+        response = await site.http.post(PATH, json=body)
+        data = [frame.partition(b"data: ")[2] for frame in frames(response.content)]
+        choices = [json.loads(text)["choices"][0] for text in data]
+        for choice in choices:
+            for call in choice["delta"].get("tool_calls", ()):
+                call.pop("id", None)  # another request has other ids
+        return choices
+
+    shown = await chunks(return_token_ids=True)
+    for choice in shown:
+        del choice["token_ids"]
+    has_news = [choice for choice in shown if choice["delta"] or choice["finish_reason"]]
+    assert await chunks() == has_news
+
+
 def resumption(received: Sequence[bytes]) -> dict[str, Any]:
     """Returns what a client posts besides the request after these events."""
     chunks = [json.loads(frame.partition(b"data: ")[2]) for frame in received]
