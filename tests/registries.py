@@ -16,6 +16,7 @@ from services.frontend.request.finish_reason import FinishReason
 from services.frontend.request.generation_request import GenerationOptions, GenerationRequest
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.pipeline.membership import Member, Pipeline
+from services.scheduler.pipeline.shortfall import UnfitWorker
 from services.worker.controller.controller import Controller
 from services.worker.controller.metrics import WorkerMetrics
 from tests.fakes import describe_stage
@@ -66,6 +67,8 @@ def _frontend(registry: CollectorRegistry) -> None:
 def _scheduler(registry: CollectorRegistry) -> None:
     members = tuple(Member(f"{index}:1", describe_stage(index, 3)) for index in range(3))
     scheduler = build(max_batch_size=4, n_blocks=16, block_size=4, pipeline_depth=2)
-    epoch = SchedulerMetrics(registry).observe(Pipeline("p", 1, members), scheduler)
+    metrics = SchedulerMetrics(registry)
+    metrics.note_unfit((UnfitWorker("1:1", "pod", "block_size 16, not 32"),))
+    epoch = metrics.observe(Pipeline("p", 1, members), scheduler)
     epoch.opened()
     epoch.timed(1, worker_pb2.IterationTiming(iteration=1))

@@ -18,6 +18,7 @@ from services.common import rpc
 from services.scheduler.core.batch import Batch
 from services.scheduler.core.request import RequestId
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
+from services.scheduler.pipeline.joining import Reports, join_all
 from services.scheduler.pipeline.lateness import Lateness
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
@@ -25,8 +26,6 @@ from services.scheduler.pipeline.plan import plan_of
 from services.scheduler.pipeline.span_logprobs import LogprobPieces
 
 log = logging.getLogger(__name__)
-
-JOIN_TIMEOUT_S = 60.0
 
 
 class EngineMaster:
@@ -73,19 +72,8 @@ class EngineMaster:
         Raises:
             PipelineLost: a stage could not join.
         """
-        try:
-            await asyncio.gather(*(self._join(index) for index in range(self.pipeline.n_stages)))
-            metadata = rpc.epoch_metadata(self.pipeline.epoch)
-            watches = [
-                stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
-                for stub in self._stubs
-            ]
-            for watch in watches:
-                await asyncio.wait_for(watch.wait_for_connection(), JOIN_TIMEOUT_S)
-        except grpc.aio.AioRpcError as error:
-            raise PipelineLost(f"the pipeline did not form: {error.details()}") from error
-        except TimeoutError:
-            raise PipelineLost("the pipeline did not form: a stage does not report") from None
+        watches = await join_all(self.pipeline, self._stubs)
+        metadata = rpc.epoch_metadata(self.pipeline.epoch)
         self._plans = self._stubs[0].RunIterations(metadata=metadata)
         self._lateness.begin(len(watches))
         self._tasks = [
@@ -135,22 +123,7 @@ class EngineMaster:
         for channel in self._channels:
             await channel.close(grace=None)
 
-    async def _join(self, index: int) -> None:
-        pipeline = self.pipeline
-        await self._stubs[index].JoinPipeline(
-            worker_pb2.JoinPipelineRequest(
-                pipeline_id=pipeline.pipeline_id,
-                epoch=pipeline.epoch,
-                stage_index=index,
-                members=[member.address for member in pipeline.members],
-                rendezvous_address=pipeline.first.rendezvous_address,
-                tp_size=pipeline.first.tp_size,
-                n_kv_blocks=pipeline.n_kv_blocks,
-            ),
-            timeout=JOIN_TIMEOUT_S,
-        )
-
-    async def _watch(self, index: int, watch: grpc.aio.UnaryStreamCall[object, object]) -> None:
+    async def _watch(self, index: int, watch: Reports) -> None:
         try:
             while True:
                 report = await watch.read()

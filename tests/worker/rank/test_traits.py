@@ -21,7 +21,7 @@ def test_each_trait_changes_with_its_own_cause_alone(tmp_path: Path) -> None:
     plain = told(model)
     assert (plain["model"], plain["dtype"], plain["block_size"]) == ("one", "float32", "16")
     assert all(plain.values())
-    for name, settings in {
+    cases: dict[str, dict[str, Any]] = {
         "model": {"served_model_name": "other"},
         "dtype": {"dtype": "bfloat16"},
         "quantization": {"quantization": "int8"},
@@ -29,7 +29,8 @@ def test_each_trait_changes_with_its_own_cause_alone(tmp_path: Path) -> None:
         "block_size": {"block_size": 32},
         "data_plane": {"device": "cuda"},
         "checkpoint": {"load_format": "random"},
-    }.items():
+    }
+    for name, settings in cases.items():
         other = told(model, **settings)
         assert {key for key in plain if plain[key] != other[key]} == {name}
     other = told(model, tp_rank=1, stage_index=1, n_stages=3, kv_memory="5MiB", n_threads=2)

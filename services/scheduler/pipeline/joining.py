@@ -1,0 +1,60 @@
+"""The joining of an epoch: all stages build their process groups, and then report."""
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+import grpc.aio
+from orcinus.v1 import worker_pb2, worker_pb2_grpc
+
+from services.common import rpc
+from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
+
+JOIN_TIMEOUT_S = 60.0
+
+Reports = grpc.aio.UnaryStreamCall[object, object]
+"""The stream of a stage's reports."""
+
+
+async def join_all(
+    pipeline: Pipeline, stubs: Sequence[worker_pb2_grpc.WorkerServiceStub]
+) -> list[Reports]:
+    """Makes all stages of a pipeline join its epoch, and returns the streams of their reports.
+
+    Raises:
+        PipelineLost: a stage could not join; the error names the stage.
+    """
+    await asyncio.gather(*(_join(pipeline, index, stub) for index, stub in enumerate(stubs)))
+    metadata = rpc.epoch_metadata(pipeline.epoch)
+    watches: list[Reports] = [
+        stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata) for stub in stubs
+    ]
+    for index, watch in enumerate(watches):
+        try:
+            await asyncio.wait_for(watch.wait_for_connection(), JOIN_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            raise _not_formed(index, error.details()) from error
+        except TimeoutError:
+            raise _not_formed(index, "it does not report") from None
+    return watches
+
+
+async def _join(pipeline: Pipeline, index: int, stub: worker_pb2_grpc.WorkerServiceStub) -> None:
+    request = worker_pb2.JoinPipelineRequest(
+        pipeline_id=pipeline.pipeline_id,
+        epoch=pipeline.epoch,
+        stage_index=index,
+        members=[member.address for member in pipeline.members],
+        rendezvous_address=pipeline.first.rendezvous_address,
+        tp_size=pipeline.first.tp_size,
+        n_kv_blocks=pipeline.n_kv_blocks,
+    )
+    try:
+        await stub.JoinPipeline(request, timeout=JOIN_TIMEOUT_S)
+    except grpc.aio.AioRpcError as error:
+        raise _not_formed(index, error.details()) from error
+
+
+def _not_formed(index: int, why: str | None) -> PipelineLost:
+    return PipelineLost(f"the pipeline did not form: stage {index}: {why}")
