@@ -20,7 +20,8 @@ from services.common.memory_limit import MIB, PROCESS
 from services.common.settings import HostPort, ModelNames, ServerSettings, Target
 
 PROCESS_BYTES = 112 * MIB
-"""Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary."""
+"""Memory, in bytes, reserved for an idle frontend, which takes 82 MiB with a small vocabulary, and
+for the translations of tools' schemas that it keeps (`translations.MAX_BYTES`, 8 MiB)."""
 
 GRAMMARS_BYTES = 256 * MIB
 """Memory, in bytes, of the process that checks grammars. The process starts with the first request

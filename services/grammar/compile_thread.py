@@ -50,6 +50,6 @@ def _do(work: Callable[[], Result], future: "Future[Result]", is_urgent: bool) -
 
 def _give_way() -> None:
     """Lets other threads go before the calling thread. On Linux, both calls concern the thread."""
-    with suppress(OSError):  # a container may forbid either
+    os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+    with suppress(OSError):  # a container may forbid it
         os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))  # the controller is not bound
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)

@@ -23,7 +23,8 @@ from services.common.sampling import MAX_COMPILED_GRAMMARS
 from services.scheduler.core.request import Request, RequestState
 
 N_LOOKED_AT = 64
-"""Number of waiting requests, from the first in the order, whose grammars are compiled ahead."""
+"""Number of waiting requests, the first in the order, whose grammars are compiled. The others come
+later. Looking at few requests takes little time of each iteration."""
 
 
 @dataclass(frozen=True, slots=True)
