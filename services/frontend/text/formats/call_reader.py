@@ -176,7 +176,8 @@ class ToolCallReader(ABC):
         """Adds text that looked like a call as content, unless it may be a call that is cut off by
         the end of the answer."""
         may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
-        if not may_be_cut or any(mark in text[1:] for mark in self.marks):
+        first = next((mark for mark in self.marks if text.startswith(mark)), "")
+        if not may_be_cut or any(mark in text[len(first) or 1 :] for mark in self.marks):
             self._say(text)
 
     def _begin(self, name: str, call_id: str = "") -> None:

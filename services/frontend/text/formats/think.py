@@ -133,7 +133,7 @@ class ThinkReader:
         self._tags = tags
         self._text = ArrivingText()
         self._new = MessageDelta()
-        self._last = ""  # character of the message
+        self._last = ""  # last character of the message so far
         self._may_begin_tag: Callable[[str], object] | None = None
         """Says whether a tag may begin in a text. None if the steps are not in the message."""
         self._steps = self._read(has_begun=has_begun)

@@ -5,15 +5,14 @@ import random
 import pytest
 
 from services.frontend.text.formats.registry import REASONING_FORMATS, TOOL_FORMATS
-from tests.frontend.text.formats.cases import CANONICAL
 from tests.frontend.text.formats.malformed import SAMPLES, check
 
-N_TEXTS = 45
+N_TEXTS = 15
 """Texts of each format; about 500 of all formats together."""
 
 
-def test_each_format_has_samples_here_or_among_the_cases() -> None:
-    assert {*SAMPLES, *CANONICAL} == {*TOOL_FORMATS, *REASONING_FORMATS}
+def test_each_format_has_samples() -> None:
+    assert {*SAMPLES} == {*TOOL_FORMATS, *REASONING_FORMATS}
 
 
 @pytest.mark.parametrize("name", SAMPLES)
