@@ -1,6 +1,6 @@
 """The trace context that a client names in HTTP headers or gRPC metadata.
 
-The form of the context is chosen by `OTEL_PROPAGATORS`. The rules are those of W3C Trace Context: a
+The form of the context is chosen by `OTEL_PROPAGATORS`. Two rules of W3C Trace Context apply. A
 list that comes in several headers is one list, in the order of the headers. A header that may come
 once and comes several times is ambiguous, so the request begins a new trace.
 """

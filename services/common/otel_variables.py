@@ -1,9 +1,9 @@
 """OpenTelemetry's own variables: whether they ask for traces, and which of them are wrong.
 
-OpenTelemetry's libraries read the variables while they are imported, and meet a wrong value with a
-traceback or with a default that nobody asked for. This module knows what the libraries accept, so
-that a service refuses a wrong value in one line before it imports them. Where traces are off,
-nothing is checked. An empty variable counts as unset, as OpenTelemetry's specification has it.
+OpenTelemetry's libraries read the variables while they are imported. A wrong value gives a
+traceback, or a default is used silently. This module knows what the libraries accept, so that a
+service refuses a wrong value in one line before it imports them. Where traces are off, nothing is
+checked. An empty variable counts as unset, as OpenTelemetry's specification has it.
 """
 
 import math

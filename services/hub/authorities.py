@@ -1,7 +1,8 @@
 """The certificate authorities that the environment names for connections to sources of checkpoints.
 
 Programs read different variables for the same purpose, and operators set the ones that they know.
-All named authorities are trusted. Where no variable is set, those of the system are.
+All named authorities are trusted. Where no variable is set, the authorities of the system are
+trusted.
 """
 
 import os
@@ -40,8 +41,8 @@ def named_authorities(environment: Mapping[str, str], *others: str) -> str:
 
 
 def context_with(authorities: str) -> ssl.SSLContext | bool:
-    """Returns what a client of httpx2 verifies certificates with: the context that trusts some
-    authorities, or True for those of the system if there are none."""
+    """Returns the argument `verify` of a client of httpx2: a context that trusts `authorities`, or
+    True, which stands for the system's authorities, if `authorities` is empty."""
     if not authorities:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
