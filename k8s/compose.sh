@@ -68,7 +68,8 @@ printf 'resources:\n  - ../../k8s/overlays/%s\n' "$overlay" >"$made"
 case $verb in
   deploy)
     kubectl kustomize "k8s/overlays/$overlay" >"build/$verb/overlay.txt"
-    instance=$(sed -n 's|^ *app.kubernetes.io/instance: *||p' "build/$verb/overlay.txt" | head -n 1)
+    instance=$(awk '/^kind: Deployment/ { is_found = 1 } is_found && /app.kubernetes.io\/instance:/ { print $2; exit }' \
+      "build/$verb/overlay.txt")
     [ "${INSTANCE:-$instance}" = "$instance" ] || fail "INSTANCE=$INSTANCE: k8s/overlays/$overlay is INSTANCE=$instance"
     if [ -n "${IMAGE_PREFIX:-}${TAG:-}" ]; then
       images "build/$verb/overlay.txt" >>"$made"
