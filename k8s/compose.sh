@@ -73,7 +73,8 @@ case $verb in
   deploy)
     kubectl kustomize "k8s/overlays/$overlay" >"build/$verb/overlay.txt"
     printf 'components:\n  - ../../k8s/components/drain\n' >>"$made"
-    instance=$(sed -n 's|^ *app.kubernetes.io/instance: *||p' "build/$verb/overlay.txt" | head -n 1)
+    instance=$(awk '/^kind: Deployment/ { is_found = 1 } is_found && /app.kubernetes.io\/instance:/ { print $2; exit }' \
+      "build/$verb/overlay.txt")
     [ "${INSTANCE:-$instance}" = "$instance" ] || fail "INSTANCE=$INSTANCE: k8s/overlays/$overlay is INSTANCE=$instance"
     if [ -n "${IMAGE_PREFIX:-}${TAG:-}" ]; then
       images "build/$verb/overlay.txt" >>"$made"

@@ -14,7 +14,10 @@ echo "$rendered" | awk '
   [ -z "$(kubectl --namespace "$namespace" get hpa "$name" --ignore-not-found --output name)" ] || continue
   replicas=$(kubectl --namespace "$namespace" get deployment "$name" --ignore-not-found --output 'jsonpath={.spec.replicas}')
   [ -n "$replicas" ] || continue
-  kubectl apply --server-side --field-manager autoscaling --force-conflicts --filename - <<END
-{apiVersion: apps/v1, kind: Deployment, metadata: {name: $name, namespace: $namespace}, spec: {replicas: $replicas}}
+  kubectl apply --server-side --field-manager autoscaling --force-conflicts --validate=false --filename - <<END
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: $name, namespace: $namespace}
+spec: {replicas: $replicas}
 END
 done

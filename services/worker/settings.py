@@ -177,7 +177,8 @@ class WorkerSettings(SharedSettings, ServerSettings):
 
     n_threads: int = Field(default=0, ge=0)
     """Compute threads of each rank on a CPU. 0 divides the CPUs that the process may use, by its
-    affinity and its cgroup's quota, among the ranks of the stage."""
+    affinity and the quota of its control groups, among the ranks of the stage; a part of a CPU is
+    no thread."""
 
     cpus: str = Field(default="", pattern=r"^(\d+(,\d+)*)?$")
     """Numbers of the CPUs for this stage's ranks, such as `0,1`: `n_threads` of them for each rank.

@@ -40,7 +40,11 @@ def test_applying_twice_changes_nothing_and_server_side_neither(demo: Cluster) -
     assert before == {
         it["metadata"]["name"]: it["metadata"]["generation"] for it in deployments(demo)
     }
+    applied(demo, overlay)  # writes the annotation of a client-side apply, and no more
     assert [line for line in applied(demo, overlay) if not line.endswith(" unchanged")] == []
+    assert before == {
+        it["metadata"]["name"]: it["metadata"]["generation"] for it in deployments(demo)
+    }
 
 
 def deployments(cluster: Cluster) -> list[dict[str, Any]]:
@@ -83,6 +87,39 @@ def test_a_second_deployment_serves_beside_the_first(demo: Cluster) -> None:
         remove = ("delete", KINDS, "-l", "app.kubernetes.io/instance=orcinus-b")
         demo.insist(lambda: demo.in_namespace(*remove, "--wait=false"))
     demo.wait_serving()
+
+
+LIMITED = "orcinus-limited"
+QUOTA = f"""apiVersion: v1
+kind: ResourceQuota
+metadata: {{name: limits, namespace: {LIMITED}}}
+spec: {{hard: {{limits.cpu: "10", limits.memory: 8Gi}}}}
+"""
+
+
+def test_a_quota_that_demands_cpu_limits_admits_every_pod(cluster: Cluster, tmp_path: Path) -> None:
+    overlay = tmp_path / "limited"
+    overlay.mkdir()
+    k8s = Path(os.path.relpath(K8S, overlay.resolve()))
+    components = [str(k8s / "components" / it) for it in ("cpu-limits", "kubernetes-1.20")]
+    kustomization = {
+        "namespace": LIMITED,
+        "resources": [str(k8s / "base")],
+        "components": components,
+    }
+    (overlay / "kustomization.yaml").write_text(json.dumps(kustomization))
+    try:
+        cluster.insist(lambda: cluster.kubectl("create", "namespace", LIMITED))
+        cluster.insist(lambda: cluster.kubectl("apply", "-f", "-", text=QUOTA))
+        cluster.apply(overlay)
+        query = ("-n", LIMITED, "get", "replicasets", "-o", "jsonpath={.items[*].status.replicas}")
+        cluster.until(
+            lambda: cluster.kubectl(*query).split() == ["2", "2", "2"], what="all pods are made"
+        )
+    finally:
+        cluster.insist(
+            lambda: cluster.kubectl("delete", "ns", LIMITED, "--ignore-not-found", "--wait=false")
+        )
 
 
 SCALER = """kind: HorizontalPodAutoscaler

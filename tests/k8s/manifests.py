@@ -97,7 +97,6 @@ COMPOSITIONS: Mapping[str, Composition] = {
     "everything, lws": Composition("base", (*_EVERYTHING, "tracing", "lws", "stages"), 4),
     "limits, tensor-parallel": Composition("base", ("tensor-parallel", "cpu-limits")),
     "OpenShift, traced": Composition("base", ("tracing", "openshift")),
-    "istio, mtls": Composition("base", ("mtls", "istio")),
     "fetched, lws": Composition("base", ("model-fetch", "mtls", "lws", "stages"), 3),
     "demo, 1.20": Composition("overlays/demo", ("kubernetes-1.20",)),
     "demo, mtls, 3 stages, 1.20": Composition(

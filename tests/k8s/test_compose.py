@@ -222,9 +222,13 @@ def test_undeploying_now_does_not_wait_for_streams(composer: Composer) -> None:
 
 
 def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> None:
-    done = composer.run("deploy", "demo", INSTANCE="orcinus-b")
+    overlay = composer.root / "k8s" / "overlays" / "second"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text("resources: [../demo]\nnameSuffix: -b\n")
+    assert composer.run("deploy", "second", INSTANCE="orcinus-b").returncode == 0
+    done = composer.run("deploy", "second", INSTANCE="orcinus")
     assert done.returncode == 1
-    assert "INSTANCE=orcinus-b: k8s/overlays/demo is INSTANCE=orcinus" in done.stderr
+    assert "INSTANCE=orcinus: k8s/overlays/second is INSTANCE=orcinus-b" in done.stderr
 
 
 SCALED = """#!/bin/sh

@@ -4,12 +4,23 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
 import yaml
 
 from tests.k8s.manifests import K8S, Manifests, render_directory
 
 PAGE = (K8S.parent / "docs" / "operations" / "deploy.md").read_text(encoding="utf-8")
+PAGES = sorted((K8S.parent / "docs" / "operations").glob("*.md"))
 FILES = dict(re.findall(r"^`(k8s/overlays/mine/\S+)`\n\n((?:    .*\n|\n)+)", PAGE, flags=re.M))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_pages_give_kubectl_to_read_is_read(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for given in re.findall(r"kubectl .*-f - <<'?END'?\n((?:    .*\n)+?)    END\n", text):
+        item = yaml.safe_load(textwrap.dedent(given).replace("$n", "3"))
+        assert {"apiVersion", "kind", "metadata", "spec"} == set(item)
+        assert not given.lstrip().startswith("{")  # kubectl would take it for JSON
 
 
 def test_the_settings_of_the_overlay_win_over_those_of_its_components(tmp_path: Path) -> None:

@@ -400,8 +400,8 @@ def test_rollouts_break_nothing(name: str) -> None:
     manifests = rendered(name)
     for component in ("frontend", "scheduler"):
         spec = manifests.workload(component).item["spec"]
-        rolling = {"maxSurge": 1, "maxUnavailable": 0}
-        assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": rolling}
+        one_more = {"maxSurge": 1, "maxUnavailable": 0}
+        assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": one_more}
         assert spec["revisionHistoryLimit"] <= 10
     worker = manifests.workload("worker").item
     if worker["kind"] == "Deployment":  # all at once, and without waiting for pods of lost nodes

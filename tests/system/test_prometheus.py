@@ -123,6 +123,8 @@ SCHEDULERS = {
     'orcinus_serving{namespace="n", pod="s1"}': "0x40",
 }
 WELL, WELL_TO_100S = "1x40", "1x20 0x20"
+BESIDE = 'namespace="n", app_kubernetes_io_instance="orcinus-b", pod="s2"'
+"""A scheduler of another deployment in the namespace."""
 
 
 @pytest.mark.parametrize(
@@ -155,8 +157,23 @@ WELL, WELL_TO_100S = "1x40", "1x20 0x20"
             },
             True,
         ),
+        (
+            {
+                'orcinus_serving{namespace="n", pod="s0"}': WELL_TO_100S,
+                f"orcinus_serving{{{BESIDE}}}": WELL,
+                f"orcinus_leader{{{BESIDE}}}": WELL,
+            },
+            True,
+        ),
     ],
-    ids=["well", "the leader", "a frontend", "a frontend that nobody asks", "the leader is gone"],
+    ids=[
+        "well",
+        "the leader",
+        "a frontend",
+        "a frontend that nobody asks",
+        "the leader is gone",
+        "another deployment serves",
+    ],
 )
 def test_the_alert_that_nothing_is_served_fires_within_a_minute(
     series: dict[str, str], fires: bool, rules: Path, tmp_path: Path
