@@ -22,6 +22,7 @@ from services.frontend.http.docs import openapi, page
 from services.frontend.http.openai import errors as openai_errors
 from services.frontend.http.operations.page_files import page_files
 from services.frontend.http.protocol.api import Api
+from services.frontend.http.protocol.api_description import ApiDescription, Description
 from services.frontend.http.protocol.errors import Dialect, answer
 from services.frontend.http.protocol.json_text import to_json
 from services.frontend.http.protocol.route import Route
@@ -42,11 +43,14 @@ def create_app(api: Api) -> "App":
     if api.feed is not None:
         page_files()  # raises errors at start rather than at the first request
     served = served_routes(has_page=api.feed is not None, has_metrics=api.registry is not None)
-    document = openapi.document(
-        served, needs_key=api.api_keys.are_needed, refuses_unknown=api.unknown.are_refused
-    )
-    docs_page = page.render(document)
-    return App(replace(api, document=to_json(document), docs_page=docs_page), served)
+
+    def describe() -> Description:
+        document = openapi.document(
+            served, needs_key=api.api_keys.are_needed, refuses_unknown=api.unknown.are_refused
+        )
+        return Description(to_json(document), page.render(document))
+
+    return App(replace(api, description=ApiDescription(describe)), served)
 
 
 class App:

@@ -11,9 +11,9 @@ from services.frontend.http.transport.media_types import HTML, JSON
 async def openapi(api: Api, _: Request) -> Response:
     """Answers with the OpenAPI document. No key is needed, since the document says nothing about
     the model."""
-    return Response(api.document, media_type=JSON)
+    return Response((await api.description.get()).document, media_type=JSON)
 
 
 async def docs(api: Api, _: Request) -> Response:
     """Answers with the OpenAPI document as a page in HTML. No key is needed."""
-    return Response(api.docs_page, headers=page.HEADERS, media_type=HTML)
+    return Response((await api.description.get()).page, headers=page.HEADERS, media_type=HTML)

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the HTTP API, made once at start from the table of routes.
+"""The OpenAPI document of the HTTP API, made from the table of routes.
 
 Bodies are described by the models that read them, and answers by the types that replies build. The
 document cannot describe what depends on the model, such as the vocabulary, the length and the chat

@@ -14,10 +14,13 @@ from services.frontend.http.bodies import page_origin
 from services.frontend.http.bodies.reader import Body, parse_body
 from services.frontend.http.bodies.unknown_fields import UnknownFields
 from services.frontend.http.protocol import credentials
+from services.frontend.http.protocol.api_description import ApiDescription, Description
 from services.frontend.http.transport.event_stream import LAST_EVENT_ID
 from services.frontend.http.transport.request_body import BodyLimits, read_body
 from services.frontend.http.transport.request_headers import headers_of
 from services.frontend.watching.view_feed import ViewFeed
+
+_NOTHING = ApiDescription(lambda: Description(b"", ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +43,8 @@ class Api:
     """Feed of views of the scheduler; None if the scheduler may not be watched."""
     registry: CollectorRegistry | None = None
     """Metrics of this process; None if the API does not have `/metrics`."""
-    document: bytes = b""
-    """The OpenAPI document in JSON."""
-    docs_page: str = ""
-    """The OpenAPI document as a page in HTML."""
+    description: ApiDescription = _NOTHING
+    """The description of the API."""
 
     def admit(self, request: Request) -> Account:
         """Returns the account of the caller.
