@@ -245,7 +245,7 @@ esac
 @pytest.mark.parametrize(
     ("component", "scaler", "replicas", "kept"),
     [
-        ("autoscaling", "", "5", "spec: {replicas: 5}}"),
+        ("autoscaling", "", "5", "spec: {replicas: 5}"),
         ("autoscaling", "horizontalpodautoscaler/orcinus-frontend", "5", ""),
         ("autoscaling", "", "", ""),
         ("page", "", "5", ""),
