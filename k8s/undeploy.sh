@@ -24,3 +24,8 @@ while IFS='|' read -r namespace name instance grace_s; do
   fi </dev/null
 done <build/undeploy/frontends.txt
 kubectl delete -k build/undeploy --ignore-not-found --timeout=5m
+
+# The schedulers have made their Lease themselves; it is called as their Service is.
+while IFS='|' read -r namespace name _; do
+  kubectl --namespace "$namespace" delete lease "$(echo "$name" | sed s/frontend/scheduler/)" --ignore-not-found </dev/null
+done <build/undeploy/frontends.txt

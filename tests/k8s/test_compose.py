@@ -206,19 +206,20 @@ def test_undeploying_waits_for_streams_before_it_deletes_what_they_need(
     composer: Composer,
 ) -> None:
     done = composer.run("demo", script="undeploy.sh", kubectl=DEPLOYED)
-    said, first, last = done.stdout.splitlines()
+    said, first, others, lease = done.stdout.splitlines()
     assert "within 1234 s" in said
     options = "--cascade=foreground --timeout 1294s"
     assert first == f"--namespace orcinus delete deployment orcinus-frontend {options}"
-    assert last.startswith("delete -k build/undeploy ")
+    assert others.startswith("delete -k build/undeploy ")
+    assert lease == "--namespace orcinus delete lease orcinus-scheduler --ignore-not-found"
 
 
 def test_undeploying_now_does_not_wait_for_streams(composer: Composer) -> None:
     done = composer.run("demo", script="undeploy.sh", kubectl=DEPLOYED, NOW="1")
-    _, pods, last = done.stdout.splitlines()
+    _, pods, others, _ = done.stdout.splitlines()
     assert "delete pods --grace-period 5 " in pods
     assert "instance=orcinus,app.kubernetes.io/component=frontend" in pods
-    assert last.startswith("delete -k build/undeploy ")
+    assert others.startswith("delete -k build/undeploy ")
 
 
 def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> None:
