@@ -86,6 +86,8 @@ def test_a_second_deployment_serves_beside_the_first(demo: Cluster) -> None:
     finally:
         remove = ("delete", KINDS, "-l", "app.kubernetes.io/instance=orcinus-b")
         demo.insist(lambda: demo.in_namespace(*remove, "--wait=false"))
+        lease = ("delete", "lease", "orcinus-scheduler-b", "--ignore-not-found")
+        demo.insist(lambda: demo.in_namespace(*lease))
     demo.wait_serving()
 
 
