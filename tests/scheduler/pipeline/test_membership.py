@@ -11,7 +11,7 @@ import pytest
 
 from services.common import rpc
 from services.common.errors import Unavailable
-from services.scheduler.cluster.leader_elector import LeadershipLost
+from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.term import Term, Unopposed
 from services.scheduler.pipeline.membership import (
     Member,
