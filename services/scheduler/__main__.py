@@ -1,6 +1,6 @@
 """`python -m services.scheduler`: waits to be elected, leads, and gives the lead up at the end.
 
-    bind → be elected → lead → give the lease away → serve until the next leader has the stages
+    bind → be elected → lead → give the lease away → serve until another has taken it
 
 With static stages there is no election: this scheduler leads at once. In Kubernetes several
 schedulers may run: one leads, the others stand by, and frontends find the leader by its health.
@@ -26,8 +26,9 @@ from services.common.health import Health
 from services.common.serving import ServingWatch
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
-from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector
 from services.scheduler.cluster.leader_watch import LeaderWatch
+from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.pod_directory import PodDirectory
 from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
@@ -100,6 +101,7 @@ class SchedulerProcess:
         self._progress = IterationProgress(on_iteration=self._serving.note_progress)
         self._metrics.ask_serving(self._serving.reason_against)
         self._elector: LeaderElector | None = None
+        self._has_handed_over = asyncio.Event()
         self._port = 0
 
     async def run(self) -> None:
@@ -152,16 +154,22 @@ class SchedulerProcess:
             if await process.happens_before(acquiring, self._stop):
                 term = ElectedTerm(acquiring.result(), elector)
                 leading = self._lead(pods, term, hand_over=partial(self._hand_over, elector))
-                await process.first_of(leading, _hold(elector))
+                await process.first_of(leading, _hold(elector), self._wait_for_successor(elector))
         finally:
             await elector.release()
 
     async def _hand_over(self, elector: LeaderElector) -> None:
-        """Lets another scheduler lead. This one goes on serving the frontends that it has, and they
-        find the next leader when its pipeline is taken."""
+        """Lets another scheduler lead. This one goes on serving until the other holds the lease."""
         await self._health.set_serving(False)
         self._metrics.set_leading(False)
         await elector.release()
+        self._has_handed_over.set()
+
+    async def _wait_for_successor(self, elector: LeaderElector) -> None:
+        """Returns once another scheduler holds the lease that this one has given away. The stages
+        join the next epoch sooner if this leader has left them by then."""
+        await self._has_handed_over.wait()
+        await elector.wait_for_successor()
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
         """Returns this process as a candidate. A container that starts again in a pod is a new
@@ -299,7 +307,7 @@ async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
 
 async def _hold(elector: LeaderElector) -> None:
     """Renews the lease until cancelled. After this process has given the lease away, it serves on
-    until the next leader has the stages, so this function does not return."""
+    until there is another leader, so this function does not return."""
     await elector.hold()
     await asyncio.Event().wait()
 

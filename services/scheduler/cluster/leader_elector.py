@@ -35,6 +35,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 
+from services.scheduler.cluster.leadership import GivenAway, LeadershipLost
 from services.scheduler.cluster.lease import (
     LeaseConflict,
     LeaseRecord,
@@ -45,20 +46,14 @@ from services.scheduler.cluster.lease import (
 log = logging.getLogger(__name__)
 
 JITTER = 1.2
-"""Ratio of the longest pause between attempts to the shortest. The longest pause is the retry
-period, so that a lease that expires is taken within that period."""
+"""Ratio of the longest pause between attempts, which is the retry period, to the shortest."""
 
 RENEWAL = 1.25
-"""Retry periods within which a living leader writes a lease again that was deleted or emptied: one
-until its next renewal, and the rest for its calls."""
+"""Retry periods within which a living leader writes a lease again that was deleted."""
 
 
-class LeadershipLost(Exception):
-    """Raised when this process does not lead any more."""
-
-
-class _GivenAway(LeadershipLost):
-    """Raised when this process has given the lease away."""
+SUCCESSION_PERIOD_S = 0.2
+"""Seconds between two looks for the next leader."""
 
 
 def wall_clock() -> datetime:
@@ -67,8 +62,7 @@ def wall_clock() -> datetime:
 
 
 class LeaderElector:
-    """One candidate of the election. Calls of methods may overlap; only one call at a time writes
-    the lease."""
+    """One candidate of the election. Calls may overlap; one call at a time writes the lease."""
 
     def __init__(
         self,
@@ -189,7 +183,7 @@ class LeaderElector:
             tried_at = self._clock()
             try:
                 await self._try_to_renew()
-            except _GivenAway:
+            except GivenAway:
                 return
 
     async def advance(self, beyond: int) -> int:
@@ -213,7 +207,7 @@ class LeaderElector:
         """Ends leadership and gives the lease away, so that another candidate takes it at once.
         Takes one call's timeout at most, and raises nothing if the store does not answer."""
         self._term = None
-        self._loss = _GivenAway(f"{self._identity} has given the lease away")
+        self._loss = GivenAway(f"{self._identity} has given the lease away")
         if not self._has_claimed:
             return
         try:
@@ -223,6 +217,13 @@ class LeaderElector:
             log.warning(
                 "the lease was not released and has to expire: %s", str(trouble) or "no answer"
             )
+
+    async def wait_for_successor(self) -> None:
+        """Waits until another process holds the lease that this process has given away."""
+        while self.leader in ("", self._identity):
+            await asyncio.sleep(SUCCESSION_PERIOD_S)
+            with contextlib.suppress(LeaseUnavailable):
+                await self._read()
 
     async def _try_to_acquire(self) -> None:
         record = await self._read()
@@ -246,9 +247,8 @@ class LeaderElector:
             self._term = claim.transitions
 
     async def _try_to_renew(self, at_least: int = 0) -> int | None:
-        """Writes the lease with this process as the holder; returns the count of acquisitions in
-        the written lease, or None if the lease could not be written now. The count is never lower
-        than before, nor than `at_least`.
+        """Writes the lease as its holder; returns its count of acquisitions, which is never lower
+        than before or than `at_least`, or None if the lease could not be written now.
 
         Raises:
             LeadershipLost: this process does not lead any more.
@@ -287,9 +287,8 @@ class LeaderElector:
         return transitions
 
     async def _check_holder(self) -> None:
-        """Reads which process holds the lease, and ends the lead if another process holds it or has
-        held it meanwhile. A lease that was only deleted, emptied or created again still belongs to
-        this leader."""
+        """Reads the lease, and ends the lead if another process holds or has held it. A lease that
+        was only deleted or emptied still belongs to this leader."""
         record = await self._read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")

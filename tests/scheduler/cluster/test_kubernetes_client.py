@@ -414,7 +414,8 @@ LEADER = """
 import asyncio, sys
 from services.common import process
 from services.scheduler.cluster.kubernetes_client import KubernetesClient
-from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_elector import LeaderElector
+from services.scheduler.cluster.leadership import LeadershipLost
 
 async def main():
     async with KubernetesClient() as client:

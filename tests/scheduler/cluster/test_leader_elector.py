@@ -8,7 +8,12 @@ from itertools import repeat
 
 import pytest
 
-from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_elector import (
+    RENEWAL,
+    SUCCESSION_PERIOD_S,
+    LeaderElector,
+)
+from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.lease import LeaseRecord
 from tests.memory_lease import ANSWER_LOST, GOOD, HUNG, REFUSED, Fate, Lease, MemoryLeaseStore
 from tests.simulated_time import StoppableProcess, simulate
@@ -126,8 +131,12 @@ def test_a_released_lease_is_taken_within_a_retry_period() -> None:
         await elector.release()
         assert not elector.is_leader
         released_at = now()
+        succession = asyncio.create_task(elector.wait_for_successor())
         assert await standby == 2
         assert now() - released_at <= RETRY_S + 0.1
+        assert not succession.done()
+        await succession
+        assert now() - released_at <= RETRY_S + 0.1 + 2 * SUCCESSION_PERIOD_S
         assert (other.leader, other.is_leader) == ("b", True)
 
     simulate(story())

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.common.process import first_of
-from services.scheduler.cluster.leader_elector import LeaderElector, LeadershipLost
+from services.scheduler.cluster.leader_elector import LeaderElector
+from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.term import ElectedTerm
 from tests.memory_lease import GOOD, HUNG, REFUSED, Lease, MemoryLeaseStore
 from tests.simulated_time import StoppableProcess, simulate

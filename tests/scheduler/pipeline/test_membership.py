@@ -14,7 +14,7 @@ from orcinus.v1 import worker_pb2
 
 from services.common import rpc
 from services.common.errors import TimedOut, Unavailable
-from services.scheduler.cluster.leader_elector import LeadershipLost
+from services.scheduler.cluster.leadership import LeadershipLost
 from services.scheduler.cluster.term import Term, Unopposed
 from services.scheduler.pipeline.membership import (
     LastPipeline,
