@@ -66,7 +66,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         if not has_failed:
             await controller.close()  # first, so that the end of the ranks is not a failure
         # Ranks are killed before anything waits, so that their peers see closed sockets at once,
-        # and that a process that is asked to stop ends as soon as one that is killed.
+        # and that a busy rank does not hold up the end of this process.
         for rank in ranks:
             rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)

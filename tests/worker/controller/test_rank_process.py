@@ -25,7 +25,7 @@ class Listener:
         self.exit.set_result(reason)
 
 
-async def test_a_rank_that_is_busy_keeps_a_worker_that_stops_no_longer_than_one_that_is_killed(
+async def test_a_busy_rank_does_not_hold_up_the_end_of_its_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(rank_process, "STOP_TIMEOUT_S", 10 * LIMIT_S)
