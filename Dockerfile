@@ -126,12 +126,15 @@ RUN /sbom/bin/cyclonedx-py environment --output-reproducible -o /sbom.cdx.json /
 
 # --- The images -------------------------------------------------------------------------------------
 
+# A service is process 1 of its container, and the kernel drops a SIGTERM that process 1 does not handle. `env` blocks the
+# signal until the service has a handler, so that a container that is told to stop while it starts stops.
+
 FROM frontend-venv AS frontend
 COPY --from=frontend-sbom /sbom.cdx.json /
 ENV ORCINUS_HTTP_ADDRESS=[::]:8000 ORCINUS_GRPC_ADDRESS=[::]:50051
 EXPOSE 8000 50051
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "services.frontend"]
+ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "services.frontend"]
 ARG VERSION=0.1.0
 ARG REVISION=
 ARG CREATED=
@@ -147,7 +150,7 @@ FROM scheduler-venv AS scheduler
 COPY --from=scheduler-sbom /sbom.cdx.json /
 EXPOSE 50052
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "services.scheduler"]
+ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "services.scheduler"]
 ARG VERSION=0.1.0
 ARG REVISION=
 ARG CREATED=
@@ -165,7 +168,7 @@ ARG DEVICE=cpu
 ENV ORCINUS_DEVICE=$DEVICE
 EXPOSE 50053
 USER 65532:65532
-ENTRYPOINT ["python", "-m", "services.worker"]
+ENTRYPOINT ["env", "--block-signal=TERM", "python", "-m", "services.worker"]
 ARG VERSION=0.1.0
 ARG REVISION=
 ARG CREATED=

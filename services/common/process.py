@@ -82,12 +82,22 @@ def raise_descriptor_limit() -> None:
 
 def stop_event() -> asyncio.Event:
     """Returns an event that SIGTERM or SIGINT sets; neither signal ends the process at once any
-    more."""
+    more. A SIGTERM that came while the signal was blocked sets the event, too."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, event.set)
+    take_sigterm()
     return event
+
+
+def take_sigterm() -> None:
+    """Unblocks SIGTERM in this thread, once the process has a handler for the signal.
+
+    Images block the signal at the start: as process 1 of a container, a process without a handler
+    would lose it.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def freeze_objects() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.common.ending import give_up
-from services.common.process import end_within
+from services.common.process import end_within, take_sigterm
 from services.hub.claim import cache_of, link, there, wait_until_there
 from services.hub.kinds import FORMS, source_in
 from services.hub.source import Source, SourceError
@@ -61,10 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Fetches a checkpoint, or waits for it; returns the exit status."""
     options = parser().parse_args(arguments)
     wanted, directory = options.source, options.to.absolute()
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # as process 1, it would ignore the signal
+    # As process 1 of a container, it would ignore the signal without a handler.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        take_sigterm()
         if options.wait:
             found = wait_until_there(wanted, directory, limit_s=options.wait_s)
             if found is None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -43,6 +44,27 @@ def test_a_service_whose_launcher_died_before_it_began_stops() -> None:
 
     assert run(serve(), ready_fd=write_fd) == 7
     os.close(write_fd)
+
+
+TOLD_TO_STOP_AT_ONCE = """
+import asyncio, os, signal
+os.kill(os.getpid(), signal.SIGTERM)
+from services.common.process import run, stop_event
+
+async def serve():
+    await asyncio.wait_for(stop_event().wait(), 30)
+    return 7
+
+raise SystemExit(run(serve()))
+"""
+
+
+def test_a_container_that_is_told_to_stop_while_it_starts_stops() -> None:
+    """Without the block, the signal ends this process; process 1 of a container would lose it."""
+    command = [sys.executable, "-c", TOLD_TO_STOP_AT_ONCE]
+    blocked = ["env", "--block-signal=TERM", *command]
+    assert subprocess.run(blocked, timeout=60, check=False).returncode == 7
+    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGTERM
 
 
 def test_a_service_runs_under_a_watchdog() -> None:

@@ -88,7 +88,8 @@ def test_each_image_runs_as_a_numbered_user_without_rights(name: str) -> None:
 @pytest.mark.parametrize("service", SETTINGS)
 def test_a_service_is_the_first_process_and_no_shell(service: str) -> None:
     (entry_point,) = image(service).all_of("ENTRYPOINT")
-    assert exec_form(entry_point) == ["python", "-m", f"services.{service}"]
+    command = ["env", "--block-signal=TERM", "python", "-m", f"services.{service}"]
+    assert exec_form(entry_point) == command
 
 
 def test_the_demo_model_copies_itself_to_its_argument() -> None:

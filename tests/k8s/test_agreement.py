@@ -161,7 +161,7 @@ def test_workers_fetch_the_checkpoint_and_frontends_wait_for_it(name: str) -> No
     for component, more in (("worker", []), ("frontend", ["--wait"])):
         workload = manifests.workload(component)
         (init,) = workload.pod["initContainers"]
-        assert init["command"] == ["python", "-m", "services.hub"]
+        assert init["command"] == ["env", "--block-signal=TERM", "python", "-m", "services.hub"]
         arguments = substituted(manifests, init)
         assert arguments == [pipeline["MODEL_SOURCE"], "--to", pipeline["ORCINUS_MODEL"], *more]
         options = hub.parser().parse_args(arguments)
