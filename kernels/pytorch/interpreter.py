@@ -63,7 +63,8 @@ from kernels.steps import (
 from kernels.weights.linear import Clamp, PlainWeight
 
 Run = Callable[[Any, Frame], None]
-"""A function that computes one step: it reads rows of a frame and writes rows of the frame."""
+"""A function that computes one step. It reads and writes rows of a frame, which holds the buffers
+of a batch."""
 
 
 class Interpreter:

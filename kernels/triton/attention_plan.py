@@ -245,8 +245,8 @@ def _tables(starts: Ints, n_tokens: Ints, widest: int | None, cut: Cut) -> _Tabl
 
 
 def _tiles(starts: Ints, n_tokens: Ints, cut: Cut) -> tuple[Ints, NDArray[np.bool_]]:
-    """Returns the tiles of a batch, each with all keys up to its last query, and a mask of the
-    large tiles."""
+    """Returns the tiles of a batch, and a mask that is true for large tiles. Each tile has all
+    keys up to its last query."""
     n_spans = len(n_tokens)
     is_large = n_tokens > cut.small_tokens
     first_rows = np.cumsum(n_tokens) - n_tokens

@@ -81,7 +81,8 @@ def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> 
 
 
 def default_tiles(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns tiles that fit the compute capability of `device`, for items not measured."""
+    """Returns default tile sizes for the compute capability of `device`, for kernels and shapes
+    that have no measured sizes."""
     n_dims = triton.next_power_of_2(head_dim)
     if n_dims > 256:
         return _wide_tiles(kind, dtype, device)

@@ -35,7 +35,7 @@ CONNECTION_BYTES = 40 * 2**10
 """Memory, in bytes, of a connection of either API and of a call on it."""
 
 FEWEST_CHARACTERS = 256 * 2**10
-"""Least default of `max_prompt_characters`: about 60,000 tokens of English."""
+"""Lower bound of the default of `max_prompt_characters`: about 60,000 tokens of English."""
 
 CHARACTER_BYTES = 700
 """Memory, in bytes, that tokenizing takes for each character of a text of at most
@@ -47,8 +47,8 @@ tokens only if most of its tokens have many characters: 60 bytes were measured f
 English, 115 for Greek, and the rendered text is held besides."""
 
 CONTEXT_CHARACTERS = 16
-"""Number of characters of a prompt for each token of the model's context, by default. Texts have
-three to five characters per token, tables and indented programs up to ten."""
+"""The default of `max_prompt_characters` is this number times the model's context in tokens. Texts
+have three to five characters per token, tables and indented programs up to ten."""
 
 ASSUMED_CONTEXT = 131_072
 """Length of the context, in tokens, that is assumed if the model's files do not state it."""

@@ -80,7 +80,7 @@ class Grammars:
         """Compiles a grammar and drops the result. Other threads can run during the call.
 
         Raises:
-            InvalidGrammar: no output can follow the grammar.
+            InvalidGrammar: no output can match the grammar.
         """
         self._compile(grammar)
 
@@ -165,8 +165,8 @@ class _Shared:
         return text if isinstance(error, InvalidGrammar) else f"{type(error).__name__}: {text}"
 
     def newest(self) -> LLMatcher:
-        """Returns the compiled grammar at the beginning of an output, to be copied. The grammar
-        must have been compiled."""
+        """Returns the matcher of the compiled grammar in its first state. Callers copy the matcher
+        before they advance it. The grammar must have been compiled."""
         return self.compiling.result(0)
 
     def renewed(self) -> LLMatcher | None:

@@ -322,7 +322,7 @@ def main(
     settings_class: type[SchedulerSettings] = SchedulerSettings,
     build: BuildScheduler | None = None,
 ) -> int:
-    """Runs the scheduler's process; benchmarks replace the scheduling core."""
+    """Runs the scheduler's process. `build` makes the scheduling core, for benchmarks."""
     settings = settings_class.load("scheduler", sys.argv[1:])
     configure_logging("scheduler", settings.log_level, log_format=settings.log_format)
     if settings.ready_fd is not None:

@@ -91,7 +91,7 @@ def make_directory(settings: TuneSettings) -> None:
 
 
 def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
-    """Writes both files and returns their paths.
+    """Writes the report and the settings, and returns the paths of both files.
 
     Raises:
         OSError: the files cannot be written.

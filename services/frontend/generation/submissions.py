@@ -57,7 +57,7 @@ class Submissions:
         """Names of the answers that the scheduler has, or that are held until a scheduler can take
         them."""
         self._unaccepted: set[str] = set()
-        """Names of the answers that must be accepted before `start` returns."""
+        """Names of the answers that `start` waits for until the scheduler has accepted them."""
         self._started: asyncio.Future[None] | None = None
 
     async def start(self, indices: Collection[int], *, until: float) -> None:

@@ -1,4 +1,4 @@
-"""Checks the finished values of answers against the JSON schemas of which not all is enforced.
+"""Checks finished values of answers against JSON schemas that the grammar enforces only in part.
 
 A value is the content of an answer whose format has such a schema, or the arguments of a call of a
 tool that has one. The text of an answer is kept until the answer ends, and then read as a whole.

@@ -45,8 +45,8 @@ class MeasuredCall:
         call."""
         self.n_prompt_tokens = 0
         self.checked_values: list[bool | None] = []
-        """For each complete answer whose values were checked: whether they match their JSON
-        schemas, or None if that could not be found out."""
+        """Results of the checks of complete answers: whether the values of the answer match their
+        JSON schemas, or None if that could not be found out."""
 
     @property
     def is_complete(self) -> bool:

@@ -12,7 +12,7 @@ class StageDirectory(Protocol):
 
     @property
     def n_stages(self) -> int:
-        """Number of stages of the pipeline; the directory may have more workers, or fewer."""
+        """Number of stages of the pipeline. The number of known workers may differ."""
 
     def addresses(self) -> Sequence[str]:
         """Returns the `host:port` of every worker that is known now, older ones first."""

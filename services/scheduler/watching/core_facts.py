@@ -90,7 +90,7 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
 
 
 def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
-    """Returns a new core with the given facts, for the requests of a pool.
+    """Returns a new scheduling core that has these facts and schedules the requests of a pool.
 
     Raises:
         ValueError: no core can have these facts.

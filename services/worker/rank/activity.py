@@ -51,7 +51,7 @@ class Activity:
         self.step = Step("turns", self.floor_s)
 
     def join(self, epoch: int) -> None:
-        """Begins to join an epoch; the waits of a join have timeouts too."""
+        """Notes that the rank begins to join an epoch, which must end within a limit of its own."""
         self.step = Step(f"joins epoch {epoch}", max(JOIN_LIMIT_S, self.floor_s))
 
     def profile(self) -> None:

@@ -17,6 +17,6 @@ class LoopShares:
         """Share for beginning requests with a body, and for ending requests whose client has
         disconnected."""
         self.lookups = LoopShare(loop)
-        """Share for beginning requests without a body."""
+        """Share of the event loop's time for beginning requests without a body."""
         self.reads = LoopShare(loop)
-        """Share for connections that resume reading or parsing."""
+        """Share of the event loop's time for connections that resume reading or parsing."""

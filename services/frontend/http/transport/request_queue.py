@@ -37,8 +37,9 @@ class RequestQueue:
         place: ConnectionPlace | None,
         on_answered: Callable[[], None],
     ) -> None:
-        """Prepares for the requests of a connection. `ends` is the result of `ends_of` for the
-        connection. `on_answered` is called when all received requests are answered."""
+        """Prepares for the requests of a connection. `ends` are the addresses of the server and
+        of the client, as `ends_of` returns them. `on_answered` is called when all received requests
+        are answered."""
         self._server = server
         self._transport = transport
         self._flow = flow

@@ -8,11 +8,10 @@ import sys
 
 
 def notice_silence(listener: socket.socket, limit_s: float) -> None:
-    """Makes the kernel end each connection that the listener accepts once the client's host has
-    acknowledged nothing for `limit_s` seconds, neither data nor the kernel's own questions.
+    """Sets a timeout on the connections of a listener: the kernel ends them when the client's host
+    has acknowledged neither data nor keepalive probes for `limit_s` seconds.
 
-    Only Linux counts the time also while data waits to be acknowledged. Elsewhere the kernel's own
-    limits hold, which are longer.
+    On systems other than Linux, the kernel's own limits hold, which are longer.
     """
     if sys.platform != "linux":
         return

@@ -37,8 +37,8 @@ class Translation:
     """The translation of one schema."""
 
     def __init__(self, schema: Json, *, closes: bool) -> None:
-        """With `closes`, an object that declares members gets no others, unless the schema says
-        that it may.
+        """If `closes` is true, an object whose schema declares members may have no other members,
+        unless the schema allows them explicitly.
 
         Raises:
             WrongSchema: the schema is wrong, or too large.

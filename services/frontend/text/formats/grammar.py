@@ -40,7 +40,7 @@ class Markers:
     """The texts that mark calls, in the form in which a grammar refers to them."""
 
     special: Mapping[str, int]
-    """Token of each mark that is a special token."""
+    """Token ids of the marks that are special tokens, by mark."""
 
     def __getitem__(self, marker: str) -> str:
         return f"<[{self.special[marker]}]>" if marker in self.special else quoted(marker)

@@ -25,7 +25,8 @@ class Reservation:
     n_block_slots: int = 0
     """Number of slots in the allocated columns, kept so that a decode need not multiply."""
     n_cached_columns: int = 0
-    """Number of columns that the prefix cache had when the reservation was made."""
+    """Number of columns of the prompt that were found in the prefix cache when the reservation was
+    made. A column is one block in each K/V group."""
     n_entered_columns: int = 0
     """Number of columns of the request that have been entered into the prefix cache."""
     next_entry_at: int = sys.maxsize

@@ -31,7 +31,7 @@ class WindowBlocks:
         return [0] * self.first_column + list(self.block_ids)
 
     def extend(self, block_ids: Sequence[int]) -> Sequence[int]:
-        """Appends the blocks of the next columns, and returns them."""
+        """Appends the ids of the blocks of the sequence's next columns, and returns them."""
         self.block_ids.extend(block_ids)
         return block_ids
 
