@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from services.worker.channel import MessageKind, RankEnd
+from services.worker.settings import PipelinePlace
 
 pytestmark = pytest.mark.system
 
@@ -18,12 +19,11 @@ from services.worker.rank.__main__ import main
 def make_rank(settings, channel, activity):
     raise {error}("why")
 
-main(make_rank)
+main(make_rank, traits=lambda settings: {{}})
 """
 SETTINGS = {
     "model": "m",
     "tp_rank": 1,
-    "stage_index": 0,
     "kv_memory_bytes": None,
     "log_level": "WARNING",
 }
@@ -56,7 +56,10 @@ def test_only_a_bug_leaves_a_traceback(
     for end in theirs:
         end.close()
     try:
-        assert RankEnd(pairs[0][0]).receive(60) == (kind, reason.encode())
+        channel = RankEnd(pairs[0][0])
+        assert channel.receive(60) == (MessageKind.TRAITS, b"")
+        channel.send(MessageKind.PLACE, PipelinePlace(0, 1).to_bytes())
+        assert channel.receive(60) == (kind, reason.encode())
         _, said = process.communicate(timeout=60)
     finally:
         process.kill()
