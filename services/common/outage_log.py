@@ -12,6 +12,10 @@ from collections.abc import Callable
 REPEAT_S = 600.0
 """Seconds between two lines about a failure that goes on."""
 
+PEER_PATIENCE_S = 10.0
+"""Seconds for which it is no failure that a peer cannot be reached: it may start later than its
+caller."""
+
 
 class OutageLog:
     """The lines about one kind of failure. Any thread may call it.
@@ -26,19 +30,37 @@ class OutageLog:
         failing: str,
         works: str,
         counted: str,
+        patience_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`failing` and `works` say that the failure has begun and that it is over. `counted` is
-        what is counted."""
+        what is counted. A failure is said once it has lasted for `patience_s` seconds."""
         self._logger = logger
         self._failing, self._works, self._counted = failing, works, counted
+        self._patience_s = patience_s
         self._clock = clock
         self._lock = threading.Lock()
         self._n_failed = 0
-        """Number of failures since it last worked after a line about a failure."""
+        """Number of failures that the next line counts."""
         self._since = 0.0
+        """When the first of these failures was."""
         self._said_at: float | None = None
         self._is_said = False
+
+    @classmethod
+    def of_peer(
+        cls, logger: logging.Logger, peer: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> "OutageLog":
+        """Returns the log about a peer that is asked again and again, such as `the worker at
+        10.0.0.7:50053`."""
+        return cls(
+            logger,
+            failing=f"{peer} cannot be reached",
+            works=f"{peer} answers",
+            counted="attempts failed",
+            patience_s=PEER_PATIENCE_S,
+            clock=clock,
+        )
 
     def failed(self, reason: object, n: int = 1) -> None:
         """Notes `n` failures, and says so unless a line of the last `REPEAT_S` did."""
@@ -48,17 +70,28 @@ class OutageLog:
                 self._since = now
             count = f"; {self._total(now)}" if self._n_failed else ""
             self._n_failed += n
-            if self._said_at is None or now - self._said_at >= REPEAT_S:
+            if now - self._since >= self._patience_s and self._may_repeat(now):
                 self._logger.warning("%s: %s%s", self._failing, reason, count)
                 self._said_at, self._is_said = now, True
 
     def worked(self) -> None:
-        """Notes that it has worked, and says so if a line said that it fails."""
-        if not self._is_said:
+        """Notes that it has worked, and says so if a line said that it fails.
+
+        Failures that no line has said are kept for the next line if they were as long as
+        `patience_s`, and are forgotten when `REPEAT_S` seconds have passed since the last line.
+        """
+        if not self._n_failed:
             return
         with self._lock:
-            self._logger.info("%s; %s", self._works, self._total(self._clock()))
+            now = self._clock()
+            if self._is_said:
+                self._logger.info("%s; %s", self._works, self._total(now))
+            elif now - self._since >= self._patience_s and not self._may_repeat(now):
+                return
             self._n_failed, self._is_said = 0, False
+
+    def _may_repeat(self, now: float) -> bool:
+        return self._said_at is None or now - self._said_at >= REPEAT_S
 
     def _total(self, now: float) -> str:
         return f"{self._n_failed} {self._counted} in {now - self._since:.0f} s"

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from services.common.outage_log import REPEAT_S, OutageLog
+from services.common.outage_log import PEER_PATIENCE_S, REPEAT_S, OutageLog
 
 log = logging.getLogger(__name__)
 
@@ -21,8 +21,18 @@ class World:
             failing="things fall",
             works="things fly again",
             counted="fell",
-            clock=lambda: self.now_s,
+            clock=self.clock,
         )
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def fail_for(self, seconds: int) -> None:
+        """Fails once a second; then it works."""
+        for _ in range(seconds):
+            self.outage.failed("rain")
+            self.now_s += 1
+        self.outage.worked()
 
     def lines(self) -> list[str]:
         """Returns the lines since the last call."""
@@ -68,3 +78,37 @@ def test_what_comes_and_goes_is_said_once_in_ten_minutes(world: World) -> None:
 def test_nothing_is_said_while_all_is_well(world: World) -> None:
     world.outage.worked()
     assert not world.lines()
+
+
+def test_an_outage_is_not_counted_with_one_that_was_over_long_before(world: World) -> None:
+    world.fail_for(60)
+    world.now_s += 40
+    world.lines()
+    world.fail_for(10)
+    assert world.lines() == [], "the last line is too recent"
+    world.now_s += REPEAT_S
+    world.outage.worked()
+    world.now_s += 10 * REPEAT_S
+    world.fail_for(5)
+    assert world.lines() == ["things fall: rain", "things fly again; 5 fell in 5 s"]
+
+
+def test_a_peer_that_starts_late_is_no_warning(world: World) -> None:
+    world.outage = OutageLog.of_peer(log, "the scheduler at s:1", clock=world.clock)
+    for _ in range(3):
+        world.fail_for(int(PEER_PATIENCE_S))
+    assert world.lines() == []
+
+
+def test_a_peer_that_is_away_for_long_is_named(world: World) -> None:
+    world.outage = OutageLog.of_peer(log, "the worker at [fd00::7]:50053", clock=world.clock)
+    world.fail_for(int(PEER_PATIENCE_S + REPEAT_S) + 1)
+    assert world.lines() == [
+        "the worker at [fd00::7]:50053 cannot be reached: rain; 10 attempts failed in 10 s",
+        "the worker at [fd00::7]:50053 cannot be reached: rain; 610 attempts failed in 610 s",
+        "the worker at [fd00::7]:50053 answers; 611 attempts failed in 611 s",
+    ]
+    world.fail_for(3)
+    world.now_s += REPEAT_S
+    world.fail_for(3)
+    assert world.lines() == [], "a short failure is none, however long ago the last one was"

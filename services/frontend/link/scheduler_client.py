@@ -19,7 +19,7 @@ from collections.abc import Callable
 from orcinus.v1 import scheduler_pb2
 
 from services.common import errors, rpc
-from services.common.outage import Outage
+from services.common.outage_log import OutageLog
 from services.frontend.link.backoff import Backoff
 from services.frontend.link.known_pipeline import NO_PIPELINE, STOPPING, KnownPipeline
 from services.frontend.link.pool_gate import PoolGate
@@ -80,7 +80,7 @@ class SchedulerClient:
         self.pipeline = KnownPipeline()
         """The pipeline that the scheduler says it has."""
         self._has_leader = False
-        self._outage = Outage(f"the scheduler at {address}")
+        self._outage = OutageLog.of_peer(log, f"the scheduler at {address}")
         self.n_resubmitted = 0
         """Number of times that a request was sent again."""
 
@@ -179,16 +179,14 @@ class SchedulerClient:
             reason = await self._stream.converse(opened=self._note_leader, received=self._apply)
             n_failures = 1 if self._has_leader else n_failures + 1
             if n_failures == 1:
-                # Before the first leader nothing is wrong: the schedulers have yet to start.
-                level = logging.WARNING if self._has_leader else logging.INFO
-                log.log(level, "no scheduler at %s: %s", self._address, reason)
-            self._outage.note_failure(reason)
+                log.info("no scheduler at %s: %s", self._address, reason)
+            self._outage.failed(reason)
             self._lose()
             await asyncio.sleep(self._backoff.pause_s(n_failures))
 
     def _note_leader(self) -> None:
         self._has_leader = True
-        self._outage.note_answer()
+        self._outage.worked()
         self.pipeline.note_change()
 
     def _apply(self, response: scheduler_pb2.ConnectResponse) -> None:

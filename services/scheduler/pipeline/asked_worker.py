@@ -10,7 +10,7 @@ import grpc.aio
 from orcinus.v1 import worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
-from services.common.outage import Outage
+from services.common.outage_log import OutageLog
 from services.scheduler.cluster.leader_watch import ProbeResult
 from services.scheduler.cluster.leader_watch import ask as probe
 from services.scheduler.pipeline.muster import Offer, Presence
@@ -54,7 +54,7 @@ class AskedWorker:
         self._channel = connect(address, rpc.RECONNECT_OPTIONS)
         self._stub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._on_news = on_news
-        self._outage = Outage(f"the worker at {address}")
+        self._outage = OutageLog.of_peer(log, f"the worker at {address}")
         self._order: worker_pb2.AssignStageRequest | None = None
         # What the worker answered or was ordered last, and until when it may still be that.
         self._last: worker_pb2.DescribeResponse | None = None
@@ -108,10 +108,10 @@ class AskedWorker:
                 is_away = error.code() is grpc.StatusCode.UNAVAILABLE
                 if is_away and await probe(self.address) is ProbeResult.REFUSES:
                     self._has_ended = True
-                self._outage.note_failure(error.details() or error.code().name)
+                self._outage.failed(error.details() or error.code().name)
                 self._take(None, f"worker at {self.address}: {error.details()}")
             else:
-                self._outage.note_answer()
+                self._outage.worked()
                 self._has_ended = False
                 self._take(answer, "")
             await asyncio.sleep(RETRY_S)
