@@ -15,6 +15,7 @@ from importlib.metadata import entry_points
 from urllib.parse import unquote, urlsplit
 
 from services.common.errors import shortened
+from services.common.url_credentials import without_credentials
 
 Check = Callable[[str], str]
 """A function that returns what a value must be; empty if the value is right."""
@@ -84,7 +85,7 @@ def _trouble_together(environment: Mapping[str, str]) -> str:
     endpoint_name = next(n for n in (_TRACES, _ALL) if environment.get(n + "ENDPOINT")) + "ENDPOINT"
     needed = _endpoint(environment[endpoint_name], protocol(environment))
     if needed:
-        return _said(endpoint_name, needed, environment[endpoint_name])
+        return _said(endpoint_name, needed, without_credentials(environment[endpoint_name]))
     ratio = environment.get(_RATIO)
     if ratio and environment.get(_SAMPLER, "").lower().endswith("traceidratio"):
         needed = _ratio(ratio)

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from services.common.otel_variables import QUEUE
 from services.common.outage_log import OutageLog
+from services.common.url_credentials import credentials_in, without
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
     """
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str, max_queue_size: int) -> None:
-        """`endpoint` is the address of the collector, for the log."""
+        """`endpoint` is the URL of the collector, for the log, which omits its credentials."""
         self._losses = OutageLog(
             log,
             failing="spans are dropped",
@@ -76,6 +77,7 @@ class _ReportingExporter(SpanExporter):
     ) -> None:
         self._exporter = exporter
         self._endpoint = endpoint
+        self._credentials = credentials_in(endpoint)
         self._losses = losses
         self._on_taken = on_taken
         self._complaint = _Complaint()
@@ -92,7 +94,8 @@ class _ReportingExporter(SpanExporter):
         if result is SpanExportResult.SUCCESS:
             self._losses.worked()
         else:
-            self._losses.failed(f"{self._endpoint}: {self._complaint.message}", len(spans))
+            reason = f"{self._endpoint}: {self._complaint.message}"
+            self._losses.failed(without(self._credentials, reason), len(spans))
         return result
 
     def shutdown(self) -> None:

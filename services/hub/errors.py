@@ -16,6 +16,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from services.common.url_credentials import without_credentials
 from services.hub.name import HubName
 from services.hub.source import SourceError
 from services.hub.unreachable import unreachable
@@ -34,7 +35,7 @@ EXPLAINED = (httpx2.HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled)
 
 
 def _explanation(name: HubName, cache: Path, error: Exception) -> str:
-    endpoint = constants.ENDPOINT
+    endpoint = without_credentials(constants.ENDPOINT)
     match error:
         case GatedRepoError():
             return (

@@ -5,18 +5,17 @@ understands, and says in messages which proxy a connection uses.
 """
 
 import ipaddress
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx2
 
+from services.common.url_credentials import without_credentials
 from services.hub.source import SourceError
 
 _VARIABLES = {"http": "HTTP_PROXY", "https": "HTTPS_PROXY", "all": "ALL_PROXY"}
 _EXCEPTIONS = "NO_PROXY"
-_CREDENTIALS = re.compile(r"(?<=//)[^/]*@|^[^/]*@")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Proxy:
 
     def __str__(self) -> str:
         """Returns the URL without credentials, and the variable."""
-        return f"{_CREDENTIALS.sub('', self.url)} ({self.variable})"
+        return f"{without_credentials(self.url)} ({self.variable})"
 
 
 def check_proxies(environment: Mapping[str, str]) -> None:
@@ -42,7 +41,7 @@ def check_proxies(environment: Mapping[str, str]) -> None:
         if proxy is not None and not _is_understood(proxy):
             raise SourceError(
                 f"{proxy.variable}: must be like http://HOST:PORT, https://HOST:PORT or "
-                f"socks5://HOST:PORT (it is {_CREDENTIALS.sub('', proxy.url)!r})"
+                f"socks5://HOST:PORT (it is {without_credentials(proxy.url)!r})"
             )
 
 

@@ -22,6 +22,7 @@ from obstore.exceptions import BaseError, PreconditionError
 from obstore.store import S3Store
 
 from services.common import bounded_file
+from services.common.url_credentials import credentials_in, without, without_credentials
 from services.hub.authorities import REMEDY, context_with, named_authorities
 from services.hub.proxies import Proxy, check_proxies, proxy_for
 from services.hub.source import SourceError, SourceUnreachable
@@ -76,9 +77,12 @@ class Bucket:
         named = [variable for variable in _ENDPOINTS if environment.get(variable)]
         endpoint = environment[named[0]] if named else ""
         if named and not _is_url(endpoint):
-            raise SourceError(f"{named[0]}: {endpoint!r} must begin with https:// or http://")
+            raise SourceError(
+                f"{named[0]}: {without_credentials(endpoint)!r} must begin with https:// or http://"
+            )
         self.name = name
-        self.endpoint = endpoint or "AWS"
+        self.endpoint = without_credentials(endpoint) or "AWS"
+        self._credentials = credentials_in(endpoint)
         self._proxy = _proxy(endpoint or _AWS, environment)
         authorities = named_authorities(environment, _AUTHORITIES)
         self._verify = context_with(authorities)
@@ -164,7 +168,7 @@ class Bucket:
             raise kind(f"{place}: {explanation}") from error
 
     def _explanation(self, error: Exception) -> tuple[type[SourceError], str]:
-        line = _first_line(error)
+        line = without(self._credentials, _first_line(error))
         code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", str(error))) else ""
         status = found[1] if (found := re.search(r"status code: (\d{3})", line)) else ""
         match code, status:

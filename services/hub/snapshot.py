@@ -15,6 +15,7 @@ from huggingface_hub.errors import OfflineModeIsEnabled
 from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import disable_progress_bars
 
+from services.common.url_credentials import without_credentials
 from services.hub.authorities import context_with, named_authorities
 from services.hub.cache import complete_snapshot, folder_of
 from services.hub.errors import explained
@@ -80,7 +81,8 @@ def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
     info = api.model_info(name.repository, revision=name.revision, timeout=API_TIMEOUT_S)
     if info.sha is None:
         raise SourceError(
-            f"{name.repository}: {constants.ENDPOINT} does not say which commit it is"
+            f"{name.repository}: {without_credentials(constants.ENDPOINT)} does not say which "
+            "commit it is"
         )
     tree = api.list_repo_tree(name.repository, revision=info.sha)
     found = {item.path: item for item in tree if isinstance(item, RepoFile)}

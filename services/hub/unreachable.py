@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import httpx2
 
+from services.common.url_credentials import without_credentials
 from services.hub.authorities import REMEDY
 from services.hub.proxies import proxy_for
 
@@ -13,7 +14,7 @@ from services.hub.proxies import proxy_for
 def unreachable(endpoint: str, error: BaseException) -> str:
     """Returns that an endpoint cannot be reached, by which proxy, and why, from an error of
     httpx2. If the endpoint has sent its client to another server, that one is named."""
-    server = next(filter(None, map(_server, _causes(error))), endpoint)
+    server = next(filter(None, map(_server, _causes(error))), without_credentials(endpoint))
     proxy = proxy_for(server, os.environ)
     way = "" if proxy is None else f" through the proxy {proxy}"
     return f"{server} cannot be reached{way}: {_reason(error)}"

@@ -88,6 +88,16 @@ def test_headers_are_secrets() -> None:
     assert trouble_with(ON | {TRACES + "HEADERS": "x-key=a%0Ab"})
 
 
+@pytest.mark.parametrize("prefix", [OTLP, TRACES])
+def test_credentials_in_an_endpoint_are_secrets(prefix: str, tmp_path: Path) -> None:
+    variables = {prefix + "ENDPOINT": "tcp://user:hid/den@collector:4317"}
+    done = run("-m", "services.local", f"--model={tmp_path}", **variables)
+    assert done.stderr == (
+        f"error: {prefix}ENDPOINT: must be like http://HOST:PORT or https://HOST:PORT "
+        "(it is 'tcp://collector:4317')\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "is_right"), [("1.5", False), ("half", False), ("0.05", True), ("", True)]
 )

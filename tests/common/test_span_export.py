@@ -70,7 +70,7 @@ def test_a_collector_that_is_away_is_told_in_one_line(
     reported: Reported, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     address = free_address()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{address}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://user:hidden@{address}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")  # for one attempt
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1")
@@ -79,6 +79,7 @@ def test_a_collector_that_is_away_is_told_in_one_line(
             traces.tracer.start_span("x").end()
     [line] = reported.lines()
     assert line.startswith(f"spans are dropped: http://{address}: Failed to export")
+    assert "hidden" not in line
 
 
 def test_a_collector_that_comes_back_gets_spans_again(

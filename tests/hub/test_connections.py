@@ -264,7 +264,13 @@ def test_a_proxy_that_is_away_is_named(
     )
 
 
-@pytest.mark.parametrize("value", ["socks4://a:1", "ftp://u:hidden@a:1", "http://[::1", "http://"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("socks4://a:1", "ftp://u:hidden@a:1", "http://[::1", "http://"),
+        "http://user:pa/hidden@a:1",
+    ],
+)
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "http_proxy", "ALL_PROXY"])
 def test_a_proxy_that_is_not_understood_is_named(
     environment: pytest.MonkeyPatch, variable: str, value: str
@@ -291,6 +297,23 @@ def test_a_proxy_that_is_not_understood_is_named(
 def test_a_message_names_no_proxy_that_is_not_used(url: str, excepted: str, is_used: bool) -> None:
     found = proxy_for(url, {"HTTPS_PROXY": "proxy:3128", "no_proxy": excepted})
     assert str(found) == ("http://proxy:3128 (HTTPS_PROXY)" if is_used else "None")
+
+
+@pytest.mark.parametrize(
+    "value", ["http://user:pa/hidden@host:80", "http:/u:hidden@host:80", "u:h@idden@host:80"]
+)
+def test_a_message_shows_no_password_of_a_proxy(value: str) -> None:
+    found = proxy_for("https://hub.example", {"HTTPS_PROXY": value})
+    assert str(found) == "http://host:80 (HTTPS_PROXY)"
+
+
+def test_messages_show_no_password_of_an_endpoint(environment: pytest.MonkeyPatch) -> None:
+    assert unreachable("https://u:hidden@hub", OSError("x")) == "https://hub cannot be reached: x"
+    environment.setenv("AWS_ENDPOINT_URL", "s3://u:hidden@storage")
+    with pytest.raises(SourceError, match="'s3://storage' must begin with"):
+        Bucket("models")
+    environment.setenv("AWS_ENDPOINT_URL", "https://u:hidden@storage")
+    assert Bucket("models").endpoint == "https://storage"
 
 
 def test_the_command_says_it_in_one_line(hub: FakeHub, ca: str, tmp_path: Path) -> None:
