@@ -37,19 +37,19 @@ class Unenforced:
         return _NOT_IN_NAMES.sub("?", ".".join((field, *self.path, self.keyword)))
 
 
-def path_to(part: object, schema: Any) -> Path:
-    """Returns the path from the root of a schema to a part, which is found by its identity; the
-    path of the root if the schema does not contain the part."""
+def paths_of(schema: Any) -> dict[int, Path]:
+    """Returns the path from the root of a schema to each object and list in it, by the identity
+    (`id`) of the object or list. The identities are valid for as long as the schema exists."""
+    found: dict[int, Path] = {}
     pending: list[tuple[Path, Any]] = [((), schema)]
     while pending:
         path, value = pending.pop()
-        if value is part:
-            return path
-        if isinstance(value, dict):
-            pending += [((*path, name), inner) for name, inner in value.items()]
-        elif isinstance(value, list):
-            pending += [((*path, str(index)), inner) for index, inner in enumerate(value)]
-    return ()
+        if not isinstance(value, dict | list) or id(value) in found:
+            continue
+        found[id(value)] = path
+        members = value.items() if isinstance(value, dict) else enumerate(value)
+        pending += [((*path, str(name)), inner) for name, inner in members]
+    return found
 
 
 def shown(names: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from services.frontend.request.json_schema.unenforced import Unenforced
+from services.frontend.request.json_schema.unenforced import Path, Unenforced, paths_of
 from services.frontend.request.output_format import quoted
 
 TEXT = r"TEXT: /(.|\n)*/"
@@ -33,6 +33,15 @@ class ToolRule:
     """Field of the request that holds the schema."""
     unenforced: dict[Unenforced, None] = field(default_factory=dict)
     """Keywords of the schema that the format cannot enforce, added while the grammar is made."""
+    _places: dict[int, Path] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Path of each part of the schema, by the part's identity; empty until one is asked for."""
+
+    def note_unenforced(self, part: Mapping[str, Any], keyword: str) -> None:
+        """Notes a keyword that the format cannot enforce, in a part of the schema."""
+        if not self._places:
+            self._places.update(paths_of(self.schema))
+        # A part that was made from others, and is not in the schema, counts as the root.
+        self.unenforced[Unenforced(self._places.get(id(part), ()), keyword)] = None
 
 
 @dataclass(frozen=True, slots=True)

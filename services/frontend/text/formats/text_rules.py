@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from services.common import errors
-from services.frontend.request.json_schema.unenforced import Unenforced, path_to
 from services.frontend.text.formats.grammar import Markers, ToolRule, pattern_of
 from services.frontend.text.formats.rule_set import RuleSet
 
@@ -73,7 +72,7 @@ def _note_unenforced(schema: Mapping[str, Any], keyword: str, tool: ToolRule) ->
             tool.schema_field,
             f"'{keyword}' of a string cannot be enforced in the model's format of tool calls",
         )
-    tool.unenforced[Unenforced(path_to(schema, tool.schema), keyword)] = None
+    tool.note_unenforced(schema, keyword)
 
 
 def _searched(pattern: str) -> str:
