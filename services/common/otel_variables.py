@@ -56,10 +56,15 @@ def are_traces_wanted(environment: Mapping[str, str]) -> bool:
     return bool(otlp_value(environment, "ENDPOINT"))
 
 
+def otlp_variable(environment: Mapping[str, str], name: str) -> str:
+    """Returns the variable that counts: `OTEL_EXPORTER_OTLP_TRACES_name` if it is set, or else
+    `OTEL_EXPORTER_OTLP_name`."""
+    return (_TRACES if environment.get(_TRACES + name) else _ALL) + name
+
+
 def otlp_value(environment: Mapping[str, str], name: str) -> str:
-    """Returns the value of `OTEL_EXPORTER_OTLP_TRACES_name`, or else of `OTEL_EXPORTER_OTLP_name`;
-    empty if neither is set."""
-    return environment.get(_TRACES + name) or environment.get(_ALL + name) or ""
+    """Returns the value of the variable that `otlp_variable` returns; empty if it is not set."""
+    return environment.get(otlp_variable(environment, name), "")
 
 
 def protocol(environment: Mapping[str, str]) -> str:
@@ -82,7 +87,7 @@ def trouble_with(environment: Mapping[str, str]) -> str:
 
 
 def _trouble_together(environment: Mapping[str, str]) -> str:
-    endpoint_name = next(n for n in (_TRACES, _ALL) if environment.get(n + "ENDPOINT")) + "ENDPOINT"
+    endpoint_name = otlp_variable(environment, "ENDPOINT")
     needed = _endpoint(environment[endpoint_name], protocol(environment))
     if needed:
         return _said(endpoint_name, needed, without_credentials(environment[endpoint_name]))
@@ -100,16 +105,16 @@ def _trouble_together(environment: Mapping[str, str]) -> str:
 
 def _trouble_with_certificate(environment: Mapping[str, str]) -> str:
     """Returns what is wrong with the certificate that this process shows to the collector."""
-    certificate = otlp_value(environment, "CLIENT_CERTIFICATE")
-    key = otlp_value(environment, "CLIENT_KEY")
+    names = [otlp_variable(environment, name) for name in ("CLIENT_CERTIFICATE", "CLIENT_KEY")]
+    certificate, key = (environment.get(name, "") for name in names)
     if not certificate and not key:
         return ""
     if not (certificate and key):
-        return f"{_ALL}CLIENT_CERTIFICATE and {_ALL}CLIENT_KEY: must be set together"
+        return f"{names[0]} and {names[1]}: must be set together"
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, password="")
     except OSError:
-        return f"{_ALL}CLIENT_CERTIFICATE: {certificate!r} and the key {key!r} are no pair in PEM"
+        return f"{names[0]}: {certificate!r} and the key {key!r} are no pair in PEM"
     return ""
 
 

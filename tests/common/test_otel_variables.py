@@ -51,6 +51,8 @@ TIMEOUT_S = 60
         (OTLP + "CERTIFICATE", __file__, "certificates in PEM"),
         (OTLP + "CLIENT_KEY", "/nowhere/tls.key", "a file that can be read"),
         (OTLP + "CLIENT_CERTIFICATE", __file__, "must be set together"),
+        (TRACES + "CLIENT_CERTIFICATE", __file__, "must be set together"),
+        (TRACES + "CLIENT_KEY", __file__, "must be set together"),
         ("OTEL_BSP_SCHEDULE_DELAY", "0", "a whole number from 1"),
         ("OTEL_BSP_EXPORT_TIMEOUT", "5s", "a whole number from 0"),
         ("OTEL_BSP_MAX_QUEUE_SIZE", "many", "a whole number from 1"),
@@ -146,6 +148,8 @@ def test_files_of_a_certificate_are_tried(tmp_path: Path) -> None:
     assert trouble_with(ON | files) == ""
     other = {OTLP + "CLIENT_KEY": str(tmp_path / "other" / "tls.key")}
     assert "are no pair in PEM" in trouble_with(ON | files | other)
+    traces = {TRACES + "CLIENT_CERTIFICATE": str(tmp_path / "other" / "tls.crt")}
+    assert trouble_with(ON | files | traces).startswith(f"{TRACES}CLIENT_CERTIFICATE: ")
 
 
 @pytest.mark.parametrize(
