@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import httpx2
+
 from services.common import bounded_file
 from services.hub.source import SourceError
 
@@ -46,6 +48,19 @@ def context_with(authorities: str) -> ssl.SSLContext | bool:
     if not authorities:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authorities)
+    return context
+
+
+def context_beside_system(
+    authorities: str, environment: Mapping[str, str]
+) -> ssl.SSLContext | bool:
+    """Returns the argument `verify` of a client of httpx2 that trusts what the library for storage
+    trusts: `authorities`, and those of the system unless `SSL_CERT_FILE` or `SSL_CERT_DIR` is set,
+    which replace them in that library."""
+    if not authorities or any(environment.get(name) for name in (FILES[0], DIRECTORIES)):
+        return context_with(authorities)
+    context = httpx2.create_ssl_context(trust_env=False)
     context.load_verify_locations(cadata=authorities)
     return context
 

@@ -23,9 +23,10 @@ from obstore.store import S3Store
 
 from services.common import bounded_file
 from services.common.url_credentials import credentials_in, without, without_credentials
-from services.hub.authorities import REMEDY, context_with, named_authorities
+from services.hub.authorities import REMEDY, context_beside_system, named_authorities
 from services.hub.proxies import Proxy, check_proxies, proxy_for
 from services.hub.source import SourceError, SourceUnreachable
+from services.hub.unreachable import reason_of
 
 if TYPE_CHECKING:  # these names exist only for type checkers
     from obstore import GetOptions
@@ -85,7 +86,7 @@ class Bucket:
         self._credentials = credentials_in(endpoint)
         self._proxy = _proxy(endpoint or _AWS, environment)
         authorities = named_authorities(environment, _AUTHORITIES)
-        self._verify = context_with(authorities)
+        self._verify = context_beside_system(authorities, environment)
         client: ClientConfig = {
             "allow_http": endpoint.startswith("http://"),
             "connect_timeout": timedelta(seconds=CONNECT_TIMEOUT_S),
@@ -170,7 +171,7 @@ class Bucket:
     def _explanation(self, error: Exception) -> tuple[type[SourceError], str]:
         line = without(self._credentials, _first_line(error))
         code = found[1] if (found := re.search(r"<Code>(\w+)</Code>", str(error))) else ""
-        status = found[1] if (found := re.search(r"status code: (\d{3})", line)) else ""
+        status = _status(error, line)
         match code, status:
             case _ if isinstance(error, PreconditionError) or status == "412":
                 words = _CHANGED
@@ -201,6 +202,8 @@ class Bucket:
     def _unreachable(self, error: Exception, line: str) -> str:
         """Returns that the endpoint cannot be reached, by which proxy, and why."""
         way = "" if self._proxy is None else f" through the proxy {self._proxy}"
+        if isinstance(error, httpx2.HTTPError):
+            return f"{self.endpoint} cannot be reached{way}: {reason_of(error)}"
         found = _REFUSED_CERTIFICATE.search(str(error))
         if found is None:
             return f"{self.endpoint} cannot be reached{way}, or broke off: {line}"
@@ -234,6 +237,14 @@ _CHANGED = "changed while it was fetched; the next call fetches it as it is then
 def _is_name(name: str) -> bool:
     """Returns whether a name can be the name of a file in a directory, without a path."""
     return name not in ("", ".", "..") and not re.search(r"[/\\\x00-\x1f]", name)
+
+
+def _status(error: Exception, line: str) -> str:
+    """Returns the HTTP status that an error is about; empty if it is about none."""
+    if isinstance(error, httpx2.HTTPStatusError):
+        return str(error.response.status_code)
+    found = re.search(r"status code: (\d{3})", line)
+    return found[1] if found else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,7 @@ def unreachable(endpoint: str, error: BaseException) -> str:
     server = next(filter(None, map(_server, _causes(error))), without_credentials(endpoint))
     proxy = proxy_for(server, os.environ)
     way = "" if proxy is None else f" through the proxy {proxy}"
-    return f"{server} cannot be reached{way}: {_reason(error)}"
+    return f"{server} cannot be reached{way}: {reason_of(error)}"
 
 
 def _server(error: BaseException) -> str:
@@ -31,7 +31,8 @@ def _server(error: BaseException) -> str:
     return f"{url.scheme}://{url.netloc.decode()}"
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
+    """Returns why a server cannot be reached, from an error of httpx2."""
     causes = list(_causes(error))
     for cause in causes:
         match cause:

@@ -146,6 +146,33 @@ def test_a_private_authority_of_storage_is_named_as_the_reason(s3: FakeS3) -> No
     )
 
 
+def test_all_requests_to_storage_trust_the_same_authorities(
+    s3: FakeS3, environment: pytest.MonkeyPatch, tmp_path: Path, ca: str
+) -> None:
+    other = tmp_path / "other.crt"
+    other.write_bytes(Authority("another").certificate)
+    paths = ssl.get_default_verify_paths()._replace(openssl_cafile=ca)
+    environment.setattr(ssl, "get_default_verify_paths", lambda: paths)  # the system trusts it
+    environment.setenv("AWS_CA_BUNDLE", str(other))
+    assert not Bucket("models").is_encrypted_by_kms("small/config.json")
+    environment.setenv("SSL_CERT_FILE", str(other))  # instead of the authorities of the system
+    with pytest.raises(SourceError) as raised:
+        Bucket("models").is_encrypted_by_kms("small/config.json")
+    assert str(raised.value) == (
+        f"s3://models/small/config.json: {s3.url} cannot be reached: its certificate is refused: "
+        "unable to get local issuer certificate; name its authority in SSL_CERT_FILE"
+    )
+
+
+def test_a_refusal_of_storage_is_told_without_the_signed_url(
+    s3: FakeS3, environment: pytest.MonkeyPatch, ca: str
+) -> None:
+    environment.setenv("SSL_CERT_FILE", ca)
+    with pytest.raises(SourceError, match=r"s3://models/none: ") as raised:
+        Bucket("models").is_encrypted_by_kms("none")
+    assert "Signature" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
