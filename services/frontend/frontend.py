@@ -282,7 +282,7 @@ class Frontend:
             await stop.wait()
             stop.clear()
             drained_by = asyncio.get_running_loop().time() + self._settings.drain_s - END_S
-            await self._linger(stop)
+            await self._linger(stop, until=drained_by)
             for task in until_refusing:
                 task.cancel()
             await self._drain(stop, until=drained_by)
@@ -326,14 +326,16 @@ class Frontend:
         await self._health.set_ready(self._service.takes_requests)
         await self._health.set_serving(self._service.is_ready)
 
-    async def _linger(self, stop: asyncio.Event) -> None:
+    async def _linger(self, stop: asyncio.Event, *, until: float) -> None:
         """Tells clients and load balancers to use other frontends, and still takes requests for
-        `linger_s` seconds."""
-        log.info("stopping; requests are taken for %g s more", self._settings.linger_s)
+        `linger_s` seconds, but not longer than until a time of the event loop's clock."""
+        left_s = max(0.0, until - asyncio.get_running_loop().time())
+        linger_s = min(self._settings.linger_s, left_s)
+        log.info("stopping; requests are taken for %g s more", linger_s)
         self._service.leave()
         self._http.leave()
         await self._tell_readiness()
-        await first_of(stop.wait(), asyncio.sleep(self._settings.linger_s))
+        await first_of(stop.wait(), asyncio.sleep(linger_s))
 
     async def _drain(self, stop: asyncio.Event, *, until: float) -> None:
         """Refuses new requests, lets running ones finish until a time of the event loop's clock,

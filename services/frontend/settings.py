@@ -285,7 +285,8 @@ class FrontendSettings(ServerSettings):
 
     linger_s: NonNegativeFloat = 0.0
     """Seconds after a signal to stop in which requests are still taken, while load balancers and
-    clients learn to go elsewhere. gRPC connections are renewed twice in that time."""
+    clients learn to go elsewhere. gRPC connections are renewed twice in that time. It ends 5 s
+    before `drain_s` is over, so `drain_s` should be longer."""
 
     drain_s: NonNegativeFloat = 30.0
     """Seconds from a signal to stop until this process has ended, `linger_s` included. The process

@@ -443,9 +443,17 @@ async def test_checkpoint_without_a_template_takes_no_conversations(tmp_path: Pa
         assert not (await site.inference.describe_model()).has_chat_template
 
 
-@pytest.mark.parametrize("drain_s", [0.0, 1000.0], ids=["alone", "before-draining"])
-async def test_second_signal_ends_the_time_to_linger(tmp_path: Path, drain_s: float) -> None:
-    async with running(tmp_path, linger_s=1000.0, drain_s=drain_s) as site:
+async def test_the_time_to_linger_ends_before_the_process_must(tmp_path: Path) -> None:
+    async with running(tmp_path, linger_s=1000.0, drain_s=5.1) as site:
+        site.scheduler.behaviour = keeps_quiet
+        waiting = complete(site)
+        await soon(site.scheduler.wait_requests())
+        site.stop.set()
+        assert (await soon(waiting)).status_code == 503
+
+
+async def test_second_signal_ends_the_time_to_linger(tmp_path: Path) -> None:
+    async with running(tmp_path, linger_s=1000.0, drain_s=2000.0) as site:
         site.scheduler.behaviour = keeps_quiet
         waiting = complete(site)
         await soon(site.scheduler.wait_requests())

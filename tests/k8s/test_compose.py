@@ -222,6 +222,16 @@ def test_undeploying_now_does_not_wait_for_streams(composer: Composer) -> None:
     assert others.startswith("delete -k build/undeploy ")
 
 
+def test_undeploying_goes_on_where_a_frontend_cannot_end(composer: Composer) -> None:
+    lost = DEPLOYED.replace("  *) echo", "  *foreground*) exit 1 ;;\n  *) echo")
+    done = composer.run("demo", script="undeploy.sh", kubectl=lost)
+    assert done.returncode == 0
+    assert "have not ended yet" in done.stderr
+    _, others, lease = done.stdout.splitlines()
+    assert others.startswith("delete -k build/undeploy ")
+    assert lease.endswith("delete lease orcinus-scheduler --ignore-not-found")
+
+
 def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> None:
     overlay = composer.root / "k8s" / "overlays" / "second"
     overlay.mkdir()
