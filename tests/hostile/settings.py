@@ -14,7 +14,13 @@ from tests.hostile.attack import SystemName
 
 N_DESCRIPTORS = 1024
 API_KEY, HONEST_KEY = "orc-attacker", "orc-honest"
-SHORT_WAITS = {"head_limit_s": 3, "body_limit_s": 6, "idle_limit_s": 4, "send_limit_s": 5}
+SHORT_WAITS = {
+    "head_limit_s": 3,
+    "body_limit_s": 6,
+    "idle_limit_s": 4,
+    "send_limit_s": 5,
+    "client_silence_limit_s": 7,
+}
 """Seconds."""
 PATIENCE = {name: FrontendSettings.model_fields[name].default for name in ("hold_s", "resume_s")}
 MAX_CONNECTIONS = 380
