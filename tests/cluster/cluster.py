@@ -104,14 +104,17 @@ class Cluster:
         self.insist(lambda: self.kubectl("apply", "-k", str(overlay)))
 
     def delete(self, overlay: Path) -> None:
-        """`kubectl delete -k`, and nothing of it is left."""
+        """`kubectl delete -k`, and nothing of it is left. Streams are not waited for: pods get a
+        second, whatever their grace period is."""
         command = ("delete", "-k", str(overlay), "--ignore-not-found", "--wait=false")
         self.insist(lambda: self.kubectl(*command))
-        self.until(
-            lambda: self.get("namespace", NAMESPACE) is None,
-            what="the namespace has gone",
-            timeout_s=TIMEOUT_S,
-        )
+        hurry = ("delete", "pods", "--all", "--grace-period=1", "--wait=false")
+
+        def has_gone() -> bool:
+            self.in_namespace(*hurry)  # each time: a deployment may make another pod at its end
+            return self.get("namespace", NAMESPACE) is None
+
+        self.until(has_gone, what="the namespace has gone", timeout_s=TIMEOUT_S)
 
     def delete_pod(self, pod: Pod, *options: str) -> None:
         """Tells this very pod to end, and none that has come in its place."""

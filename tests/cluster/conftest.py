@@ -1,4 +1,4 @@
-"""The deployments that the tests share, and the figures that they report at the end."""
+"""The cluster, deployments on it, and the figures that the tests report at the end."""
 
 import os
 import time
@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.cluster import OVERLAYS, Cluster, NotYet
+from tests.cluster.cluster import Cluster, NotYet
 from tests.cluster.figures import Figures
-from tests.cluster.streams import Streams
 
 FIGURES = pytest.StashKey[list[str]]()
 
@@ -32,26 +31,6 @@ def cluster() -> Cluster:
     if not os.environ.get("KUBECONFIG"):
         pytest.fail("KUBECONFIG must name a cluster that has the images; see `make test-cluster`")
     return Cluster()
-
-
-@pytest.fixture(scope="module")
-def deployed_demo(cluster: Cluster, figures: Figures) -> Iterator[Cluster]:
-    """The demo overlay, which has served."""
-    yield from deployment(cluster, OVERLAYS / "demo", figures)
-
-
-@pytest.fixture
-def demo(deployed_demo: Cluster) -> Cluster:
-    """The demo overlay, serving again, whatever the test before has left."""
-    deployed_demo.wait_serving()
-    return deployed_demo
-
-
-@pytest.fixture(scope="module")
-def streams(deployed_demo: Cluster, figures: Figures) -> Streams:
-    """Streams, and what they bring when nothing disturbs them."""
-    deployed_demo.wait_serving()
-    return Streams(deployed_demo, figures)
 
 
 def deployment(cluster: Cluster, overlay: Path, figures: Figures) -> Iterator[Cluster]:

@@ -17,6 +17,12 @@ STREAM_BODIES: list[dict[str, Any]] = [
         {"seed": 7, "n": 2, "stop": ["zebra"]},
     )
 ]
+LOAD = {
+    "host": FRONTEND,
+    "port": 8000,
+    "clients": 4,
+    "body": {"prompt": PROMPT, "max_tokens": 24, "temperature": 0},
+}
 STREAMS = {"host": FRONTEND, "port": 8000, "clients": 16, "streams": STREAM_BODIES}
 
 

@@ -8,8 +8,7 @@ import pytest
 
 from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, Cluster, Pod
 from tests.cluster.figures import Figures
-from tests.cluster.streams import PROMPT, STREAMS, failures
-from tests.cluster.test_demo import LOAD
+from tests.cluster.streams import LOAD, PROMPT, STREAMS, failures
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
 

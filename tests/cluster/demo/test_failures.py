@@ -14,25 +14,19 @@ import yaml
 from tests.cluster.cluster import CLIENT, FRONTEND, HANG_S, KUBECTL_TIMEOUT_S, Cluster, Pod
 from tests.cluster.conftest import spread
 from tests.cluster.figures import Figures
-from tests.cluster.streams import PROMPT, Streams, failures, unchanged
+from tests.cluster.streams import LOAD, PROMPT, Streams, failures, unchanged
 from tests.images.test_dockerfile import constraints
 from tests.k8s.manifests import Manifests, render_directory
 from tests.system.stack import serving
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(HANG_S)]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LEASE_S = 8
 UNREADY_S = 10
 SLACK = 2
 """Factor by which promised times may be longer on a machine that others use, too."""
 
-LOAD = {
-    "host": FRONTEND,
-    "port": 8000,
-    "clients": 4,
-    "body": {"prompt": PROMPT, "max_tokens": 24, "temperature": 0},
-}
 API_AWAY_S = 60
 
 

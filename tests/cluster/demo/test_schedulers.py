@@ -96,16 +96,14 @@ def test_new_schedulers_do_not_wait_for_a_leader_that_is_gone(
     demo.wait_serving()
 
 
-@pytest.mark.parametrize(
-    "deleted", ["rolebinding/orcinus-scheduler", "service/orcinus-scheduler"], ids=str
-)
 def test_what_is_deleted_by_mistake_stops_no_stream_and_can_be_applied_again(
-    demo: Cluster, streams: Streams, deleted: str
+    demo: Cluster, streams: Streams
 ) -> None:
+    deleted = ("rolebinding/orcinus-scheduler", "service/orcinus-scheduler")
     pods = [pod for name in ("scheduler", "worker", "frontend") for pod in demo.pods(name)]
     leader = holder(demo)
-    with streams.through(f"{deleted} deleted for {REFUSED_S} s"):
-        demo.insist(lambda: demo.in_namespace("delete", deleted))
+    with streams.through(f"{' and '.join(deleted)} deleted for {REFUSED_S} s"):
+        demo.insist(lambda: demo.in_namespace("delete", *deleted))
         time.sleep(REFUSED_S)
         demo.until_answers()
         demo.apply(OVERLAYS / "demo")

@@ -1,0 +1,1 @@
+"""Tests that share one deployment of the demo overlay."""
