@@ -4,7 +4,7 @@ Unknown fields are ignored, and named in a header of the answer and in the log. 
 assistant's message back with all fields that the server of that message wrote.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, FailFast, Field, Tag, ValidationInfo
 from typing_extensions import TypeAliasType
@@ -117,11 +117,14 @@ class Message(ExactModel):
     """Does nothing: clients send the field back with messages of the assistant."""
     audio: Annotated[dict[str, Any] | None, only()] = None
     """Not served."""
-    function_call: Annotated[dict[str, Any] | None, only()] = None
-    """OpenAI's older spelling of `tool_calls`; not served."""
+    function_call: AssistantFunction | None = None
+    """OpenAI's older spelling of `tool_calls`, for the one call of a turn. The next message, of the
+    role `function`, has its result."""
 
     def to_message(self) -> ChatMessage:
         """Returns the turn in the form that chat templates read."""
+        if self.role == "function":
+            return self._as_tool().to_message()
         content = self.content
         if content is None:
             content = self.refusal
@@ -133,7 +136,18 @@ class Message(ExactModel):
             self.role,
             content,
             self.name,
-            tool_calls=tuple(call.to_call() for call in self.tool_calls or ()),
+            tool_calls=tuple(call.to_call() for call in self._calls()),
             tool_call_id=self.tool_call_id,
             reasoning_content=self.reasoning_content or self.reasoning,
         )
+
+    def _calls(self) -> list[AssistantCall]:
+        """Returns the calls of the turn. The older spelling has no ids; the name of the function
+        stands for the id."""
+        if self.tool_calls or self.function_call is None:
+            return self.tool_calls or []
+        return [AssistantCall(id=self.function_call.name, function=self.function_call)]
+
+    def _as_tool(self) -> Self:
+        """Returns a message of the older role `function` as one of the role `tool`."""
+        return self.model_copy(update={"role": "tool", "tool_call_id": self.name})

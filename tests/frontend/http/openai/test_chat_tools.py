@@ -423,16 +423,30 @@ async def test_messages_of_every_role_are_read() -> None:
     )
 
 
+async def test_history_in_the_older_spelling_is_read_as_the_newer() -> None:
+    function = {"name": "find", "arguments": '{"n": 1}'}
+    call = EarlierCall("find", "find", '{"n": 1}')
+    assert read(
+        {"role": "assistant", "content": None, "function_call": function},
+        {"role": "function", "name": "find", "content": "t"},
+    ) == (
+        ChatMessage("assistant", None, tool_calls=(call,)),
+        ChatMessage("tool", "t", "find", tool_call_id="find"),
+    )
+
+
 @pytest.mark.parametrize(
     ("message", "field"),
     [
         ({"role": "user", "content": None}, "messages.0.content"),
+        ({"role": "function", "name": "find"}, "messages.0.content"),
+        ({"role": "assistant", "function_call": "find"}, "messages.0.function_call"),
         ({"role": "tool", "tool_call_id": "c1"}, "messages.0.content"),
         ({"role": "user", "content": [{"type": "text"}]}, "messages.0.content.0.text"),
         ({"role": "assistant", "audio": {"id": "1"}}, "messages.0.audio"),
         ({"role": "assistant", "tool_calls": [CALL_BODY] * 129}, "messages.0.tool_calls"),
     ],
-    ids=["user", "tool", "part", "audio", "calls"],
+    ids=["user", "function", "text", "tool", "part", "audio", "calls"],
 )
 async def test_messages_that_cannot_be_read_are_named(message: dict[str, Any], field: str) -> None:
     with pytest.raises(errors.InvalidRequest) as caught:
