@@ -104,17 +104,28 @@ class Cluster:
         self.insist(lambda: self.kubectl("apply", "-k", str(overlay)))
 
     def delete(self, overlay: Path) -> None:
-        """`kubectl delete -k`, and nothing of it is left. Streams are not waited for: pods get a
-        second, whatever their grace period is."""
+        """`kubectl delete -k`, and nothing of it is left.
+
+        Streams are not waited for: pods get a second, whatever their grace period is. They end
+        first, because a namespace that is deleted looks at its pods again after half of the longest
+        grace period only.
+        """
+        deployments = ("delete", "deployments", "--all", "--wait=false")
+        self.insist(lambda: self.in_namespace(*deployments))
+
+        def have_ended() -> bool:
+            # Each time: a deployment may make another pod at its end.
+            self.in_namespace("delete", "pods", "--all", "--grace-period=1", "--wait=false")
+            return not self.get("pods")["items"]
+
+        self.until(have_ended, what="all pods have ended", timeout_s=TIMEOUT_S)
         command = ("delete", "-k", str(overlay), "--ignore-not-found", "--wait=false")
         self.insist(lambda: self.kubectl(*command))
-        hurry = ("delete", "pods", "--all", "--grace-period=1", "--wait=false")
-
-        def has_gone() -> bool:
-            self.in_namespace(*hurry)  # each time: a deployment may make another pod at its end
-            return self.get("namespace", NAMESPACE) is None
-
-        self.until(has_gone, what="the namespace has gone", timeout_s=TIMEOUT_S)
+        self.until(
+            lambda: self.get("namespace", NAMESPACE) is None,
+            what="the namespace has gone",
+            timeout_s=TIMEOUT_S,
+        )
 
     def delete_pod(self, pod: Pod, *options: str) -> None:
         """Tells this very pod to end, and none that has come in its place."""

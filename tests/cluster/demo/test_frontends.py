@@ -46,15 +46,14 @@ def processor_s(demo: Cluster, pod: Pod) -> float:
     return (int(user) + int(system)) / TICKS_PER_S
 
 
-def test_a_service_has_an_endpoint_while_both_frontends_are_replaced(
+def test_a_service_has_an_endpoint_while_frontends_are_replaced(
     demo: Cluster, figures: Figures
 ) -> None:
     before = demo.pods("frontend")
     with demo.load(**LOAD) as load:
-        demo.delete_pod(before[0])
-        time.sleep(10)
-        demo.delete_pod(before[1])
-        demo.wait_serving()
+        for pod in before:
+            demo.delete_pod(pod)
+            demo.wait_serving()  # so there is an endpoint, on clusters too where none may terminate
         outcomes = load.finish()
     after = demo.pods("frontend")
     figures.add(
