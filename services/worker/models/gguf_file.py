@@ -31,7 +31,8 @@ _TYPES = {
     int(GGMLQuantizationType[name]): GGMLQuantizationType[name]
     for name in (
         "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K",
-        "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+        "Q5_K", "Q6_K", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS",
+        "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0",
     )
 }  # fmt: skip
 

@@ -114,7 +114,10 @@ def write_blocks(path: Path, blocks: np.ndarray[Any, Any], kind: GGMLQuantizatio
     writer.close()
 
 
-KINDS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "Q4_1")
+KINDS = (
+    "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS",
+    "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -135,7 +138,7 @@ def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: st
 
 
 @pytest.mark.skipif(not has_groups(), reason="the native library is not built")
-@pytest.mark.parametrize("kind", [*KINDS, "Q4_0", "Q8_0", "Q5_0"])
+@pytest.mark.parametrize("kind", [*KINDS, "Q4_0", "Q8_0", "Q5_0", "Q5_1"])
 def test_numbers_in_blocks_mean_what_dequantised_ones_do(tmp_path: Path, kind: str) -> None:
     number = GGMLQuantizationType[kind]
     n_block, n_bytes = GGML_QUANT_SIZES[number]
@@ -144,7 +147,6 @@ def test_numbers_in_blocks_mean_what_dequantised_ones_do(tmp_path: Path, kind: s
     write_blocks(tmp_path / "a.gguf", blocks, number)
     config = read_config(write_checkpoint(tmp_path, num_attention_heads=3, num_key_value_heads=3))
     files = GgufFile(read_gguf_header(tmp_path / "a.gguf"), config)
-    are_numbers = kind in ("Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "IQ4_NL")
     for part in (
         Part(name, (12, 512)),
         Part(name, (12, 512), Shard(0, range(3, 10))),
@@ -164,7 +166,7 @@ def test_numbers_in_blocks_mean_what_dequantised_ones_do(tmp_path: Path, kind: s
             for _ in range(2)
         )
         table, expected = found.rows(part), plain.joined([part])
-        assert isinstance(table, NativeGroupsWeight) == are_numbers
+        assert isinstance(table, NativeGroupsWeight)
         size = expected.abs().amax()
         rows = table.rows(torch.arange(len(expected)))
         torch.testing.assert_close(rows / size, expected / size, rtol=1e-6, atol=1e-6)
@@ -221,10 +223,19 @@ def test_what_is_not_computed_is_refused_by_name(
 
 
 def test_a_type_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, hidden_size=192, intermediate_size=64)
-    file = write_gguf(tmp_path, tmp_path / "model.gguf", kind=GGMLQuantizationType.MXFP4)
-    with pytest.raises(CheckpointError, match=r"token_embd\.weight has element type MXFP4"):
-        load(file)
+    kind = GGMLQuantizationType.Q8_K
+    write_blocks(tmp_path / "a.gguf", random_blocks(12, GGML_QUANT_SIZES[kind][1]), kind)
+    config = read_config(write_checkpoint(tmp_path))
+    wanted = WantedTensors(0, 1)
+    wanted.tensor("model.layers.0.mlp.up_proj.weight", 12, 256)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight has element type Q8_K"):
+        CheckpointTensors(
+            GgufFile(read_gguf_header(tmp_path / "a.gguf"), config),
+            wanted,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            on_progress=lambda n_done, n_total: None,
+        )
 
 
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:

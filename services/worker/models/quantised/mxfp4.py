@@ -24,7 +24,9 @@ BLOCK = 32
 
 _STORED_BYTES = 17  # a block and its exponent
 _HALVES = (0, 1, 2, 3, 4, 6, 8, 12)  # twice the values of three bits; the fourth bit is the sign
-_VALUES = (*_HALVES, *(-half for half in _HALVES))
+VALUES = (*_HALVES, *(-half for half in _HALVES))
+"""Twice the value of each number of four bits."""
+
 _BIAS = 127
 
 
@@ -72,7 +74,7 @@ class Mxfp4Tensor(GroupedTensor):
 
     def group_form(self, spans: Spans) -> GroupForm | None:
         size = math.gcd(BLOCK, spans[-1].start)
-        return None if size % MULTIPLE else GroupForm(4, size, _VALUES)
+        return None if size % MULTIPLE else GroupForm(4, size, VALUES)
 
     def read_numbers(self, spans: Spans) -> Tensor:
         *outer, columns = spans
@@ -104,7 +106,7 @@ def dequantised(blocks: Tensor, scales: Tensor) -> Tensor:
 
     `blocks` [..., n / 32, 16] and `scales` [..., n / 32] are bytes.
     """
-    halves = torch.tensor(_VALUES, dtype=torch.bfloat16)
+    halves = torch.tensor(VALUES, dtype=torch.bfloat16)
     of_byte = torch.stack((halves.repeat(16), halves.repeat_interleave(16)), -1)  # [256, 2]
     # One look-up returns both numbers of a byte.
     pairs = of_byte.view(torch.int32).flatten()
