@@ -122,6 +122,8 @@ class CheckpointTensors(TensorSource):
             stored = self._stored[part.name]
             if not isinstance(stored, GroupedTensor) or part.is_transposed or not part.n_elements:
                 return None
+            if stored.is_rounded and self.quantization == "none":
+                return None
             form = stored.group_form(part.spans)
             if form is None or form.bits > _MAX_BITS[self.quantization]:
                 return None

@@ -3,7 +3,7 @@
 No key of `config.json` is skipped silently. A key that the family's configuration does not know is
 refused by name, unless the key is switched off (null, false or empty). The values of known keys are
 validated by pydantic against the types of the configuration's fields. Only this file and
-`quantization_config.py` need pydantic, and only the loading of a checkpoint imports the two files.
+`quantization_config/` need pydantic, and only the loading of a checkpoint imports them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring = 16, 80
 
 # Keys of every family that this file reads.
-_COMMON_KEYS = quantization_config.KEYS | {
-    "architectures", "eos_token_id", "torch_dtype", "dtype",
-}  # fmt: skip
+_COMMON_KEYS = frozenset((
+    *quantization_config.KEYS, "architectures", "eos_token_id", "torch_dtype", "dtype",
+))  # fmt: skip
 
 
 def read_config(model: Path) -> ModelConfig:
@@ -69,7 +69,20 @@ def read_config(model: Path) -> ModelConfig:
     directory = model
     generation_path = directory / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
-    return parse_config(_read_json(directory / "config.json"), generation)
+    config = _read_json(directory / "config.json")
+    if not any(config.get(key) for key in quantization_config.KEYS):
+        config = {**config, **_quantization_beside(directory)}
+    return parse_config(config, generation)
+
+
+def _quantization_beside(directory: Path) -> JsonObject:
+    """Returns the quantisation settings that a checkpoint has in a file of their own, under the key
+    of `config.json`."""
+    for name, method in quantization_config.OTHER_FILES.items():
+        if (directory / name).exists():
+            given = _read_json(directory / name)
+            return {"quantization_config": {"quant_method": method, **given}}
+    return {}
 
 
 def read_gguf_header(path: Path) -> GgufHeader:

@@ -26,7 +26,8 @@ from services.worker.models.tensor_files import (
 )
 
 ELEMENT_SIZES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1,
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U32": 4, "I8": 1, "U8": 1,
+    "F8_E4M3": 1,
 }  # fmt: skip
 """Size in bytes of an element, for each element type that can be read."""
 

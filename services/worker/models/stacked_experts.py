@@ -1,24 +1,66 @@
 """Finds the matrix of one expert in checkpoints that store all experts of a layer in one tensor.
 
 Files of some families have `experts.gate_up_proj` [n_experts, 2 * size, hidden], with the gates
-before the gated values, and `experts.down_proj` [n_experts, hidden, size]. Other files have a
-separate matrix for each expert: `experts.7.gate_proj.weight` and so on.
+before the gated values, and `experts.down_proj` [n_experts, hidden, size]. Files of MLX have
+`switch_mlp.gate_proj.weight` [n_experts, size, hidden] and so on, which may be quantised. Other
+files have a separate matrix for each expert: `experts.7.gate_proj.weight` and so on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
 from services.worker.models.stored_tensor import FLOATS, Spans, StoredTensor
-from services.worker.models.tensor_files import TensorFiles
+from services.worker.models.tensor_files import Header, TensorFiles
 from services.worker.models.weights import pieces
 
 _EXPERT = re.compile(
     r"(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<kind>gate|up|down)_proj\.weight"
 )
+
+_MLX_EXPERT = re.compile(
+    r"(?P<mlp>.*)\.experts\.(?P<index>\d+)\.(?P<kind>(?:gate|up|down)_proj|w[123])\.weight"
+)
+_MLX_KINDS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+
+
+def find_mlx_expert(files: TensorFiles, name: str) -> tuple[TensorFiles, str] | None:
+    """Returns the matrix of the expert's tensor `name` in the stacks of MLX: files in which the
+    tensors of a stack are those of this expert, and the name in these files. Returns None if the
+    files have no such stack."""
+    said = _MLX_EXPERT.fullmatch(name)
+    if said is None:
+        return None
+    kind = _MLX_KINDS.get(said["kind"], said["kind"])
+    found = files.find(f"{said['mlp']}.switch_mlp.{kind}.weight")
+    return None if found is None else (_OneExpert(files, int(said["index"])), found)
+
+
+class _OneExpert(TensorFiles):
+    """Files in which each tensor [n_experts, ...] is the tensor [...] of one expert."""
+
+    def __init__(self, files: TensorFiles, index: int) -> None:
+        self._files = files
+        self._index = index
+
+    def find(self, name: str) -> str | None:
+        return self._files.find(name)
+
+    def header(self, name: str) -> Header:
+        whole = self._files.header(name)
+        if not whole.shape or whole.shape[0] <= self._index:
+            return Header((), f"{whole.element} without expert {self._index}", 0)
+        n_rows = max(whole.shape[1], 1) if len(whole.shape) > 1 else 1
+        return Header(whole.shape[1:], whole.element, whole.row_bytes // n_rows)
+
+    def read(self, name: str, spans: Sequence[range]) -> Tensor:
+        return self._files.read(name, (range(self._index, self._index + 1), *spans))[0]
+
+    def close(self) -> None:
+        self._files.close()
 
 
 def find_expert(files: TensorFiles, name: str) -> StoredTensor | None:

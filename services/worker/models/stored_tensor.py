@@ -48,6 +48,7 @@ class GroupedTensor(StoredTensor):
     dequantising."""
 
     has_offsets: bool  # groups have offsets besides scales; all may be zero
+    is_rounded = False  # the numbers that are read without dequantising are not exact
 
     @abstractmethod
     def group_form(self, spans: Spans) -> GroupForm | None:

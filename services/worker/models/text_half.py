@@ -37,7 +37,8 @@ _SOUND_KEYS = frozenset((
 
 # Keys that apply to the whole checkpoint, also to its text model.
 _SHARED_KEYS = frozenset((
-    "compression_config", "dtype", "eos_token_id", "quantization_config", "torch_dtype",
+    "compression_config", "dtype", "eos_token_id", "quantization", "quantization_config",
+    "torch_dtype",
 ))  # fmt: skip
 _HANDLED_KEYS = _SHARED_KEYS | {"architectures", "text_config", "tie_word_embeddings"}
 _ROPE_KEYS = frozenset(("rope_parameters", "rope_scaling"))

@@ -1,6 +1,6 @@
 """How the matrices of a quantised checkpoint are stored, independent of the quantisation method.
 
-`quantization_config.py` reads this format from `config.json`; `quantised/` has the arithmetic. This
+`quantization_config/` reads this format from `config.json`; `quantised/` has the arithmetic. This
 module knows no files and no tensors.
 """
 
@@ -11,7 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Layout = Literal["gptq", "awq", "packed", "scaled"]
+Layout = Literal[
+    "gptq", "awq", "packed", "scaled", "int8_rows", "blockwise",
+    "nvfp4", "nvfp4_packed", "mxfp4_packed", "mlx", "mlx_nvfp4", "mlx_mxfp4",
+]  # fmt: skip
+"""A layout of tensors in the files; `quantised/find.py` has the class of each."""
+
+Bits = Literal[2, 3, 4, 5, 6, 8]
 
 EVERY_MATRIX = "Linear"
 """The target that stands for the matrices of all linear layers."""
@@ -25,7 +31,7 @@ class MatrixFormat:
     scales."""
 
     layout: Layout
-    bits: Literal[4, 8]
+    bits: Bits
     # Numbers of outputs and of inputs that share a scale; None: all of them share it.
     block: tuple[int | None, int | None]
     has_zeros: bool = False  # a zero point is stored for each scale
@@ -37,19 +43,24 @@ class MatrixFormat:
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """The formats of a checkpoint's matrices. A module has the first format whose targets match its
-    name."""
+    """The formats of a checkpoint's matrices.
+
+    A module has the first format of which a target is its name, else the first of which a regular
+    expression matches its name, else the first for every matrix.
+    """
 
     forms: tuple[MatrixFormat, ...]
     ignored: tuple[str, ...] = ()  # modules that are not quantised
+    notes: tuple[str, ...] = ()  # what a user should know about how the weights are read
 
     def of(self, module: str) -> MatrixFormat | None:
         """Returns the format of a module's matrix; None if the matrix is not quantised."""
-        if _names(self.ignored, module):
+        if _is_named(self.ignored, module) or _is_matched(self.ignored, module):
             return None
-        for form in self.forms:
-            if EVERY_MATRIX in form.targets or _names(form.targets, module):
-                return form
+        for is_meant in (_is_named, _is_matched, _is_any):
+            for form in self.forms:
+                if is_meant(form.targets, module):
+                    return form
         return None
 
 
@@ -63,16 +74,17 @@ def check_targets(targets: Iterable[str]) -> None:
                 raise ValueError(f"{target[:80]!r} is no regular expression: {error}") from error
 
 
-def _names(targets: Iterable[str], module: str) -> bool:
-    """Whether a target matches the module's name.
+def _is_named(targets: Iterable[str], module: str) -> bool:
+    """Whether a target is one or more whole parts of the module's name, between dots."""
+    return any(f".{target}." in f".{module}." for target in targets)
 
-    A target that begins with `re:` is a regular expression that must match from the beginning of
-    the name. Any other target must be one or more whole parts of the name, between dots.
-    """
-    for target in targets:
-        if target.startswith(_PATTERN):
-            if re.match(target.removeprefix(_PATTERN), module):
-                return True
-        elif f".{target}." in f".{module}.":
-            return True
-    return False
+
+def _is_matched(targets: Iterable[str], module: str) -> bool:
+    """Whether a target that begins with `re:` matches from the beginning of the module's name."""
+    patterns = (each.removeprefix(_PATTERN) for each in targets if each.startswith(_PATTERN))
+    return any(re.match(pattern, module) for pattern in patterns)
+
+
+def _is_any(targets: Iterable[str], module: str) -> bool:
+    """Whether a target stands for the matrices of all linear layers."""
+    return EVERY_MATRIX in targets

@@ -6,22 +6,30 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from services.worker.models.gguf_file import GgufFile
+from services.worker.models.quantised.bitsandbytes import MARK, BlockwiseMatrix, RowsMatrix
+from services.worker.models.quantised.fp4 import Fp4Matrix, PackedFp4Matrix, PowersFp4Matrix
 from services.worker.models.quantised.gguf_matrix import GgufMatrix
 from services.worker.models.quantised.inputs_first import AwqMatrix, GptqMatrix
 from services.worker.models.quantised.matrix import QuantisedMatrix
+from services.worker.models.quantised.mlx import MlxMatrix, MlxMxfp4Matrix, MlxNvfp4Matrix
 from services.worker.models.quantised.mxfp4 import Mxfp4Tensor
 from services.worker.models.quantised.packed import PackedMatrix
-from services.worker.models.quantised.scaled import QUANTISED, ScaledMatrix
-from services.worker.models.stacked_experts import find_expert
+from services.worker.models.quantised.scaled import ScaledMatrix
+from services.worker.models.stacked_experts import find_expert, find_mlx_expert
 from services.worker.models.stored_tensor import PlainTensor, StoredTensor
 from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weight_format import Layout, WeightFormat
 from services.worker.models.weights import Part
 
-_NUMBERS = {
+_QUANTISED = frozenset(("I8", "F8_E4M3", "U8", "U32"))
+"""Element types of a tensor `weight` that is quantised."""
+
+_NUMBERS: dict[Layout, str] = {
     "gptq": "qweight",
     "awq": "qweight",
     "packed": "weight_packed",
+    "nvfp4_packed": "weight_packed",
+    "mxfp4_packed": "weight_packed",
 }  # names of the tensors with the numbers, instead of `weight`
 
 _LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
@@ -29,6 +37,14 @@ _LAYOUTS: dict[Layout, type[QuantisedMatrix]] = {
     "awq": AwqMatrix,
     "packed": PackedMatrix,
     "scaled": ScaledMatrix,
+    "int8_rows": RowsMatrix,
+    "blockwise": BlockwiseMatrix,
+    "nvfp4": Fp4Matrix,
+    "nvfp4_packed": PackedFp4Matrix,
+    "mxfp4_packed": PowersFp4Matrix,
+    "mlx": MlxMatrix,
+    "mlx_nvfp4": MlxNvfp4Matrix,
+    "mlx_mxfp4": MlxMxfp4Matrix,
 }
 
 
@@ -43,6 +59,8 @@ def find_stored(
     if part.is_mxfp4:
         return Mxfp4Tensor(files, part.name)
     name = files.find(part.name)
+    if name is None and (expert := find_mlx_expert(files, part.name)) is not None:
+        files, name = expert
     module = part.name.removesuffix(".weight")
     if isinstance(files, GgufFile) and name is not None and files.is_in_blocks(name):
         return GgufMatrix(files, name)
@@ -54,7 +72,7 @@ def find_stored(
             if name is not None:
                 return _matrix(files, part, name, weight_format)
         return find_expert(files, part.name)
-    if files.header(name).element in QUANTISED:
+    if files.header(name).element in _QUANTISED or files.find(f"{name}{MARK}") is not None:
         return _matrix(files, part, name, weight_format)
     return _FloatsOfQuantised(files, name)
 

@@ -53,7 +53,7 @@ class ScaledMatrix(QuantisedMatrix):
         weight = self.tensor("weight", rows, columns).float()
         if self.form.has_zeros:
             weight -= self._spread("weight_zero_point", rows, columns)
-        return weight.mul_(self._spread(self.form.scale_name, rows, columns))
+        return weight.mul_(self._scales(rows, columns))
 
     def group_form(self, spans: Spans) -> GroupForm | None:
         """Returns the form in which a part can be read quantised; None for FP8, which is
@@ -68,11 +68,15 @@ class ScaledMatrix(QuantisedMatrix):
     def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
         rows, columns = spans
         shape = len(rows), form.n_groups(len(columns))
-        scales = self._spread(self.form.scale_name, rows, columns)[:, :: form.size].expand(shape)
+        scales = self._scales(rows, columns)[:, :: form.size].expand(shape)
         if not self.form.has_zeros:
             return scales, None
         zeros = self._spread("weight_zero_point", rows, columns)[:, :: form.size]
         return scales, -zeros * scales
+
+    def _scales(self, rows: range, columns: range) -> Tensor:
+        """Returns the scale of each element, in a shape that broadcasts."""
+        return self._spread(self.form.scale_name, rows, columns)
 
     def _spread(self, suffix: str, rows: range, columns: range) -> Tensor:
         """Returns the scale or zero point of each element, [n_rows, n_columns] or a shape that

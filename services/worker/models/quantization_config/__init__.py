@@ -1,0 +1,16 @@
+"""Reads how a checkpoint is quantised from `config.json`; raises UnsupportedModel.
+
+Each method of quantisation has a file, and `registry.py` knows all methods. As everywhere in
+`config.json`, an unknown key is refused unless the key is switched off. Settings of activations and
+of stored keys and values are not applied: activations, keys and values keep the model's element
+type. A checkpoint permits to round them, but does not need it.
+"""
+
+from services.worker.models.quantization_config.registry import (
+    KEYS,
+    METHODS,
+    OTHER_FILES,
+    read_weight_format,
+)
+
+__all__ = ["KEYS", "METHODS", "OTHER_FILES", "read_weight_format"]
