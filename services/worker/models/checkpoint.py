@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -16,6 +17,8 @@ from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.stage import StageModel
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import LoadFormat, OnProgress
+
+log = logging.getLogger(__name__)
 
 
 def load_stage(
@@ -35,9 +38,16 @@ def load_stage(
 
     `model` is a directory or a GGUF file. With `load_format` "random" the tensors are random, and
     only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
-    ModelConfig.resolve_dtype). For the other arguments and the errors see `build_stage`.
+    ModelConfig.resolve_dtype). For the other arguments and the errors see `build_stage`. The first
+    rank of the first stage logs what a user should know about how the weights are read.
     """
     config, files = open_checkpoint(model)
+    if (
+        config.weight_format is not None
+        and config.weight_format.notes
+        and not stage_index + tp_rank
+    ):
+        log.info("%s: %s", model, "; ".join(config.weight_format.notes))
     return build_stage(
         config,
         None if load_format == "random" else files,

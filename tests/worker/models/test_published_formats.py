@@ -22,7 +22,7 @@ from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoin
 from tests.worker.models.format_writers import blockwise, fp4, int8_rows, mlx
 from tests.worker.models.quantised_writers import Writer, Written, awq, gptq, scaled
 from tests.worker.models.test_quantised_checkpoints import FP8, compressed, source_of
-from tests.worker.pipeline import Pipeline, Span
+from tests.worker.pipeline import Pipeline, Span, load
 
 UP = "model.layers.0.mlp.up_proj"
 NF4 = {
@@ -322,6 +322,17 @@ KV_SCHEMES: dict[str, Mapping[str, Any]] = {
 @pytest.mark.parametrize("name", KV_SCHEMES)
 def test_a_quantised_kv_cache_is_not_applied_and_said(tmp_path: Path, name: str) -> None:
     assert "stored keys and values" in " ".join(configured(tmp_path, KV_SCHEMES[name]).notes)
+
+
+def test_the_first_rank_says_what_is_read_in_another_form(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, Format(int8_rows(), NF4), {})
+    for stage in range(2):
+        with caplog.at_level("INFO"), pytest.raises(CheckpointError, match="lacks"):
+            load(tmp_path, stage_index=stage, n_stages=2)
+    (said,) = caplog.messages
+    assert "four bits are dequantised" in said
 
 
 def by_name(found: WeightFormat, module: str) -> tuple[int, int | None] | None:
