@@ -119,6 +119,8 @@ KINDS = (
     "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "TQ1_0", "TQ2_0",
 )  # fmt: skip
 
+PACKED = (*KINDS, "Q4_0", "Q8_0", "Q5_0", "Q5_1")
+
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: str) -> None:
@@ -138,7 +140,7 @@ def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: st
 
 
 @pytest.mark.skipif(not has_groups(), reason="the native library is not built")
-@pytest.mark.parametrize("kind", [*KINDS, "Q4_0", "Q8_0", "Q5_0", "Q5_1"])
+@pytest.mark.parametrize("kind", PACKED)
 def test_numbers_in_blocks_mean_what_dequantised_ones_do(tmp_path: Path, kind: str) -> None:
     number = GGMLQuantizationType[kind]
     n_block, n_bytes = GGML_QUANT_SIZES[number]

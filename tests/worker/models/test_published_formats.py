@@ -20,7 +20,7 @@ from services.worker.models.weight_format import MatrixFormat, WeightFormat
 from services.worker.models.weights import Part, Shard
 from tests.checkpoints import SMALL, Oracle, edit_config, write_family_checkpoint
 from tests.worker.models.format_writers import blockwise, fp4, int8_rows, mlx
-from tests.worker.models.quantised_writers import Writer, Written, awq, gptq, scaled
+from tests.worker.models.quantised_writers import Writer, Written, awq, gptq, quantise, scaled
 from tests.worker.models.test_quantised_checkpoints import FP8, compressed, source_of
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -242,6 +242,25 @@ def logits_of(model: Path, tokens: list[int], **cut: int) -> Tensor:
     pipeline = Pipeline(model, dtype="float32", **cut)
     pipeline.admit(0, len(tokens))
     return pipeline.run([Span(0, tokens)])[1]
+
+
+WHOLE_MODELS = ("nf4-double", "int8-of-bitsandbytes", "mlx-4", "nvfp4-of-compressed-tensors")
+"""Formats in which a whole model is compared."""
+
+
+@pytest.mark.parametrize("name", WHOLE_MODELS)
+def test_a_model_with_biases_has_the_oracles_logits(tmp_path: Path, name: str) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8}
+    config = LlamaConfig(**{**SMALL, **sizes, "num_hidden_layers": 2}, attention_bias=True)
+    plain, stored = tmp_path / "plain", tmp_path / "stored"
+    write_family_checkpoint(plain, config)
+    form = FORMATS[name]
+    quantise(plain, stored, form.writer, {})
+    edit_config(stored, remove=("quantization_config",), **{form.key: form.config})
+    tokens = [5, 9, 100, 3, 42]
+    expected = Oracle(plain).logits(tokens)[-1:]
+    found = logits_of(stored, tokens, n_stages=2, tp_size=2)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_mlx_quantises_a_tied_embedding_routers_and_stacks_of_experts(tmp_path: Path) -> None:

@@ -370,7 +370,14 @@ def test_modules_that_are_not_quantised_are_read_as_they_are(tmp_path: Path) -> 
     assert last_logits(quantised).equal(last_logits(plain))
 
 
-@pytest.mark.parametrize("scheme", ["gptq-4-asymmetric-ordered", "awq", "float8-channels"])
+OF_EXPERTS = ("gptq-4-asymmetric-ordered", "awq", "float8-channels")
+"""Schemes in which a model with experts is compared."""
+
+OF_LATENTS = "fp8-blocks"
+"""The scheme in which a model with latent attention is compared."""
+
+
+@pytest.mark.parametrize("scheme", OF_EXPERTS)
 def test_experts_are_quantised_too(tmp_path: Path, scheme: str) -> None:
     config = Qwen3MoeConfig(
         **{**SMALL, **SIZES},
@@ -407,7 +414,7 @@ def test_what_latents_become_keys_and_values_by_is_quantised_too(tmp_path: Path)
     )
     plain, quantised = tmp_path / "plain", tmp_path / "quantised"
     write_family_checkpoint(plain, config)
-    quantise(plain, quantised, SCHEMES["fp8-blocks"].writer, SCHEMES["fp8-blocks"].config)
+    quantise(plain, quantised, SCHEMES[OF_LATENTS].writer, SCHEMES[OF_LATENTS].config)
     tokens = [5, 9, 100, 3, 42]
     expected = Oracle(plain).logits(tokens)[-1:]
     pipeline = Pipeline(quantised, n_stages=2, tp_size=2)
