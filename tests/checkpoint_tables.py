@@ -65,8 +65,9 @@ def _label(config: Mapping[str, Any]) -> str:
 
 def _architecture(config: PreTrainedConfig) -> str:
     """Returns the family of a configuration of `transformers`."""
-    named = config.architectures or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
-    return str(named[0])
+    if config.architectures:
+        return str(config.architectures[0])
+    return str(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type))
 
 
 def _whole_models() -> dict[str, set[str]]:

@@ -12,9 +12,14 @@ from services.common.gguf.model_config import model_config
 MAX_CONFIG_BYTES = 2**20
 N_ELEMENT_BYTES = 2
 """Bytes of a weight in memory; most models are loaded as bfloat16."""
-KEPT_BITS = {2: 4.5, 3: 5, 8: 8.5, 12: 5, 14: 9, 20: 4.5}
+KEPT_BITS = {
+    2: 4.5, 3: 5, 6: 8.5, 7: 9, 8: 8.5, 10: 6, 11: 5, 12: 5, 13: 9, 14: 9, 16: 4.5, 17: 5,
+    18: 4.5, 19: 5, 20: 4.5, 21: 4.5, 22: 5, 23: 4.5, 29: 8, 34: 4.125, 35: 4.125, 39: 4.5, 40: 5,
+}  # fmt: skip
 """Bits that an element takes in memory, its share of the scales included, for each GGUF tensor type
-that is not dequantised: Q4_0, Q4_1, Q8_0, Q4_K, Q6_K and IQ4_NL."""
+by number: all types of quantised blocks that are served."""
+KEPT_METHODS = frozenset(("gptq", "awq", "auto-round", "intel/auto-round"))
+"""Methods of quantisation whose weights stay packed in memory."""
 LAYERS = ("num_hidden_layers", "n_layer")
 CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx")
 HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
@@ -73,22 +78,27 @@ def _bits(config: Mapping[str, Any]) -> int:
     """Returns the number of bits of a weight in the files, if the weight is dequantised to
     `N_ELEMENT_BYTES` when loaded. If weights stay quantized in memory, returns the bits of
     `N_ELEMENT_BYTES`: then weights take as much memory as the files."""
-    quantization = config.get("quantization_config")
     plain = 8 * N_ELEMENT_BYTES
-    if not isinstance(quantization, dict):
-        return plain
+    quantization = config.get("quantization_config")
+    if config.get("quantization") or not isinstance(quantization, dict):
+        return plain  # MLX's weights stay packed
+    method = quantization.get("quant_method")
+    if method == "bitsandbytes":
+        return 4 if quantization.get("load_in_4bit") else plain
+    if "quant_algo" in quantization:
+        return plain if quantization["quant_algo"] == "NVFP4" else 8
     groups = quantization.get("config_groups")
     if isinstance(groups, dict):
         weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)]
         return max((_bits_of_group(each) for each in weights if isinstance(each, dict)), default=8)
-    method = quantization.get("quant_method")
     found = quantization.get("bits", 4 if method == "mxfp4" else 8)
-    is_kept = method in ("gptq", "awq") and not quantization.get("desc_act")
+    is_kept = method in KEPT_METHODS and not quantization.get("desc_act")
     return found if isinstance(found, int) and found > 0 and not is_kept else plain
 
 
 def _bits_of_group(weights: Mapping[str, Any]) -> int:
     """Returns the result of `_bits` for one group of modules in the format compressed-tensors."""
-    is_kept = weights.get("type", "int") == "int" and not weights.get("actorder")
     found = weights.get("num_bits", 8)
+    is_packed = weights.get("type", "int") == "int" or found == 4
+    is_kept = is_packed and not weights.get("actorder")
     return found if isinstance(found, int) and found > 0 and not is_kept else 8 * N_ELEMENT_BYTES

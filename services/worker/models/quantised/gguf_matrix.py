@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.weights.groups import MULTIPLE, GroupForm
 from services.worker.models.gguf_file import GgufFile
-from services.worker.models.quantised.gguf_blocks import TYPES, BlockType
+from services.worker.models.quantised.gguf_block_type import BlockType
+from services.worker.models.quantised.gguf_blocks import TYPES
 from services.worker.models.stored_tensor import GroupedTensor, PlainTensor, Spans
 
 

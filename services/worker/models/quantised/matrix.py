@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kernels.weights.groups import MULTIPLE, GroupForm
+from kernels.weights.groups import MULTIPLE, Bits, GroupForm
 from services.worker.models.stored_tensor import GroupedTensor, Spans
 from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
 from services.worker.models.weight_format import MatrixFormat
@@ -64,10 +64,11 @@ class QuantisedMatrix(GroupedTensor):
         Subclasses also return None if the inputs of a group are not neighbours.
         """
         _, columns = spans
+        bits: Bits = 4 if self.form.bits <= 4 else 8
         if self.n_groups == 1:
-            return GroupForm(self.form.bits, max(len(columns), 1))
+            return GroupForm(bits, max(len(columns), 1))
         size = math.gcd(self.group_size, columns.start)
-        return None if size % MULTIPLE else GroupForm(self.form.bits, size)
+        return None if size % MULTIPLE else GroupForm(bits, size)
 
     def as_values(self, numbers: Tensor) -> Tensor:
         """Returns unsigned numbers in the encoding of `GroupedMatrix`."""

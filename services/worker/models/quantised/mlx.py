@@ -41,10 +41,6 @@ class MlxMatrix(QuantisedMatrix):
         biases = self.tensor("biases", rows, groups).float()[:, places - groups.start]
         return self._numbers(rows, columns) * scales + biases
 
-    def group_form(self, spans: Spans) -> GroupForm | None:
-        form = super().group_form(spans)
-        return form and GroupForm(4 if self.form.bits <= 4 else 8, form.size)
-
     def read_numbers(self, spans: Spans) -> Tensor:
         numbers = self._numbers(*spans)
         if self.form.bits <= 4:
@@ -69,8 +65,7 @@ class MlxMatrix(QuantisedMatrix):
         """Returns the numbers as stored, [n_rows, n_columns] int64."""
         bits = self.form.bits
         first = columns.start // WORD_BITS  # of runs of 32 numbers, which fill `bits` words
-        words = range(first * bits, min(-(-columns.stop // WORD_BITS), self.n_in) * bits)
-        words = range(words.start, min(words.stop, self.n_in * bits // WORD_BITS))
+        words = range(first * bits, -(-columns.stop // WORD_BITS) * bits)
         stored = self.tensor("weight", rows, words).contiguous().view(torch.uint8)
         numbers = _unpacked(stored, bits)
         skipped = columns.start - first * WORD_BITS
