@@ -248,7 +248,13 @@ WHOLE_MODELS = ("nf4-double", "int8-of-bitsandbytes", "mlx-4", "nvfp4-of-compres
 """Formats in which a whole model is compared."""
 
 
-@pytest.mark.parametrize("name", WHOLE_MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name == "nf4-double" else pytest.mark.thorough)
+        for name in WHOLE_MODELS
+    ],
+)
 def test_a_model_with_biases_has_the_oracles_logits(tmp_path: Path, name: str) -> None:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 8}
     config = LlamaConfig(**{**SMALL, **sizes, "num_hidden_layers": 2}, attention_bias=True)
@@ -311,6 +317,24 @@ def test_mlx_quantises_a_tied_embedding_routers_and_stacks_of_experts(tmp_path: 
     for cut in ((1, 1), (2, 2)):
         found = logits_of(stored, tokens, *cut)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stack_of_mlx_may_be_plain(tmp_path: Path) -> None:
+    stack = torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(4))
+    modules = {"model.layers.0.block_sparse_moe.switch_mlp.down_proj": Written(
+        {"weight": stack}, stack)}  # fmt: skip
+    directory = write(tmp_path, FORMATS["mlx-4"], modules)
+    edit_config(directory, remove=("quantization",))
+    parts = [
+        Part(f"model.layers.0.block_sparse_moe.experts.{i}.w2.weight", (8, 16), Shard(1, columns))
+        for i, columns in enumerate((range(16), range(4, 9)))
+    ]
+    for i, part in enumerate(parts):
+        found = source_of(directory, [part]).joined([part])
+        assert found.equal(stack[i][:, part.spans[1].start : part.spans[1].stop])
+    beyond = Part("model.layers.0.block_sparse_moe.experts.3.w2.weight", (8, 16))
+    with pytest.raises(CheckpointError, match="has shape"):
+        source_of(directory, [beyond])
 
 
 def form_of(directory: Path) -> WeightFormat:
@@ -483,6 +507,9 @@ STATE = "weight.quant_state.bitsandbytes__nf4"
         ("nf4-double", {"weight.nested_quant_map": None}, "nested_quant_map is missing"),
         ("int8-of-bitsandbytes", {"SCB": None}, "SCB is missing"),
         ("int8-of-bitsandbytes", {"weight_format": torch.tensor(1)}, "weight_format is not 0"),
+        ("int8-of-bitsandbytes", {"weight_format": torch.zeros(2)}, "weight_format is not 0"),
+        ("nvfp4-of-modelopt", {"weight_scale_2": torch.ones(2)}, r"scale_2 has shape \[2\]"),
+        ("nvfp4-of-modelopt", {"weight_scale_2": torch.tensor(1)}, "weight_scale_2 has"),
         ("mlx-4", {"biases": None}, "biases is missing"),
         ("mlx-4", {"scales": torch.ones(10, 2)}, r"scales has shape \[10, 2\], not \[10, 3\]"),
         ("mlx-4", {"weight": torch.ones(10, 192, dtype=torch.uint8)}, "weight has shape"),

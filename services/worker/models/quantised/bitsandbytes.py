@@ -47,11 +47,11 @@ class BlockwiseMatrix(QuantisedMatrix):
         yield from self._wrong_sizes(shape)
         yield from self.wrong("weight.quant_map", (16,), _F32)
         header = self._header("weight")
-        size = (
-            0 if header is None else ELEMENT_SIZES.get(header.element, 0) * math.prod(header.shape)
-        )
-        if size != -(-self.n_out * self.n_in // 2):
-            yield f"{self._module}.weight has {size} bytes, not two numbers in each"
+        stored = 0
+        if header is not None:
+            stored = ELEMENT_SIZES.get(header.element, 0) * math.prod(header.shape)
+        if stored != -(-self.n_out * self.n_in // 2):
+            yield f"{self._module}.weight has {stored} bytes, not two numbers in each"
         if self._nested is None:
             yield from self.wrong("weight.absmax", (self._n_blocks,), _F32)
             return
@@ -74,10 +74,11 @@ class BlockwiseMatrix(QuantisedMatrix):
     def group_form(self, spans: Spans) -> GroupForm | None:
         block = self._size("blocksize")
         size = math.gcd(block, self.n_in, spans[1].start)
-        if self.n_in % block or size % MULTIPLE:
+        values = self.tensor("weight.quant_map", range(16))
+        if self.n_in % block or size % MULTIPLE or not (values.abs() <= 1).all():
             return None
-        values = self.tensor("weight.quant_map", range(16)) * _LARGEST
-        return GroupForm(4, size, tuple(int(value) for value in values.round().tolist()))
+        rounded = (values * _LARGEST).round().tolist()
+        return GroupForm(4, size, tuple(int(value) for value in rounded))
 
     def read_numbers(self, spans: Spans) -> Tensor:
         rows, columns = spans
@@ -169,7 +170,9 @@ class RowsMatrix(ScaledMatrix):
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         yield from self.wrong("weight", shape, frozenset(("I8",)))
         yield from self.wrong("SCB", (self.n_out,), _F32)
-        if self.has("weight_format") and int(self.tensor("weight_format")):
+        header = self._header("weight_format")
+        is_one = header is not None and header.shape in ((), (1,))
+        if header is not None and not (is_one and int(self.tensor("weight_format")) == 0):
             yield f"{self._module}.weight_format is not 0, rows in order"
 
     def _scales(self, rows: range, columns: range) -> Tensor:

@@ -71,8 +71,11 @@ class Fp4Matrix(QuantisedMatrix):
         yield from self.wrong(self.numbers_name, (self.n_out, self.n_in // 2), _BYTES)
 
     def _wrong_factor(self) -> Iterator[str]:
-        header = None if self.factor_name is None else self._header(self.factor_name)
-        if self.factor_name is not None and (header is None or header.shape not in ((), (1,))):
+        if self.factor_name is None:
+            return
+        header = self._header(self.factor_name)
+        is_one = header is not None and header.shape in ((), (1,))
+        if not is_one or header is None or header.element != "F32":
             yield from self.wrong(self.factor_name, (1,), frozenset(("F32",)))
 
     def _pairs(self, rows: range, pairs: range) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.weights.groups import GroupForm
+from kernels.weights.groups import WHOLE, GroupForm
 from services.worker.models.quantised.fp4 import Fp4Matrix, PowersFp4Matrix
 from services.worker.models.quantised.matrix import WORD_BITS, QuantisedMatrix
 from services.worker.models.stored_tensor import FLOATS, Spans
@@ -29,7 +29,9 @@ class MlxMatrix(QuantisedMatrix):
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         if self.n_in % self.group_size:
             yield f"{self._module}: {self.n_in} inputs do not fill groups of {self.group_size}"
-        yield from self.wrong("weight", (self.n_out, self.n_in * self.form.bits // 32), _WORDS)
+        yield from self.wrong(
+            "weight", (self.n_out, self.n_in * self.form.bits // WORD_BITS), _WORDS
+        )
         yield from self.wrong("scales", (self.n_out, self.n_groups), FLOATS)
         yield from self.wrong("biases", (self.n_out, self.n_groups), FLOATS)
 
@@ -44,7 +46,7 @@ class MlxMatrix(QuantisedMatrix):
     def read_numbers(self, spans: Spans) -> Tensor:
         numbers = self._numbers(*spans)
         if self.form.bits <= 4:
-            return (numbers + 8 - self._shift).to(torch.uint8)
+            return (numbers - min(WHOLE) - self._shift).to(torch.uint8)
         return (numbers - self._shift).to(torch.int8)
 
     def read_scales(self, spans: Spans, form: GroupForm) -> tuple[Tensor, Tensor | None]:
