@@ -2,8 +2,14 @@
 # k8s/keep-replicas.sh DIRECTORY: before the kustomization DIRECTORY is applied server-side, which has an autoscaler where there
 # was none, gives the Deployment's number of replicas an owner of its own. Else the number, which the manifests do not have any
 # more, would go, and the API server would put its default there: one.
+#
+# The first server-side apply after a client-side one takes over all of its fields, for its own field manager. So kubectl's usual
+# manager takes them first, by applying the Deployment as it is, and the manager `autoscaling` owns the number alone.
 set -eu
 rendered=$(kubectl kustomize "$1")
+client_side='{.metadata.annotations.kubectl\.kubernetes\.io/last-applied-configuration}'
+own='[{"op": "remove", "path": "/metadata/annotations/kubectl.kubernetes.io~1last-applied-configuration"},
+  {"op": "remove", "path": "/metadata/resourceVersion"}]' # what kubectl writes itself, and what changes with the status
 echo "$rendered" | awk '
   /^---/ { is_scaler = is_target = 0 }
   /^kind: HorizontalPodAutoscaler/ { is_scaler = 1 }
@@ -11,9 +17,16 @@ echo "$rendered" | awk '
   is_scaler && /^  scaleTargetRef:/ { is_target = 1 }
   is_target && /^    name: / { print namespace, $2; is_target = 0 }
 ' | while read -r namespace name; do
-  [ -z "$(kubectl --namespace "$namespace" get hpa "$name" --ignore-not-found --output name)" ] || continue
+  scaler=$(kubectl --namespace "$namespace" get hpa "$name" --ignore-not-found --output name)
+  [ -z "$scaler" ] || continue
   replicas=$(kubectl --namespace "$namespace" get deployment "$name" --ignore-not-found --output 'jsonpath={.spec.replicas}')
   [ -n "$replicas" ] || continue
+  applied=$(kubectl --namespace "$namespace" get deployment "$name" --output "jsonpath=$client_side")
+  if [ -n "$applied" ]; then
+    kubectl --namespace "$namespace" get deployment "$name" --output json |
+      kubectl patch --local --filename - --type json --patch "$own" --output json |
+      kubectl apply --server-side --force-conflicts --validate=false --filename -
+  fi
   kubectl apply --server-side --field-manager autoscaling --force-conflicts --validate=false --filename - <<END
 apiVersion: apps/v1
 kind: Deployment

@@ -26,10 +26,11 @@ while IFS='|' read -r namespace name instance grace_s; do
     kubectl --namespace "$namespace" delete deployment "$name" --cascade=foreground --timeout "$((grace_s + 60))s" || late
   fi </dev/null
 done <build/undeploy/frontends.txt
-kubectl delete -k build/undeploy --ignore-not-found --timeout=5m
-
 # The schedulers have made their Lease themselves; the Role names it.
-kubectl kustomize build/undeploy | awk '/^  namespace: / { namespace = $2 } /^  resourceNames:/ { getline; print namespace, $2 }' |
-  while read -r namespace lease; do
-    kubectl --namespace "$namespace" delete lease "$lease" --ignore-not-found </dev/null
-  done
+kubectl kustomize build/undeploy >build/undeploy/objects.txt
+awk '/^  namespace: / { namespace = $2 } /^  resourceNames:/ { getline; print namespace, $2 }' build/undeploy/objects.txt \
+  >build/undeploy/leases.txt
+kubectl delete -k build/undeploy --ignore-not-found --timeout=5m
+while read -r namespace lease; do
+  kubectl --namespace "$namespace" delete lease "$lease" --ignore-not-found </dev/null
+done <build/undeploy/leases.txt

@@ -1,5 +1,6 @@
 """What `make deploy` and `make undeploy` apply and delete, without a cluster."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -232,6 +233,15 @@ def test_undeploying_goes_on_where_a_frontend_cannot_end(composer: Composer) -> 
     assert lease.endswith("delete lease orcinus-scheduler --ignore-not-found")
 
 
+def test_undeploying_fails_where_the_lease_cannot_be_named(composer: Composer) -> None:
+    unable = DEPLOYED.replace(
+        "  kustomize*) exec {kubectl}", "  kustomize*) exit 7; exec {kubectl}"
+    )
+    done = composer.run("demo", script="undeploy.sh", kubectl=unable)
+    assert done.returncode == 7
+    assert "delete -k" not in done.stdout  # what names the Lease is deleted later
+
+
 def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> None:
     overlay = composer.root / "k8s" / "overlays" / "second"
     overlay.mkdir()
@@ -244,20 +254,39 @@ def test_an_instance_that_the_overlay_is_not_is_refused(composer: Composer) -> N
 
 SCALED = """#!/bin/sh
 case "$*" in
-  *'get hpa'*) printf '{scaler}' ;;
+  *'get hpa'*) {scaler} ;;
+  *'get deployment orcinus-frontend'*last-applied*) printf '%s' '{applied}' ;;
+  *'get deployment orcinus-frontend --output json') printf '%s' '{applied}' ;;
   *'get deployment orcinus-frontend'*) printf '{replicas}' ;;
   'apply --server-side --field-manager autoscaling'*) cat >&2 ;;
+  'apply --server-side '*) cat ;;
   *) exec {{kubectl}} "$@" ;;
 esac
 """
-"""A kubectl whose cluster has frontends, and an autoscaler or none; it prints what is applied."""
+"""A kubectl whose cluster has frontends, and an autoscaler or none. It prints what is applied: to
+stderr if the field manager is `autoscaling`, otherwise to stdout."""
+
+
+def keeping(
+    composer: Composer, component: str, *, scaler: str = "", replicas: str = "", applied: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Runs keep-replicas.sh for the demo with a component. `scaler` is the command that looks for
+    the autoscaler, and `applied` a Deployment that was applied client-side, and its annotation."""
+    overlay = composer.root / "k8s" / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        f"resources: [../demo]\ncomponents: [../../components/{component}]\n"
+    )
+    braced = applied.replace("{", "{{").replace("}", "}}")  # `run` formats the text once more
+    kubectl = SCALED.format(scaler=scaler or ":", replicas=replicas, applied=braced)
+    return composer.run("k8s/overlays/mine", script="keep-replicas.sh", kubectl=kubectl)
 
 
 @pytest.mark.parametrize(
     ("component", "scaler", "replicas", "kept"),
     [
         ("autoscaling", "", "5", "spec: {replicas: 5}"),
-        ("autoscaling", "horizontalpodautoscaler/orcinus-frontend", "5", ""),
+        ("autoscaling", "echo horizontalpodautoscaler/orcinus-frontend", "5", ""),
         ("autoscaling", "", "", ""),
         ("page", "", "5", ""),
     ],
@@ -266,16 +295,34 @@ esac
 def test_the_first_autoscaler_takes_over_the_replicas_that_run(
     composer: Composer, component: str, scaler: str, replicas: str, kept: str
 ) -> None:
-    overlay = composer.root / "k8s" / "overlays" / "mine"
-    overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text(
-        f"resources: [../demo]\ncomponents: [../../components/{component}]\n"
-    )
-    kubectl = SCALED.format(scaler=scaler, replicas=replicas)
-    done = composer.run("k8s/overlays/mine", script="keep-replicas.sh", kubectl=kubectl)
+    done = keeping(composer, component, scaler=scaler, replicas=replicas)
     assert done.returncode == 0, done.stderr
+    assert done.stdout == ""
     assert done.stderr.strip().endswith(kept)
     assert bool(done.stderr) == bool(kept)
+
+
+def test_an_autoscaler_that_cannot_be_looked_for_is_not_taken_for_none(composer: Composer) -> None:
+    done = keeping(composer, "autoscaling", scaler="exit 1", replicas="5")
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_fields_of_a_client_side_apply_get_the_usual_manager_first(composer: Composer) -> None:
+    applied: dict[str, Any] = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {
+            "name": "orcinus-frontend",
+            "resourceVersion": "7",
+            "annotations": {"a": "b", "kubectl.kubernetes.io/last-applied-configuration": "{}"},
+        },
+        "spec": {"replicas": 5, "paused": False},
+    }
+    done = keeping(composer, "autoscaling", replicas="5", applied=json.dumps(applied))
+    assert done.returncode == 0, done.stderr
+    applied["metadata"] = {"name": "orcinus-frontend", "annotations": {"a": "b"}}
+    assert json.loads(done.stdout) == applied
+    assert done.stderr.strip().endswith("spec: {replicas: 5}")
 
 
 def make(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -146,6 +146,7 @@ def test_an_autoscaler_takes_over_without_a_drop(demo: Cluster, tmp_path: Path) 
     )
     kustomization = {"resources": [to_demo], "patches": [{"patch": patch}]}
     (overlay / "kustomization.yaml").write_text(json.dumps(kustomization))
+    applied(demo, OVERLAYS / "demo")  # client-side
     demo.in_namespace("scale", "deployment/orcinus-frontend", "--replicas=3")
     rendered = f"#!/bin/sh\n[ \"$1\" != kustomize ] || {{ cat <<'END'\n{SCALER}END\nexit; }}\n"
     stand_in = tmp_path / "bin" / "kubectl"
@@ -161,8 +162,16 @@ def test_an_autoscaler_takes_over_without_a_drop(demo: Cluster, tmp_path: Path) 
     )
     applied(demo, overlay, "--server-side", "--force-conflicts")
     try:
-        made = demo.get("deployment", "orcinus-frontend")
+        made = demo.get("deployment", "orcinus-frontend", "--show-managed-fields")
         assert (made["metadata"]["namespace"], made["spec"]["replicas"]) == (NAMESPACE, 3)
+        assert owned_by(made, "autoscaling") == [{"f:spec": {"f:replicas": {}}}]
+        assert owned_by(made, "kubectl-client-side-apply") == []
     finally:
         applied(demo, OVERLAYS / "demo", "--server-side", "--force-conflicts")
     assert demo.get("deployment", "orcinus-frontend")["spec"]["replicas"] == 2
+
+
+def owned_by(item: dict[str, Any], manager: str) -> list[dict[str, Any]]:
+    """Returns the fields of an object that a field manager owns."""
+    entries = item["metadata"]["managedFields"]
+    return [entry["fieldsV1"] for entry in entries if entry["manager"] == manager]
