@@ -1,5 +1,7 @@
 """Two deployments in one namespace share nothing: `nameSuffix` is all that an overlay says."""
 
+import json
+import re
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -30,6 +32,7 @@ OTHER = "orcinus-b"
 UNLABELLED = {"Namespace", "PriorityClass", "Issuer", "Certificate", "ConfigMap"}
 """Kinds that nothing selects by the label of a deployment."""
 
+SELECTOR = re.compile(r"(\w+)\{([^}]*)\}")
 PORTS = (8000, 50051, 50052, 50053, 50060, 9464, 29500, 41234, 4317)
 EACH = pytest.mark.parametrize(
     "name",
@@ -202,3 +205,19 @@ async def test_a_scheduler_finds_the_workers_of_its_own_deployment(
                 source = client.pods(NAMESPACE, variables["ORCINUS_WORKER_SELECTOR"])
                 pods, _ = await source.list_pods()
                 assert [pod.name for pod in pods] == [f"worker-{name}"]
+
+
+def test_no_panel_of_the_dashboard_mixes_two_deployments() -> None:
+    dashboard = json.loads(rendered("monitoring").config("orcinus-dashboard")["orcinus.json"])
+    variables = [item["name"] for item in dashboard["templating"]["list"]]
+    assert variables == ["datasource", "namespace", "instance"]
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            selected = SELECTOR.findall(target["expr"])
+            assert selected
+            for metric, labels in selected:
+                label = "app_kubernetes_io_instance"
+                if metric.startswith("kube_"):  # it has not the label, but the targets have
+                    assert f'up{{namespace="$namespace", {label}!="$instance"}}' in target["expr"]
+                elif metric != "up":
+                    assert f'{label}="$instance"' in labels, target["expr"]

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterator
@@ -210,6 +211,65 @@ def test_the_alert_that_nothing_is_served_fires_within_a_minute(
     promtool("test", "rules", str(path))
 
 
+def expression(title: str, **variables: str) -> str:
+    """Returns the first query of a panel of the dashboard, with the values of variables."""
+    dashboard = json.loads((RULES.parent / "dashboard.json").read_text(encoding="utf-8"))
+    (panel,) = (panel for panel in dashboard["panels"] if panel["title"] == title)
+    text: str = panel["targets"][0]["expr"]
+    for name, value in variables.items():
+        text = text.replace(f"${name}", value)
+    return text
+
+
+LABEL = "app_kubernetes_io_instance"
+TWO_DEPLOYMENTS = {
+    f'up{{namespace="n", pod="orcinus-worker-1", {LABEL}="orcinus"}}': "1",
+    f'up{{namespace="n", pod="orcinus-worker-b-1", {LABEL}="orcinus-b"}}': "1",
+    'kube_pod_status_ready{namespace="n", pod="orcinus-worker-1", condition="true"}': "1",
+    'kube_pod_status_ready{namespace="n", pod="orcinus-worker-b-1", condition="true"}': "0",
+    'kube_pod_status_ready{namespace="n", pod="pending", condition="true"}': "0",
+    'kube_lease_renew_time{namespace="n", lease="orcinus-scheduler"}': "-10",
+    'kube_lease_renew_time{namespace="n", lease="orcinus-scheduler-b"}': "-20",
+}
+
+
+@pytest.mark.parametrize(
+    ("instance", "pod", "is_ready", "age_s"),
+    [("orcinus", "orcinus-worker-1", 1, 10), ("orcinus-b", "orcinus-worker-b-1", 0, 20)],
+)
+def test_the_dashboard_shows_what_kubernetes_knows_of_one_deployment(
+    instance: str, pod: str, is_ready: int, age_s: int, tmp_path: Path
+) -> None:
+    ready = expression("Pods ready", namespace="n", instance=instance)
+    age = expression("Age of the scheduler's lease", namespace="n", instance=instance)
+    pods = [{"labels": f'{{pod="{pod}"}}', "value": is_ready}]
+    test = {
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [
+                    {"series": name, "values": value} for name, value in TWO_DEPLOYMENTS.items()
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": ready,
+                        "eval_time": "0m",
+                        "exp_samples": [*pods, {"labels": '{pod="pending"}', "value": 0}],
+                    },
+                    {
+                        "expr": f"sum({age})",
+                        "eval_time": "0m",
+                        "exp_samples": [{"labels": "{}", "value": age_s}],
+                    },
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "test.yaml"
+    path.write_text(yaml.safe_dump(test))
+    promtool("test", "rules", str(path))
+
+
 @contextlib.contextmanager
 def prometheus(stack: Stack, directory: Path) -> Iterator[httpx.Client]:
     """A Prometheus that scrapes all services of a stack every second."""
@@ -263,7 +323,8 @@ def panels() -> list[str]:
     dashboard = json.loads((RULES.parent / "dashboard.json").read_text(encoding="utf-8"))
     expressions = (target["expr"] for it in dashboard["panels"] for target in it["targets"])
     own = (it for it in expressions if "kube_" not in it)
-    return [it.replace("$namespace", "n").replace("$__rate_interval", "1m") for it in own]
+    values = {"$namespace": "n", "$instance": "", "$__rate_interval": "1m"}
+    return [re.sub(r"\$\w+", lambda found: values[found[0]], it) for it in own]
 
 
 def test_prometheus_scrapes_a_stack_and_the_dashboard_has_data(tmp_path: Path) -> None:
