@@ -7,6 +7,7 @@ exemplar of a histogram is the id of the trace to which an observation belongs.
 
 import contextlib
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from socketserver import ThreadingMixIn
@@ -70,12 +71,26 @@ def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
     return encode(registry), media_type
 
 
+POLL_S = 0.5
+"""Seconds after which the thread of a listener sees that it is to end, where nothing wakes it."""
+
+SILENCE_LIMIT_S = 30.0
+"""Seconds for which a client of the metrics may neither send nor read. Each client has a thread."""
+
+
 @contextlib.contextmanager
-def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str | None]:
+def listening(
+    address: str | None,
+    registry: CollectorRegistry,
+    *,
+    poll_s: float = POLL_S,
+    silence_limit_s: float = SILENCE_LIMIT_S,
+) -> Iterator[str | None]:
     """Answers `GET /metrics` inside the `with` block, if an address is given; yields the address in
     use, host:port.
 
-    A thread answers, so values may change while it reads them.
+    A thread answers, so values may change while it reads them. The end of the block waits for
+    nothing: a process that is told to stop calls it on its event loop.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -87,7 +102,8 @@ def listening(address: str | None, registry: CollectorRegistry) -> Iterator[str 
     app = make_wsgi_app(registry)
     with contextlib.ExitStack() as serving:
         for listener in listeners:
-            serving.enter_context(_serving(listener, app))
+            server = _Server(listener, app, silence_limit_s=silence_limit_s)
+            serving.enter_context(_serving(server, poll_s))
         yield addresses.bound_address(listeners, address)
 
 
@@ -96,13 +112,27 @@ class _Server(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
-    def __init__(self, listener: socket.socket, app: WSGIApplication) -> None:
+    def __init__(
+        self, listener: socket.socket, app: WSGIApplication, *, silence_limit_s: float
+    ) -> None:
         super().__init__(listener.getsockname(), _SilentHandler, bind_and_activate=False)
+        self._silence_limit_s = silence_limit_s
         self.socket.close()
         self.socket = listener
         self.server_name, self.server_port = listener.getsockname()[:2]
         self.setup_environ()
         self.set_app(app)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """Accepts a client, whose silence is limited from now on."""
+        client, name = super().get_request()
+        client.settimeout(self._silence_limit_s)
+        return client, name
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Prints an error, unless it is that the client is silent or gone."""
+        if not isinstance(sys.exception(), OSError):
+            super().handle_error(request, client_address)
 
 
 class _SilentHandler(WSGIRequestHandler):
@@ -113,13 +143,17 @@ class _SilentHandler(WSGIRequestHandler):
 
 
 @contextlib.contextmanager
-def _serving(listener: socket.socket, app: WSGIApplication) -> Iterator[None]:
-    with _Server(listener, app) as server:
-        thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+def _serving(server: _Server, poll_s: float) -> Iterator[None]:
+    with server:
+        thread = threading.Thread(
+            target=server.serve_forever, args=(poll_s,), name="metrics", daemon=True
+        )
         thread.start()
         try:
             yield
         finally:
+            with contextlib.suppress(OSError):  # systems other than Linux refuse it
+                server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
             server.shutdown()
             thread.join()
 

@@ -1,5 +1,8 @@
 """The port on which Prometheus asks."""
 
+import socket
+import threading
+
 import httpx
 import pytest
 from opentelemetry import context, trace
@@ -11,6 +14,8 @@ from services.common.address import parse
 from services.common.metrics import exemplar, listening, new_registry
 
 OPEN_METRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+
+LIMIT_S = 30.0
 
 
 def test_without_an_address_nobody_listens() -> None:
@@ -27,6 +32,24 @@ def test_a_free_port_is_taken_and_given_back() -> None:
         assert "things_total 3.0\n" in response.text
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://{address}/metrics")
+
+
+def test_the_end_does_not_wait_until_a_thread_looks_for_it() -> None:
+    def listen_once() -> None:
+        with listening("localhost:0", new_registry(), poll_s=10 * LIMIT_S):
+            pass
+
+    ending = threading.Thread(target=listen_once, daemon=True)
+    ending.start()
+    ending.join(LIMIT_S)
+    assert not ending.is_alive()
+
+
+def test_a_client_that_says_nothing_is_cut_off() -> None:
+    with listening("127.0.0.1:0", new_registry(), silence_limit_s=0.05) as address:
+        assert address is not None
+        with socket.create_connection(parse(address), LIMIT_S) as client:
+            assert client.recv(1) == b""
 
 
 @pytest.mark.parametrize("address", ["[::]:0", "0.0.0.0:0", "localhost:0"])
