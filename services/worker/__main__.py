@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
 FLUSH_S = 0.5
-"""Seconds that are left for the last report to reach the engine master."""
+"""Largest number of seconds that the last reports may take to leave for the engine master."""
 
 SPARE_AFTER_S = 15.0
 """Seconds without a stage after which a worker counts as a spare. A leader that needs the worker
@@ -63,17 +63,13 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         for task in tasks:
             task.cancel()
         has_failed = failure.done()
-        if not has_failed:
-            await controller.close()  # first, so that the end of the ranks is not a failure
+        await controller.end()  # first, so that the end of the ranks is not a failure
         # Ranks are killed before anything waits, so that their peers see closed sockets at once,
         # and that a busy rank does not hold up the end of this process.
         for rank in ranks:
             rank.kill()
         await endpoints.say_stopping(has_failed=has_failed)
-        if has_failed:
-            await asyncio.sleep(FLUSH_S)
-            await controller.close()
-        await endpoints.stop_service()
+        await endpoints.stop_service(FLUSH_S)
         await asyncio.gather(*(rank.stop() for rank in ranks))
         await endpoints.close()
         await asyncio.to_thread(traces.close)

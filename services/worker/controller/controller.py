@@ -70,6 +70,7 @@ class Controller:
         self.profile_orders = profile_orders or ProfileOrders(None)
         self.grammar_orders = GrammarOrders(self.epoch)
         self._tracer: StageTracer | None = None
+        self._is_ending = False
 
     def attach(self, ranks: Sequence[RankLink], *, tracer: StageTracer | None = None) -> None:
         """Takes the ranks of the stage, in the order of their tp_rank, and the tracer that makes
@@ -85,9 +86,9 @@ class Controller:
         """Returns the description of the worker.
 
         Raises:
-            Unavailable: a rank is lost, and the process is about to end.
+            Unavailable: the process is about to end.
         """
-        self._refuse_if_lost()
+        self._refuse_if_ending()
         place = self.assignment.place
         description = self.loading.describe()
         if description is not None:
@@ -113,8 +114,10 @@ class Controller:
         Raises:
             StaleEpoch: the epoch is not newer than the newest epoch that the worker has seen.
             InvalidRequest: the worker's settings name another stage, or the stage cannot exist.
-            Unavailable: the worker ends because it has seen an epoch too large for any leader.
+            Unavailable: the process is about to end, perhaps because it has seen an epoch too large
+                for any leader.
         """
+        self._refuse_if_ending()
         place = PipelinePlace(request.stage_index, request.n_stages)
         self.assignment.check(place)
         self._forget_unreached(request.epoch)
@@ -127,11 +130,10 @@ class Controller:
         Raises:
             StaleEpoch: the epoch is not newer than the newest epoch that the worker has seen.
             InvalidRequest: the request does not fit this stage.
-            Unavailable: a rank of this stage is lost or has not loaded, the ranks did not find
-                the ranks of the other stages, or the worker ends because it has seen an epoch too
-                large for any leader.
+            Unavailable: the process is about to end, a rank has not loaded, or the ranks did not
+                find the ranks of the other stages.
         """
-        self._refuse_if_lost()
+        self._refuse_if_ending()
         own = self.loading.describe()
         if own is None:
             raise Unavailable("this worker has not loaded a stage")
@@ -140,11 +142,17 @@ class Controller:
         self.epoch.advance(request)
         await self.close()
         self.epoch.check(request.epoch)  # a newer epoch may have been claimed during the wait,
-        self._refuse_if_lost()  # and a rank may have been lost
+        self._refuse_if_ending()  # and a rank may have been lost
         if self._tracer is not None:
             self._tracer.joined(request.epoch)
         await self.epoch.join_ranks(request)
         self.plans.open(request)
+
+    async def end(self) -> None:
+        """Refuses all calls from now on, since the process is about to end, and ends all streams.
+        So the engine master learns of the end at once, and no leader counts on this worker."""
+        self._is_ending = True
+        await self.close()
 
     async def close(self) -> None:
         """Ends all streams and orders of the epoch."""
@@ -205,9 +213,11 @@ class Controller:
             self.assignment.recall(why)
             raise Unavailable(f"this worker starts again: {why}")
 
-    def _refuse_if_lost(self) -> None:
+    def _refuse_if_ending(self) -> None:
         if self.rank_watch.failure.done():
             raise Unavailable(self.rank_watch.failure.result())
+        if self._is_ending:
+            raise Unavailable("this worker is about to end")
 
     def _on_lost(self, reason: str) -> None:
         self.epoch.give_up(reason)

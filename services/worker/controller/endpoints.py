@@ -67,9 +67,10 @@ class WorkerEndpoints:
         if has_failed:
             await self._health.set_alive(False)
 
-    async def stop_service(self) -> None:
-        """Stops WorkerService and ends its calls; probes and metrics are still answered."""
-        await self._server.stop(grace=0)
+    async def stop_service(self, flush_s: float) -> None:
+        """Stops WorkerService once its calls have ended and their last messages have left, and after
+        `flush_s` at the latest; probes and metrics are still answered."""
+        await self._server.stop(grace=flush_s)
 
     async def close(self) -> None:
         """Stops the servers of health and of metrics."""

@@ -146,6 +146,23 @@ async def test_an_epoch_that_no_term_has_is_refused_and_changes_nothing(epoch: i
         await join(stages, epoch=1)
 
 
+async def test_a_worker_that_is_about_to_end_says_so_at_once_and_takes_nothing_more() -> None:
+    async with fake_stage() as stage, rpc.connect(stage.address) as channel:
+        stub = stub_of(channel)
+        await join([stage], 1)
+        metadata = rpc.epoch_metadata(1)
+        watch = stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
+        await watch.wait_for_connection()
+        await stage.controller.end()
+        assert await asyncio.wait_for(watch.read(), 30) is grpc.aio.EOF
+        for call in (
+            lambda: stub.Describe(worker_pb2.DescribeRequest()),
+            lambda: stub.AssignStage(worker_pb2.AssignStageRequest(epoch=2, n_stages=1)),
+            lambda: stub.JoinPipeline(joining(2, 0, [stage.address])),
+        ):
+            assert await refused_with(call) is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_stage_whose_epoch_no_leader_can_have_reached_ends_for_the_next_leader() -> None:
     async with fake_stages(1) as stages, rpc.connect(stages[0].address) as channel:
         recalled = stages[0].controller.assignment.is_recalled
