@@ -9,6 +9,7 @@ their weights.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -166,7 +167,8 @@ class Leader:
                 timeout.note_loss(loss, was_open=self._service.is_open)
                 last = LastPipeline(epoch.pipeline.members, loss.gone)
                 self._service.suspend(*epoch.scheduler.suspend(loss.culprits))
-                await asyncio.sleep(timeout.pause_s)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stop.wait(), timeout.pause_s)
 
     async def _serve(self, epoch: "_Epoch", stop: asyncio.Event) -> None:
         """Forms one epoch and serves it to its end."""

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
+from services.scheduler import leader
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
@@ -118,7 +119,7 @@ async def scene(
     requests = RequestObservers(metrics.requests)
     service = SchedulerService(requests)
     options = SchedulerSettings(n_stages=n_stages, **settings)  # type: ignore[arg-type]
-    leader = Leader(
+    leads = Leader(
         options,
         stages,
         service,
@@ -130,7 +131,7 @@ async def scene(
     server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
-    leading = asyncio.create_task(leader.lead(Unopposed(), stop))
+    leading = asyncio.create_task(leads.lead(Unopposed(), stop))
     await asyncio.sleep(0)  # it leads from its first step on
     it = Scene(stages, address, stop, registry, leading)
     try:
@@ -171,6 +172,19 @@ async def test_stages_are_asked_again_where_they_are_now() -> None:
         await asyncio.sleep(0.3)
         it.stages.place(0, first.address)
         await it.until_open()
+
+
+async def test_a_leader_that_waits_to_form_the_next_pipeline_stops_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leader, "PAUSE_S", 10 * LIMIT_S)
+    async with scene(1) as it, fake_stage() as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+        stage.controller.on_exit(0, "was killed")
+        await it.until_closed()
+        it.stop.set()
+        await asyncio.wait_for(asyncio.shield(it.leading), LIMIT_S)
 
 
 async def test_a_pipeline_forms_again_when_a_lost_stage_is_back_elsewhere() -> None:

@@ -83,7 +83,9 @@ def muster(
     starting = {
         offer.answer.stage_index
         for offer in offers
-        if offer.answer.state == worker_pb2.WORKER_STATE_LOADING and not traits_of(offer.answer)
+        if offer.answer.state == worker_pb2.WORKER_STATE_LOADING
+        and offer.address not in faults
+        and not traits_of(offer.answer)
     }
     groups: dict[Traits, _Group] = {}
     for place, offer in enumerate(sound):

@@ -219,6 +219,8 @@ def test_whichever_of_three_comes_first_the_two_that_fit_are_assigned_at_once(
 
 FREE_ONE = Worker(FREE)
 ODD = Worker(FREE, kind="b")
+STARTING = Worker(LOADING, stage=1, kind="", is_fixed=True)
+"""A worker of a fixed stage, which has not told its traits yet."""
 
 
 def test_free_workers_are_assigned_the_stages_in_order_and_the_rest_are_spares() -> None:
@@ -241,10 +243,19 @@ def test_a_stage_that_loads_is_waited_for() -> None:
 def test_a_worker_that_has_not_told_its_traits_is_waited_for_and_does_not_count_as_unfit() -> None:
     found = decide(named(Worker(FREE, kind=""), FREE_ONE))
     assert (found.assignments, found.missing, found.unfit) == ({"w1": 0}, (0, 1), {})
-    starting = Worker(LOADING, stage=1, kind="", is_fixed=True)
-    found = decide(named(starting, Worker(stage=0), FREE_ONE))
+    found = decide(named(STARTING, Worker(stage=0), FREE_ONE))
     assert (found.assignments, found.loading, found.missing, found.unfit) == ({}, (1,), (), {})
-    assert decide(named(starting)).loading == (1,)
+    assert decide(named(STARTING)).loading == (1,)
+
+
+@pytest.mark.parametrize(
+    "unusable",
+    [replace(STARTING, protocol=PROTOCOL - 1), replace(STARTING, n_stages=3)],
+    ids=["protocol", "stages"],
+)
+def test_a_worker_that_cannot_be_used_is_not_waited_for_while_it_loads(unusable: Worker) -> None:
+    found = decide(named(unusable, Worker(stage=0), FREE_ONE))
+    assert (found.assignments, found.loading, found.missing) == ({"w2": 1}, (), (1,))
 
 
 def test_a_stage_whose_worker_has_just_fallen_silent_is_not_assigned_yet() -> None:
