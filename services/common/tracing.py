@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the import of the SDK reads variables, and fails if one is 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 3.0
-"""Seconds in which the last spans of a process must be sent."""
+"""Seconds in which the last spans of a process must be sent, unless the process has less time."""
 
 MAX_LINKS = 1024
 """Largest number of links of a span, unless `OTEL_SPAN_LINK_COUNT_LIMIT` sets another. The number
@@ -63,19 +63,20 @@ class Tracing:
         """Whether any span can be recorded."""
         return self._provider is not None
 
-    def close(self) -> None:
-        """Sends the remaining spans if the collector takes them in time; must be called after the
-        end of the event loop."""
+    def close(self, limit_s: float | None = None) -> None:
+        """Sends the remaining spans if the collector takes them within `limit_s` seconds, `FLUSH_S`
+        if not given. Must not be called on the event loop."""
+        limit_s = FLUSH_S if limit_s is None else limit_s
         if self._provider is None or self._exporter is None:
             return
         ending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         ending.start()
-        ending.join(FLUSH_S)
+        ending.join(limit_s)
         if ending.is_alive():
             log.warning("the collector does not take the last spans; they are lost")
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
             self._exporter.shutdown()
-            ending.join(FLUSH_S)
+            ending.join(limit_s)
 
 
 OFF = Tracing(None, None)

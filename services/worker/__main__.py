@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 RANK_MODULE = "services.worker.rank"
 FLUSH_S = 0.5
-"""Largest number of seconds that the last reports may take to leave for the engine master."""
+"""Largest number of seconds that the last reports may take to leave for the engine master, and then
+the last spans for the collector. Meanwhile the pipeline waits for the next start of this worker."""
 
 SPARE_AFTER_S = 15.0
 """Seconds without a stage after which a worker counts as a spare. A leader that needs the worker
@@ -72,7 +73,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
         await endpoints.stop_service(FLUSH_S)
         await asyncio.gather(*(rank.stop() for rank in ranks))
         await endpoints.close()
-        await asyncio.to_thread(traces.close)
+        await asyncio.to_thread(traces.close, FLUSH_S)
 
 
 def controller_of(

@@ -190,6 +190,19 @@ def test_nobody_waits_for_a_collector_that_says_nothing() -> None:
     assert time.perf_counter() - started < 8, "far less than an exporter takes"
 
 
+@pytest.mark.usefixtures("black_hole")
+def test_a_process_that_others_wait_for_gives_its_last_spans_less_time(
+    environment: pytest.MonkeyPatch,
+) -> None:
+    environment.setattr(tracing, "FLUSH_S", 600.0)
+    traces = tracing.start("test")
+    make_spans(traces.tracer, 1)
+    closing = threading.Thread(target=traces.close, args=(0.1,), daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+
+
 def test_malformed_headers_of_clients_write_no_lines(
     environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

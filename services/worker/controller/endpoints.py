@@ -68,7 +68,7 @@ class WorkerEndpoints:
             await self._health.set_alive(False)
 
     async def stop_service(self, flush_s: float) -> None:
-        """Stops WorkerService once its calls have ended and their last messages have left, and after
+        """Stops WorkerService once its calls have ended and their last messages have left, after
         `flush_s` at the latest; probes and metrics are still answered."""
         await self._server.stop(grace=flush_s)
 
