@@ -56,7 +56,10 @@ class InvalidGrammar(ValueError):
 
 
 class Grammars:
-    """Compiles grammars for one model, and keeps those that the scheduler names."""
+    """Compiles grammars for one model, and keeps those that the scheduler names.
+
+    One thread may call `prepare` while another one calls the other methods.
+    """
 
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]

@@ -4,8 +4,8 @@ A frame has a kind and a payload: a protobuf message or UTF-8 text, as `MessageK
 pickle. The rank's end blocks; the controller's end is a protocol on the event loop.
 
 The first pair is for work, and the rank's main thread reads it between iterations. The second pair
-is for messages that must not wait that long: heartbeats of the rank, and the order to leave an
-epoch. A separate thread of the rank serves it (`rank.lifeline`).
+is for messages that must not wait that long: heartbeats of the rank, the order to leave an epoch,
+and grammars to compile. A separate thread of the rank serves it (`rank.lifeline`).
 """
 
 import asyncio
@@ -66,12 +66,15 @@ class MessageKind(IntEnum):
     TRAITS = 17
     """From the rank, as the first message: a DescribeResponse with the rank's traits."""
     PREPARE_GRAMMAR = 18
-    """To the rank: a PrepareGrammarRequest."""
+    """To the rank, on the second pair: a PrepareGrammarRequest."""
     GRAMMAR_PREPARED = 19
     """From the rank, when it has compiled a grammar or cannot: a PrepareGrammarResponse."""
 
 
 _KINDS = frozenset(MessageKind)
+
+URGENT = frozenset({MessageKind.LEAVE, MessageKind.PREPARE_GRAMMAR})
+"""Kinds of messages to the rank that travel on the second pair."""
 
 
 class BrokenFrame(ValueError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from services.common.cpus import usable_cpus
-from services.worker.channel import ControllerEnd, MessageKind
+from services.worker.channel import URGENT, ControllerEnd, MessageKind
 from services.worker.settings import FreeRankSettings, PipelinePlace, WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class RankProcess:
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
         """Queues a frame for the rank, on the channel for its kind; never waits."""
-        channel = self._lifeline if kind is MessageKind.LEAVE else self._channel
+        channel = self._lifeline if kind in URGENT else self._channel
         channel.send(kind, payload)
 
     def kill(self) -> None:

@@ -8,6 +8,6 @@ gRPC and never decides which iterations run.
     membership    the epoch that the rank is in: join, member, leave
     data_plane/   transfers of tensors between ranks
     stage_shard   the weights, which are kept from one epoch to the next, and their device
-    lifeline      the thread that sends heartbeats, ends epochs, and detects a hang
+    lifeline      the thread that sends heartbeats, ends epochs, takes grammars, and detects a hang
     activity      the current step of the main thread, and its time limit
 """

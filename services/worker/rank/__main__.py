@@ -100,7 +100,7 @@ def main(
         lifeline.start()
         with torch.inference_mode():  # entering it for each iteration would cost 0.1 ms
             rank = make_rank(settings, channel, activity)
-            lifeline.attach(rank.membership.leave_before)
+            lifeline.attach(rank.membership.leave_before, rank.prepare_grammar)
             process.freeze_objects()
             rank.serve()
     except ChannelClosed:

@@ -32,6 +32,7 @@ class Lifeline:
         self._channel = channel
         self._timer = StepTimer(activity)
         self._on_hang = on_hang
+        self._on_grammar: Callable[[bytes], None] | None = None
         self._lock = threading.Lock()  # guards the next two attributes
         self._on_leave: Callable[[int | None], None] | None = None
         self._orders: list[int | None] = []
@@ -40,12 +41,20 @@ class Lifeline:
         """Starts the thread."""
         threading.Thread(target=self._serve, name="lifeline", daemon=True).start()
 
-    def attach(self, on_leave: Callable[[int | None], None]) -> None:
-        """Sets the function that is called, in the lifeline's thread, when epochs are over.
+    def attach(
+        self,
+        on_leave: Callable[[int | None], None],
+        on_grammar: Callable[[bytes], None] | None = None,
+    ) -> None:
+        """Sets the functions that are called, in the lifeline's thread, when epochs are over and
+        when a grammar is to be compiled.
 
-        Its argument is the first epoch that is not over, or None if all epochs are over because the
-        controller is gone. For messages received before, it is called at once in this thread.
+        The argument of `on_leave` is the first epoch that is not over, or None if all epochs are
+        over because the controller is gone. For messages received before, `on_leave` is called at
+        once in this thread. The argument of `on_grammar` is a PrepareGrammarRequest; there is none
+        before the rank has joined an epoch.
         """
+        self._on_grammar = on_grammar
         with self._lock:
             self._on_leave = on_leave
             orders, self._orders = self._orders, []
@@ -62,6 +71,8 @@ class Lifeline:
                     kind, payload = message
                     if kind is MessageKind.LEAVE:
                         self._leave(int(payload))
+                    elif kind is MessageKind.PREPARE_GRAMMAR and self._on_grammar is not None:
+                        self._on_grammar(payload)
                     message = self._channel.receive(0)
                 now = time.monotonic()
                 # At most one interval counts: in the rest of the time the process did not run.

@@ -117,8 +117,6 @@ class Rank:
             self._announce(worker_pb2.RunIterationsRequest.FromString(payload))
         elif kind is MessageKind.JOIN:
             self._join(worker_pb2.JoinPipelineRequest.FromString(payload))
-        elif kind is MessageKind.PREPARE_GRAMMAR:
-            self._prepare(worker_pb2.PrepareGrammarRequest.FromString(payload))
         elif kind is MessageKind.PROFILE:
             n_iterations, _, path = payload.decode().partition(" ")
             self._profiler.order(int(n_iterations), path)
@@ -135,7 +133,10 @@ class Rank:
         else:
             self._channel.send(MessageKind.JOINED, str(request.epoch).encode())
 
-    def _prepare(self, request: worker_pb2.PrepareGrammarRequest) -> None:
+    def prepare_grammar(self, payload: bytes) -> None:
+        """Begins to compile the grammar of a PrepareGrammarRequest, and reports the end to the
+        controller. Called from another thread, so that no iteration delays it."""
+        request = worker_pb2.PrepareGrammarRequest.FromString(payload)
         on_end = partial(self._report_grammar, request.digest)
         if self._grammars is None:
             on_end("the model can follow no grammar")

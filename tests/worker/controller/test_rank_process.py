@@ -1,16 +1,38 @@
 """A rank's process, as its controller ends it."""
 
 import asyncio
+import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from services.worker.channel import MessageKind
 from services.worker.controller import rank_process
-from services.worker.controller.rank_process import RankProcess
+from services.worker.controller.rank_process import RankProcess, connect
 from services.worker.settings import WorkerSettings
 
 LIMIT_S = 30
+
+
+async def test_messages_that_must_not_wait_for_an_iteration_travel_on_the_second_channel() -> None:
+    ends: list[list[MessageKind]] = [[], []]
+    channels = []
+    for received in ends:
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        channels.append(await connect(ours, lambda *_: None, lambda: None))
+        note = partial(lambda kinds, kind, _: kinds.append(kind), received)
+        await connect(theirs, note, lambda: None)
+    rank = RankProcess(0, None, *channels)  # type: ignore[arg-type]
+    for kind in (MessageKind.PLAN, MessageKind.LEAVE, MessageKind.PREPARE_GRAMMAR):
+        rank.send(kind, b"")
+    async with asyncio.timeout(LIMIT_S):
+        while sum(map(len, ends)) < 3:
+            await asyncio.sleep(0.01)
+    assert ends == [[MessageKind.PLAN], [MessageKind.LEAVE, MessageKind.PREPARE_GRAMMAR]]
+    for channel in channels:
+        channel.close()
 
 
 class Listener:

@@ -58,6 +58,15 @@ def test_it_gives_signs_of_life_and_passes_orders_on_until_the_controller_is_gon
         assert orders.get(timeout=30) is None
 
 
+def test_a_grammar_does_not_wait_for_the_iteration_that_the_main_thread_computes() -> None:
+    grammars: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    with running(floor_s=60) as world:
+        world.activity.exchange(3, epoch=7)
+        world.lifeline.attach(lambda _: None, grammars.put)
+        world.controller.send(MessageKind.PREPARE_GRAMMAR, b"grammar")
+        assert grammars.get(timeout=30) == b"grammar"
+
+
 def test_a_main_thread_that_hangs_is_told_to_the_controller_and_ends_the_rank() -> None:
     with running(floor_s=0.6) as world:
         world.activity.turn()

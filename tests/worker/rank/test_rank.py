@@ -442,7 +442,7 @@ def test_a_rank_of_which_nothing_is_finite_ends_since_its_weights_may_not_be() -
 
 def tell_to_prepare(world: World, grammar: str, kept: Sequence[bytes] = ()) -> None:
     request = worker_pb2.PrepareGrammarRequest(digest=b"d", grammar=grammar, kept_digests=kept)
-    world.controller.send(MessageKind.PREPARE_GRAMMAR, request.SerializeToString())
+    world.rank.prepare_grammar(request.SerializeToString())
 
 
 def prepared(world: World) -> tuple[bytes, str]:
