@@ -63,6 +63,11 @@ class Health:
         """Notes whether requests that come now get tokens."""
         await self._set(is_giving, SERVING)
 
+    def end(self) -> None:
+        """Ends all watches after the last status, so that a server that waits for its calls to end
+        does not wait for the watches."""
+        self._statuses.end()
+
     def add_to(
         self, server: grpc.aio.Server, *, exchange: rpc_handlers.MakeExchange = _TIMED
     ) -> None:

@@ -38,6 +38,8 @@ class HealthStatuses:
     def __init__(self) -> None:
         self._statuses: dict[str, Status] = {}
         self._changed: asyncio.Future[None] | None = None
+        self.has_ended = False
+        """Whether no status changes any more, since the process is about to end."""
 
     def get(self, name: str) -> Status | None:
         """Returns the status of a name; None if it was never set."""
@@ -52,15 +54,23 @@ class HealthStatuses:
         if self._statuses.get(name) == status:
             return
         self._statuses[name] = status
-        if self._changed is not None:
-            self._changed.set_result(None)
-            self._changed = None
+        self._wake()
+
+    def end(self) -> None:
+        """Notes that no status changes any more."""
+        self.has_ended = True
+        self._wake()
 
     async def wait_change(self) -> None:
         """Waits until a status changes."""
         if self._changed is None:
             self._changed = asyncio.get_running_loop().create_future()
         await asyncio.shield(self._changed)
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set_result(None)
+            self._changed = None
 
 
 class HealthServicer:
@@ -93,8 +103,8 @@ class HealthServicer:
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
-        """Answers with the status of a name, now and at each change; SERVICE_UNKNOWN until a status
-        is set.
+        """Answers with the status of a name, now and at each change, until the process is about to
+        end; SERVICE_UNKNOWN until a status is set.
 
         Raises:
             InvalidRequest: the name is longer than any name may be.
@@ -120,6 +130,8 @@ class HealthServicer:
             if status != last:
                 last = status
                 yield health_pb2.HealthCheckResponse(status=status)
+            elif self._statuses.has_ended:
+                return
             else:
                 await self._statuses.wait_change()
 

@@ -351,6 +351,7 @@ class Frontend:
         await first_of(self._service.wait_idle(), stop.wait(), asyncio.sleep(drain_s))
         self._scheduler.close()
         self._http.stop()
+        self._health.end()
         await self._grpc.stop(FINISH_S)
         await refusing
 

@@ -290,6 +290,7 @@ class SchedulerProcess:
             yield
         finally:
             await self._health.set_ready(False)
+            self._health.end()
             await server.stop(grace=FLUSH_S)
             if probes is not None:
                 await probes.stop(grace=0)

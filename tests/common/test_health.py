@@ -173,3 +173,21 @@ async def test_a_server_with_watches_stops_at_once() -> None:
         stream = deaf.call(WATCH, asking().SerializeToString())
         while "content-type" not in deaf.answers[stream].metadata:
             await asyncio.sleep(0.01)
+
+
+async def test_the_end_of_a_server_that_waits_for_its_calls_does_not_wait_for_watches() -> None:
+    health = Health(API)
+    await health.start()
+    await health.set_ready(True)
+    server = rpc.create_server()
+    health.add_to(server)
+    address = rpc.bind(server, "127.0.0.1:0")
+    await server.start()
+    async with calling(address) as stub, asyncio.timeout(TIMEOUT_S):
+        watch = stub.Watch(asking(READINESS))
+        assert await read(watch) == STATUSES.SERVING
+        await health.set_ready(False)
+        health.end()
+        await server.stop(grace=10 * TIMEOUT_S)
+        assert await read(watch) == STATUSES.NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF

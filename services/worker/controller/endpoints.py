@@ -70,6 +70,7 @@ class WorkerEndpoints:
     async def stop_service(self, flush_s: float) -> None:
         """Stops WorkerService once its calls have ended and their last messages have left, after
         `flush_s` at the latest; probes and metrics are still answered."""
+        self._health.end()
         await self._server.stop(grace=flush_s)
 
     async def close(self) -> None:
