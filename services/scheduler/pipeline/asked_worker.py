@@ -59,8 +59,8 @@ class AskedWorker:
         # What the worker answered or was ordered last, and until when it may still be that.
         self._last: worker_pb2.DescribeResponse | None = None
         self._last_until = 0.0
-        # Whether the worker's host refuses connections, or the last pipeline may have lost it.
-        self._has_ended = last is not None
+        # Whether the worker's host refuses connections, or the last pipeline has lost it.
+        self._has_ended = is_gone
         if last is not None:
             self._note(last)
         self._asking = asyncio.create_task(self._ask_on())

@@ -175,6 +175,24 @@ async def test_the_stage_of_a_worker_whose_connection_broke_is_assigned_without_
         await call.close()
 
 
+async def test_a_member_of_the_last_pipeline_that_is_only_busy_keeps_its_stage_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.scheduler.pipeline.asked_worker.DESCRIBE_TIMEOUT_S", 0.2)
+    async with fake_stage(0, 2) as first, fake_worker() as spare, silent() as busy:
+        before = (Member(first.address, describe_stage(0, 2)), Member(busy, describe_stage(1, 2)))
+        known = Workers(2, [busy, first.address, spare.address])
+        call = RollCall(known, Unopposed(), rpc.connect, last=LastPipeline(before))
+        calling = asyncio.create_task(call.until_complete())
+        async with asyncio.timeout(LIMIT_S):
+            while f"worker at {busy}" not in call.trouble:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # long enough for an assignment
+        assert spare.controller.assignment.place is None
+        calling.cancel()
+        await call.close()
+
+
 async def test_an_odd_worker_waits_while_the_member_before_it_may_start_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
