@@ -19,8 +19,8 @@ needs pydantic.
 from __future__ import annotations
 
 from services.worker.models.config import ModelConfig, UnsupportedModel
+from services.worker.models.directory_files import checkpoint_digest
 from services.worker.models.registry import random_stage
-from services.worker.models.safetensors_files import checkpoint_digest
 from services.worker.models.stage import StageModel, layer_range
 from services.worker.models.tensor_files import CheckpointError
 

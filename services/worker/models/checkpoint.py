@@ -11,9 +11,9 @@ from kernels.weights.linear import Quantization
 from services.common.gguf.header import is_gguf
 from services.worker.models.config import ModelConfig
 from services.worker.models.config_file import read_config, read_gguf_config, read_gguf_header
+from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.registry import build_stage
-from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.stage import StageModel
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import LoadFormat, OnProgress
@@ -65,7 +65,7 @@ def load_stage(
 def open_checkpoint(model: Path) -> tuple[ModelConfig, TensorFiles]:
     """Returns the configuration and the tensor files of a checkpoint; raises UnsupportedModel."""
     if not is_gguf(model):
-        return read_config(model), SafetensorsFiles(model)
+        return read_config(model), DirectoryFiles(model)
     header = read_gguf_header(model)
     config = read_gguf_config(header)
     return config, GgufFile(header, config)

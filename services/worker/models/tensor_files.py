@@ -1,6 +1,6 @@
 """The interface of files that hold a checkpoint's tensors, whatever the format of the files.
 
-`SafetensorsFiles` and `GgufFile` implement it. Tensors have the names that the family uses, and
+`DirectoryFiles` and `GgufFile` implement it. Tensors have the names that the family uses, and
 `find` returns the name in the files.
 """
 

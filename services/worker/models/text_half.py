@@ -3,7 +3,7 @@
 Such a checkpoint (`...ForConditionalGeneration`) contains a text model of a known family, described
 in `text_config`. Requests have no images, and with text alone the checkpoint computes what the
 family computes. Its positions in three dimensions (mrope) are three equal numbers where there is
-only text. So the text model alone is served. `safetensors_files.py` finds its tensors under the
+only text. So the text model alone is served. `directory_files.py` finds its tensors under the
 names that such checkpoints use.
 
 This module knows the keys of `config.json`, but no files and no fields of configurations.

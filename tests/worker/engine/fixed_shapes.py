@@ -19,7 +19,7 @@ from services.worker.models import StageModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
 from services.worker.models.registry import FAMILIES
-from services.worker.models.safetensors_files import SafetensorsFiles
+from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.stage import StagePlace, layer_range
 from services.worker.models.weights import WantedTensors
 
@@ -124,7 +124,7 @@ def load_fixed(
     wanted = WantedTensors(tp_rank, tp_size)
     family(config, place, source=wanted, dtype=dtype, device=device)
     source = CheckpointTensors(
-        SafetensorsFiles(directory),
+        DirectoryFiles(directory),
         wanted,
         dtype=dtype,
         device=device,

@@ -13,7 +13,7 @@ from services.common import bounded_file
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import parse_config, read_config
-from services.worker.models.safetensors_files import SafetensorsFiles
+from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.weights import WantedTensors
 
 HEADER = {"w": {"dtype": "F32", "shape": [4, 3], "data_offsets": [0, 48]}}
@@ -42,7 +42,7 @@ def load(directory: Path) -> torch.Tensor:
     wanted = WantedTensors(0, 1)
     wanted.tensor("w", 4, 3)
     return CheckpointTensors(
-        SafetensorsFiles(directory),
+        DirectoryFiles(directory),
         wanted,
         dtype=torch.float32,
         device=torch.device("cpu"),

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import DeepseekV2Config
 
 from services.worker.models.checkpoint_tensors import CheckpointTensors
-from services.worker.models.safetensors_files import SafetensorsFiles
+from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.weights import WantedTensors
 from tests.checkpoints import SMALL, write_family_checkpoint
 from tests.worker.models.test_models import rms
@@ -47,7 +47,7 @@ def test_what_balances_experts_keeps_its_bits_in_a_model_of_bfloat16(tmp_path: P
     wanted = WantedTensors(0, 1)
     wanted.tensor(BIAS, 9, dtype=torch.float32)
     source = CheckpointTensors(
-        SafetensorsFiles(tmp_path),
+        DirectoryFiles(tmp_path),
         wanted,
         dtype=torch.bfloat16,
         device=torch.device("cpu"),

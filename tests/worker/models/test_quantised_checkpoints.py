@@ -18,7 +18,7 @@ from kernels.weights.linear import Quantization
 from services.worker.models import CheckpointError, UnsupportedModel
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
-from services.worker.models.safetensors_files import SafetensorsFiles
+from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.weights import Part, Shard, WantedTensors
 from tests.checkpoints import (
     SMALL,
@@ -230,7 +230,7 @@ def test_any_part_of_a_quantised_matrix_is_that_part_of_its_meaning(
         wanted.joined([part])
     steps: list[tuple[int, int]] = []
     source = CheckpointTensors(
-        SafetensorsFiles(quantised),
+        DirectoryFiles(quantised),
         wanted,
         dtype=torch.float32,
         device=torch.device("cpu"),
@@ -349,7 +349,7 @@ def source_of(
     for part in parts:
         wanted.joined([part])
     return CheckpointTensors(
-        SafetensorsFiles(directory),
+        DirectoryFiles(directory),
         wanted,
         dtype=torch.float32,
         device=CPU,

@@ -21,10 +21,11 @@ from kernels.steps import Buffer
 from kernels.weights.gated_in_two import GatedMatrix
 from services.worker.engine.kv_cache import KVCache, kv_block_bytes
 from services.worker.engine.model_runner import ModelRunner
-from services.worker.models import UnsupportedModel, safetensors_files, weights
+from services.worker.models import UnsupportedModel, directory_files, weights
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig
 from services.worker.models.config_file import parse_config
+from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -32,7 +33,6 @@ from services.worker.models.layers import (
     VocabParallelHead,
     read_gated,
 )
-from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.tensor_parallel import HeadShare, vocab_share
 from services.worker.models.weights import Part, Shard, TensorSource, WantedTensors
@@ -374,12 +374,12 @@ class TestReading:
         expected = whole[spans].t() if part.is_transposed else whole[spans]
         for piece_bytes, mapped_bytes in ((1, 1), (50, 100), (1 << 20, 1 << 20)):
             monkeypatch.setattr(weights, "_PIECE_BYTES", piece_bytes)
-            monkeypatch.setattr(safetensors_files, "_MAX_MAPPED_BYTES", mapped_bytes)
+            monkeypatch.setattr(directory_files, "_MAX_MAPPED_BYTES", mapped_bytes)
             steps: list[tuple[int, int]] = []
             wanted = WantedTensors(0, 1)
             wanted.joined([part])
             source = CheckpointTensors(
-                SafetensorsFiles(tmp_path),
+                DirectoryFiles(tmp_path),
                 wanted,
                 dtype=torch.float32,
                 device=CPU,
@@ -395,7 +395,7 @@ class TestReading:
         wanted.tensor("w", 3, 4)
         with pytest.raises(CheckpointError, match=r"w has shape \[4, 3\], not \[3, 4\]"):
             CheckpointTensors(
-                SafetensorsFiles(tmp_path),
+                DirectoryFiles(tmp_path),
                 wanted,
                 dtype=torch.float32,
                 device=CPU,

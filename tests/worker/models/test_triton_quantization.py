@@ -32,8 +32,8 @@ from services.worker.models import StageModel
 from services.worker.models.checkpoint import load_stage
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config_file import read_config
+from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.registry import FAMILIES
-from services.worker.models.safetensors_files import SafetensorsFiles
 from services.worker.models.stage import StagePlace, layer_range
 from services.worker.models.weights import Part, WantedTensors
 from tests.checkpoints import SMALL, write_family_checkpoint
@@ -107,7 +107,7 @@ def load_on_triton(directory: Path) -> StageModel:
     wanted = WantedTensors(0, 1)
     family(config, place, source=wanted, dtype=torch.float32, device=CPU)
     source = TritonTensors(
-        SafetensorsFiles(directory),
+        DirectoryFiles(directory),
         wanted,
         dtype=torch.float32,
         device=CPU,

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from kernels.weights.groups import MULTIPLE, GroupForm
+from services.worker.models.directory_files import ELEMENT_SIZES
 from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.quantised.scaled import ScaledMatrix
-from services.worker.models.safetensors_files import ELEMENT_SIZES
 from services.worker.models.stored_tensor import Spans
 from services.worker.models.tensor_files import CheckpointError
 

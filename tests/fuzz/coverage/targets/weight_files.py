@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from services.worker.models.checkpoint_tensors import CheckpointTensors
-from services.worker.models.safetensors_files import SafetensorsFiles, checkpoint_digest
+from services.worker.models.directory_files import DirectoryFiles, checkpoint_digest
 from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.weights import TensorSource, WantedTensors
 from tests.fuzz.coverage.target import Choices, Target, any_bytes
@@ -55,7 +55,7 @@ def run(data: bytes) -> None:
         checkpoint_digest(directory)
     with contextlib.suppress(CheckpointError):
         tensors = CheckpointTensors(
-            SafetensorsFiles(directory),
+            DirectoryFiles(directory),
             wanted,
             dtype=torch.float32,
             device=torch.device("cpu"),

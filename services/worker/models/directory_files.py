@@ -1,4 +1,4 @@
-"""The tensors in the safetensors files of a directory.
+"""The tensors in the weight files of a directory: safetensors, or files of `torch.save`.
 
 Files are mapped into memory. Pages that were read stay resident until the file is unmapped, so
 files are unmapped repeatedly while a checkpoint is read.
@@ -16,14 +16,14 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.common import bounded_file
 from services.common.gguf.header import is_gguf
+from services.worker.models.pickled_file import PickledFile
 from services.worker.models.tensor_files import (
     CheckpointError,
     Header,
     TensorFiles,
-    enumerate_problems,
 )
+from services.worker.models.weight_files import PICKLED, find_weight_files
 
 ELEMENT_SIZES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U32": 4, "I8": 1, "U8": 1,
@@ -34,12 +34,11 @@ ELEMENT_SIZES = {
 _MAX_MAPPED_BYTES = 1 << 25  # bytes to read before files are unmapped
 _N_SAMPLES = 32  # samples of each weight file, spread evenly, for the digest
 _SAMPLE_BYTES = 4096
-_MAX_INDEX_BYTES = 1 << 26  # a model with a trillion parameters needs a third of this
 
 
-class SafetensorsFiles(TensorFiles):
-    """The safetensors files of a checkpoint, mapped on demand and unmapped after a number of bytes
-    is read."""
+class DirectoryFiles(TensorFiles):
+    """The weight files of a checkpoint, mapped on demand and unmapped after a number of bytes is
+    read."""
 
     def __init__(self, directory: Path) -> None:
         """Reads nothing yet. For a directory without tensors or with a broken index, the first
@@ -101,7 +100,7 @@ def checkpoint_digest(model: Path) -> str:
     since most bytes are not read. Raises CheckpointError for a file that cannot be read.
     """
     digest = hashlib.sha256()
-    paths = [model] if is_gguf(model) else sorted(set(_tensor_paths(model).values()))
+    paths = [model] if is_gguf(model) else find_weight_files(model).paths
     for path in paths:
         try:
             size = path.stat().st_size
@@ -116,38 +115,14 @@ def checkpoint_digest(model: Path) -> str:
 
 
 def _tensor_paths(directory: Path) -> dict[str, Path]:
-    """Returns the file of each tensor, by the index or, without an index, `model.safetensors`."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        try:
-            contents = bounded_file.read_json_object(index, max_bytes=_MAX_INDEX_BYTES)
-        except (OSError, ValueError) as error:
-            raise CheckpointError(str(error)) from error
-        weight_map = contents.get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise CheckpointError(f"{index} has no weight_map")
-        wrong = [repr(file)[:80] for file in weight_map.values() if not _is_file_name(file)]
-        if wrong:
-            raise CheckpointError(f"{index} names {enumerate_problems(wrong)}: no files beside it")
-        return {name: directory / file for name, file in weight_map.items()}
-    single = directory / "model.safetensors"
-    if not single.exists():
-        raise CheckpointError(f"{directory} has no model.safetensors and no index of several")
-    with _open_file(single) as file:
-        return dict.fromkeys(file.keys(), single)
-
-
-def _is_file_name(file: object) -> bool:
-    """Whether an index may name this file: the file must be in the folder of the index.
-
-    Only the name is checked, not the target of a symbolic link, since the cache of the Hugging Face
-    hub consists of links.
-    """
-    return (
-        isinstance(file, str)
-        and file.endswith(".safetensors")
-        and not {"/", "\\", "\0"} & set(file)
-    )
+    """Returns the file of each tensor."""
+    files = find_weight_files(directory)
+    if files.by_tensor is not None:
+        return dict(files.by_tensor)
+    found = {}
+    for path in files.paths:
+        found |= dict.fromkeys(_open_file(path).keys(), path)
+    return found
 
 
 def _spellings(name: str) -> Iterator[str]:
@@ -165,6 +140,10 @@ def _spellings(name: str) -> Iterator[str]:
 
 
 def _open_file(path: Path) -> Any:
+    if not path.exists():
+        raise CheckpointError(f"{path} cannot be read: it is missing; fetch it again")
+    if path.suffix == PICKLED:
+        return PickledFile(path)
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:

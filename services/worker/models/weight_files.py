@@ -1,0 +1,91 @@
+"""Finds the files in a checkpoint's directory that hold its weights, and the file of each tensor.
+
+The forms and their order are those of the `transformers` library: one file as safetensors, several
+with an index, one file of `torch.save`, several with an index. An index beside a single file is
+left over from another state of the directory, and is not read. Several files as safetensors without
+an index are read by their own headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.common import bounded_file
+from services.worker.models.tensor_files import CheckpointError, enumerate_problems
+
+SAFETENSORS, PICKLED = ".safetensors", ".bin"
+"""Endings of the names of weight files: safetensors, and files of `torch.save`."""
+
+_STEMS = {SAFETENSORS: "model", PICKLED: "pytorch_model"}
+_OTHER_FORM = "consolidated*.safetensors"
+"""Pattern of the names of weights whose tensors have Mistral's own names."""
+
+_MAX_INDEX_BYTES = 1 << 26  # a model with a trillion parameters needs a third of this
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFiles:
+    """The weight files of a directory."""
+
+    paths: tuple[Path, ...]
+    """All files, in ascending order."""
+    by_tensor: Mapping[str, Path] | None = None
+    """The file of each tensor, as an index says; None if the files themselves say it."""
+    index: Path | None = None
+    """The index, if there is one."""
+
+
+def find_weight_files(directory: Path) -> WeightFiles:
+    """Returns the weight files of a checkpoint's directory.
+
+    Raises:
+        CheckpointError: there are no weights, or the index is broken.
+    """
+    for suffix, stem in _STEMS.items():
+        single = directory / f"{stem}{suffix}"
+        if single.exists():
+            return WeightFiles((single,))
+        index = directory / f"{single.name}.index.json"
+        if index.exists():
+            by_tensor = _read_index(index, suffix)
+            return WeightFiles(tuple(sorted(set(by_tensor.values()))), by_tensor, index)
+        parts = sorted(directory.glob(f"{stem}-*-of-*{suffix}"))
+        if parts:
+            return WeightFiles(tuple(parts))
+    raise CheckpointError(_nothing_in(directory))
+
+
+def _nothing_in(directory: Path) -> str:
+    if any(directory.glob(_OTHER_FORM)):
+        return (
+            f"{directory} has weights only as {_OTHER_FORM}, whose tensors have other names; "
+            "fetch model*.safetensors and config.json of the same repository, or a conversion of "
+            "it for transformers"
+        )
+    names = " or ".join(f"{stem}{suffix}" for suffix, stem in _STEMS.items())
+    return f"{directory} has no {names} and no index of several"
+
+
+def _read_index(index: Path, suffix: str) -> dict[str, Path]:
+    try:
+        contents = bounded_file.read_json_object(index, max_bytes=_MAX_INDEX_BYTES)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(str(error)) from error
+    weight_map = contents.get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise CheckpointError(f"{index} has no weight_map")
+    wrong = [repr(file)[:80] for file in weight_map.values() if not _is_file_name(file, suffix)]
+    if wrong:
+        raise CheckpointError(f"{index} names {enumerate_problems(wrong)}: no files beside it")
+    return {name: index.parent / file for name, file in weight_map.items()}
+
+
+def _is_file_name(file: object, suffix: str) -> bool:
+    """Whether an index may name this file: the file must be in the folder of the index.
+
+    Only the name is checked, not the target of a symbolic link, since the cache of the Hugging Face
+    hub consists of links.
+    """
+    return isinstance(file, str) and file.endswith(suffix) and not {"/", "\\", "\0"} & set(file)
