@@ -64,8 +64,7 @@ def _nothing_in(directory: Path) -> str:
             "fetch model*.safetensors and config.json of the same repository, or a conversion of "
             "it for transformers"
         )
-    names = " or ".join(f"{stem}{suffix}" for suffix, stem in _STEMS.items())
-    return f"{directory} has no {names} and no index of several"
+    return f"{directory} has no model.safetensors or pytorch_model.bin and no index of several"
 
 
 def _read_index(index: Path, suffix: str) -> dict[str, Path]:
