@@ -24,7 +24,7 @@ from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.linear import Gate, LinearWeight, Quantization, TableWeight
 from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
-from services.common.gguf.header import tokenizer_file
+from services.common.tokenizer_files.find import tokenizer_file
 from services.frontend.generation.served_model import ServedModel
 from services.frontend.text.chat_template import ChatTemplate
 from services.frontend.text.tokenizer import Tokenizer

@@ -24,12 +24,12 @@ from starlette.types import ASGIApp
 
 from services.common import address, metrics, rpc, tls, tracing
 from services.common.ending import give_up
-from services.common.gguf.header import tokenizer_file
 from services.common.health import Health
 from services.common.process import ReadyPipe, first_of, raise_descriptor_limit, stop_event
 from services.common.resident_memory import give_back_memory
 from services.common.rpc_tracing import server_spans
 from services.common.serving import ServingWatch
+from services.common.tokenizer_files.find import tokenizer_file
 from services.common.tracing import Tracing
 from services.frontend.api_keys import ApiKeys
 from services.frontend.generation.generation_service import GenerationService

@@ -22,8 +22,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from services.common.gguf.header import is_gguf
-from services.common.gguf.tokenizer import read_gguf_tokenizer
+from services.common.tokenizer_files.find import read_tokenizer
 from services.grammar.compile_thread import in_thread
 
 log = logging.getLogger(__name__)
@@ -64,7 +63,8 @@ class Grammars:
     def __init__(
         self, tokenizer_file: Path, *, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
-        """`tokenizer_file` is a `tokenizer.json` or a GGUF file, and `vocab_size` is the model's.
+        """`tokenizer_file` is the file of the checkpoint that `find.tokenizer_file` names, and
+        `vocab_size` is the model's.
         Only tokens that both the tokenizer and the model have are allowed.
 
         Raises:
@@ -313,9 +313,8 @@ def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[in
     Raises:
         ValueError: the file is broken, or none of `eos_token_ids` is such a token.
     """
-    # llguidance accepts the path or the content of a `tokenizer.json`.
-    is_made = is_gguf(tokenizer_file)
-    file = read_gguf_tokenizer(tokenizer_file) if is_made else str(tokenizer_file)
+    # llguidance accepts the content of a `tokenizer.json`.
+    file = read_tokenizer(tokenizer_file)
     known = [one for one in eos_token_ids if one < vocab_size]
     if known:
         with suppress(ValueError):  # the tokenizer lacks a token, or the file is broken

@@ -31,8 +31,7 @@ class LocalSettings(ServiceSettings):
     """Settings of the local launcher, from `ORCINUS_*` variables or the command line."""
 
     model: Path
-    """Directory of the checkpoint, with config.json, safetensors and tokenizer.json, or a GGUF
-    file."""
+    """Directory of the checkpoint, with config.json, weights and a tokenizer, or a GGUF file."""
 
     served_model_name: ModelNames = ()
     """Names of the model in the API, separated by commas or given one by one. The default is the

@@ -10,10 +10,10 @@ from services.common import bounded_file
 from services.common.address import LOCALHOST, loopback
 from services.common.gguf.header import is_gguf, read_header
 from services.common.gguf.model_config import model_config
+from services.common.tokenizer_files.find import tokenizer_file
 from services.local.settings import LocalSettings
 
 MAX_CONFIG_BYTES = 2**20
-FILES = ("config.json", "tokenizer.json")
 LAYER_KEYS = ("num_hidden_layers", "n_layer")
 """Keys of `config.json` that can hold the number of layers; GPT-2 uses the second."""
 
@@ -29,9 +29,9 @@ def trouble_with(settings: LocalSettings) -> str:
         return f"model: there is no directory {model}"
     if model.is_file() and not is_gguf(model):
         return f"model: {model} is no directory and no GGUF file"
-    for name in FILES:
-        if model.is_dir() and not (model / name).is_file():
-            return f"model: no {name} in {model}"
+    for file in (model / "config.json", tokenizer_file(model)):
+        if model.is_dir() and not file.is_file():
+            return f"model: no {file.name} in {model}"
     try:
         if is_gguf(model):
             config = model_config(read_header(model))

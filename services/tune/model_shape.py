@@ -54,7 +54,8 @@ class ModelShape:
             config = bounded_file.read_json_object(
                 model / "config.json", max_bytes=MAX_CONFIG_BYTES
             )
-            n_file_bytes = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+            found = [*model.glob("*.safetensors")] or [*model.glob("pytorch_model*.bin")]
+            n_file_bytes = sum(path.stat().st_size for path in found)
             n_weight_bytes = n_file_bytes * 8 * N_ELEMENT_BYTES // _bits(config)
         text_config = config.get("text_config")
         sizes = {**config, **(text_config if isinstance(text_config, dict) else {})}

@@ -37,8 +37,7 @@ class TuneSettings(ServiceSettings):
     """Settings of the tuner, from `ORCINUS_*` variables or the command line."""
 
     model: Path
-    """Directory of the checkpoint, with config.json, safetensors and tokenizer.json, or a GGUF
-    file."""
+    """Directory of the checkpoint, with config.json, weights and a tokenizer, or a GGUF file."""
 
     out: Path = Path("build/tuned")
     """Directory for the files with the settings that were found. Created if it does not exist."""

@@ -35,7 +35,7 @@ class SharedSettings(BaseModel):
     )
 
     model: Path
-    """Directory of the checkpoint, with config.json and safetensors, or a GGUF file. All workers of
+    """Directory of the checkpoint, with config.json and weights, or a GGUF file. All workers of
     a pipeline must have the same checkpoint."""
 
     served_model_name: str = ""

@@ -38,6 +38,17 @@ def test_a_file_that_is_missing_is_named(model: Path, name: str) -> None:
     assert trouble_with(LocalSettings(model=model)) == f"model: no {name} in {model}"
 
 
+@pytest.mark.parametrize(
+    "names", [("tekken.json",), ("tokenizer.model",), ("vocab.json", "merges.txt")]
+)
+def test_a_tokenizer_may_have_another_form(model: Path, names: tuple[str, ...]) -> None:
+    (model / "tokenizer.json").unlink()
+    for name in names:
+        assert trouble_with(LocalSettings(model=model)) == f"model: no tokenizer.json in {model}"
+        (model / name).touch()
+    assert trouble_with(LocalSettings(model=model)) == ""
+
+
 def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
     file = write_gguf(write_checkpoint(tmp_path), tmp_path / "m.gguf")
     assert trouble_with(LocalSettings(model=file, stages=3)) == ""

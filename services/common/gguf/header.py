@@ -88,12 +88,6 @@ def is_gguf(model: Path) -> bool:
     return model.suffix == SUFFIX and not model.is_dir()
 
 
-def tokenizer_file(model: Path) -> Path:
-    """Returns the file that has a model's vocabulary: the `tokenizer.json` of a directory, or the
-    GGUF file itself."""
-    return model if is_gguf(model) else model / "tokenizer.json"
-
-
 def model_name(model: Path) -> str:
     """Returns the name of a model: the name of its directory or file.
 

@@ -4,6 +4,7 @@ The order is that of the `transformers` library. A file `chat_template.jinja` re
 of `tokenizer_config.json`. The default template of older checkpoints may be in
 `chat_template.json`. Templates with other names are files `additional_chat_templates/NAME.jinja`.
 `special_tokens_map.json` counts only if `tokenizer_config.json` does not list the added tokens.
+A checkpoint with no tokenizer but Mistral's `tekken.json` has the template of that file's version.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,9 @@ from typing import Any, Self
 from services.common import bounded_file
 from services.common.gguf.header import read_header
 from services.common.gguf.tokenizer import special_tokens
+from services.common.tokenizer_files import tekken
+from services.common.tokenizer_files.find import default_roles, tokenizer_file
+from services.frontend.text.tekken_template import END_THINK, THINK, tekken_template
 
 MAX_CONFIG_BYTES = 16 << 20
 """Largest size of a `tokenizer_config.json` in bytes: some such files list a hundred thousand added
@@ -55,7 +59,10 @@ class TemplateFiles:
         sources |= {other.stem: _template(other) for other in sorted(folder.glob("*.jinja"))}
         if "added_tokens_decoder" not in config:
             config |= _json(directory / "special_tokens_map.json")
-        return cls(sources, _special_tokens(config))
+        tokenizer = tokenizer_file(directory)
+        if not sources and tokenizer.name == tekken.FILE:
+            sources = _named(_tekken_template(tokenizer))
+        return cls(sources, {**default_roles(tokenizer), **_special_tokens(config)})
 
     @classmethod
     def of_gguf(cls, file: Path) -> Self:
@@ -82,6 +89,13 @@ def _json(path: Path) -> dict[str, Any]:
 
 def _template(path: Path) -> str:
     return bounded_file.read_bytes(path, max_bytes=MAX_TEMPLATE_BYTES).decode()
+
+
+def _tekken_template(tokenizer: Path) -> str | None:
+    return tekken_template(
+        tekken.tekken_version(tokenizer),
+        has_thoughts={THINK, END_THINK} <= tekken.special_tokens(tokenizer),
+    )
 
 
 def _named(template: object) -> dict[str, str]:

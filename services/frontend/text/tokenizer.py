@@ -15,19 +15,13 @@ from typing import Self
 
 import tokenizers
 
-from services.common import bounded_file
-from services.common.gguf.header import is_gguf
-from services.common.gguf.tokenizer import read_gguf_tokenizer
+from services.common.tokenizer_files.find import read_tokenizer, tokenizer_file
 from services.frontend.text.longest_token import longest_token
 from services.frontend.text.token_texts import TokenTexts
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The library has no other setting for this. By default it encodes each text in a pool of as many
 # threads as the machine has processors, each of which keeps memory of its own.
-
-MAX_FILE_BYTES = 256 << 20
-"""Largest size of a `tokenizer.json` in bytes; the files of the largest vocabularies have a fifth
-of this size."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Character that decoders write for bytes that do not form a character, or do not form one yet."""
@@ -103,16 +97,17 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
-        """Reads the `tokenizer.json` in a directory.
+        """Reads the tokenizer in a directory: `tokenizer.json` or, without it, a file of another
+        form.
 
         Raises:
             FileNotFoundError: the directory has no such file.
-            ValueError: the file is broken.
+            ValueError: the file is broken, or of an unknown kind.
         """
-        path = directory / "tokenizer.json"
+        path = tokenizer_file(directory)
         if not path.is_file():
-            raise FileNotFoundError(f"no tokenizer.json in {directory}")
-        return cls._from_json(bounded_file.read_bytes(path, max_bytes=MAX_FILE_BYTES), path)
+            raise FileNotFoundError(f"no {path.name} in {directory}")
+        return cls._from_json(read_tokenizer(path), path)
 
     @classmethod
     def from_model(cls, model: Path) -> Self:
@@ -122,14 +117,14 @@ class Tokenizer:
             OSError: there is no tokenizer.
             ValueError: the tokenizer is broken, or of an unknown kind.
         """
-        if is_gguf(model):
-            return cls._from_json(read_gguf_tokenizer(model).encode(), model)
-        return cls.from_directory(model)
+        if model.is_dir():
+            return cls.from_directory(model)
+        return cls._from_json(read_tokenizer(model), model)
 
     @classmethod
-    def _from_json(cls, content: bytes, path: Path) -> Self:
+    def _from_json(cls, content: str, path: Path) -> Self:
         try:
-            return cls(tokenizers.Tokenizer.from_buffer(content))
+            return cls(tokenizers.Tokenizer.from_str(content))
         except BaseException as error:
             # The library has no class of errors of its own, and panics at some files. A panic is
             # no Exception, so that programs do not go on in a broken state. Here no state is left,

@@ -14,7 +14,7 @@ import torch
 from orcinus.v1 import worker_pb2
 
 from services.common.cannot_start import CannotStart
-from services.common.gguf.header import tokenizer_file
+from services.common.tokenizer_files.find import tokenizer_file
 from services.grammar.grammars import Grammars
 from services.worker.channel import MessageKind, RankEnd
 from services.worker.engine import decode_graphs, warm_up

@@ -10,7 +10,7 @@ from gguf import GGUFWriter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.common.gguf.header import is_gguf, model_name, read_header, tokenizer_file
+from services.common.gguf.header import is_gguf, model_name, read_header
 
 
 def write(path: Path) -> Path:
@@ -63,8 +63,6 @@ def test_a_model_is_named_after_its_file(tmp_path: Path) -> None:
     assert (is_gguf(file), is_gguf(tmp_path)) == (True, False)
     assert model_name(file) == "Model-1.5.Q4_K_M"
     assert model_name(tmp_path) == tmp_path.name
-    assert tokenizer_file(file) == file
-    assert tokenizer_file(tmp_path) == tmp_path / "tokenizer.json"
 
 
 def head(n_tensors: int, n_keys: int, *, version: int = 3) -> bytes:

@@ -185,7 +185,7 @@ def test_a_vocabulary_that_contradicts_itself_is_a_value_error(tmp_path: Path) -
 def test_a_tokenizer_that_never_ends_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.frontend.text.tokenizer.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("services.common.tokenizer_files.find.MAX_FILE_BYTES", 1000)
     (tmp_path / "tokenizer.json").write_text(" " * 1001)
     with pytest.raises(ValueError, match=r"tokenizer\.json has more than 1000 bytes"):
         Tokenizer.from_directory(tmp_path)

@@ -30,6 +30,19 @@ FILE = {
 KINDS = ("BPE", "Unigram", "WordPiece", "WordLevel", "ByteLevel", "Metaspace", "Replace", "Strip",
          "Fuse", "Sequence", "ByteFallback", "Precompiled", "BertNormalizer", "Digits", "CTC",
          "TemplateProcessing", "Split", "Truncate", "Lowercase")  # fmt: skip
+TEKKEN = {
+    "config": {"pattern": "\\w+|\\W", "default_vocab_size": 6, "default_num_special_tokens": 3,
+               "version": "v11"},
+    "vocab": [{"token_bytes": text} for text in ("YQ==", "Yg==", "YWI=")],
+    "special_tokens": [{"rank": rank, "token_str": text}
+                       for rank, text in enumerate(("<unk>", "<s>", "</s>"))],
+}  # fmt: skip
+VOCABULARY = {"a": 0, "b": 1, "ab": 2}
+BESIDE = {"tokenizer_class": "GPT2Tokenizer", "add_bos_token": True, "eos_token": {"content": "ab"},
+          "added_tokens_decoder": {"3": {"content": "<s>", "special": True}}}  # fmt: skip
+PIECES = b"\x0a\x05\x0a\x01a\x18\x01\x0a\x05\x0a\x01b\x18\x01\x12\x05\x18\x02\x98\x02\x01"
+"""A SentencePiece model of two pieces."""
+
 _DIRECTORY = tempfile.TemporaryDirectory()
 
 
@@ -37,6 +50,11 @@ def run(data: bytes) -> None:
     """Takes bytes as a file, or changes a file by them; a tokenizer that is read is used."""
     choices = Choices(data)
     content = data[1:]
+    for name in ("tokenizer.json", "tekken.json", "tokenizer.model", "vocab.json"):
+        Path(_DIRECTORY.name, name).unlink(missing_ok=True)
+    if kind := choices.number(4):
+        _write_other(kind, choices, content)
+        return _use(Path(_DIRECTORY.name))
     if choices.number(4):
         file = choices.changed(FILE, tuple(FILE))
         part = choices.one_of([value for value in file.values() if isinstance(value, dict)] or [{}])
@@ -45,10 +63,31 @@ def run(data: bytes) -> None:
         content = json.dumps(file).encode()
     path = Path(_DIRECTORY.name, "tokenizer.json")
     path.write_bytes(content)
+    return _use(path.parent)
+
+
+def _write_other(kind: int, choices: Choices, content: bytes) -> None:
+    """Writes a file of another form, by its number."""
+    directory = Path(_DIRECTORY.name)
+    if kind == 1:
+        said = json.dumps(choices.changed(TEKKEN, tuple(TEKKEN)))
+        (directory / "tekken.json").write_text(said)
+    elif kind == 2:
+        place = choices.number(len(PIECES))
+        (directory / "tokenizer.model").write_bytes(PIECES[:place] + content[:4] + PIECES[place:])
+    else:
+        (directory / "vocab.json").write_text(json.dumps(choices.changed(VOCABULARY, ("a", "b"))))
+        (directory / "merges.txt").write_bytes(b"a b\n" + content[: 4 * choices.number(2)])
+        said = json.dumps(choices.changed(BESIDE, tuple(BESIDE)))
+        (directory / "tokenizer_config.json").write_text(said)
+
+
+def _use(directory: Path) -> None:
+    """Reads the tokenizer of a directory; one that can be read is used."""
     try:
-        tokenizer = Tokenizer.from_directory(path.parent)
+        tokenizer = Tokenizer.from_directory(directory)
     except ValueError as error:
-        assert str(path) in str(error), error
+        assert str(directory) in str(error), error
         return
     tokens = tokenizer.to_tokens("ab a_b <s> é")
     text = IncrementalText(tokenizer)

@@ -1,0 +1,88 @@
+"""Says which file of a checkpoint is its tokenizer, and reads the file as a `tokenizer.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from services.common import bounded_file
+from services.common.gguf.header import is_gguf
+from services.common.gguf.tokenizer import read_gguf_tokenizer
+from services.common.tokenizer_files import bpe_files, sentence_piece, tekken, tiktoken_file
+
+TOKENIZER_JSON = "tokenizer.json"
+
+MAX_FILE_BYTES = 256 << 20
+"""Largest size of a `tokenizer.json` in bytes; the files of the largest vocabularies have a fifth
+of this size."""
+
+_TRANSLATED: Mapping[str, Callable[[Path], str]] = {
+    tekken.FILE: tekken.read_tekken,
+    sentence_piece.FILE: sentence_piece.read_sentence_piece,
+    tiktoken_file.FILE: tiktoken_file.read_tiktoken,
+    bpe_files.VOCABULARY: bpe_files.read_bpe_files,
+}
+"""Functions that read files of other forms, by the names of the files. Of several files in one
+checkpoint, the first is read."""
+
+_ROLES: Mapping[str, Callable[[Path], Mapping[str, str]]] = {
+    tekken.FILE: lambda file: tekken.NAMED,
+    sentence_piece.FILE: sentence_piece.default_roles,
+    tiktoken_file.FILE: lambda file: tiktoken_file.ROLES,
+    bpe_files.VOCABULARY: bpe_files.default_roles,
+}
+
+_BESIDE = {bpe_files.VOCABULARY: bpe_files.MERGES}
+"""Names of files without which another file is no tokenizer."""
+
+
+def tokenizer_in(names: Collection[str]) -> str | None:
+    """Returns the name of the file that is the tokenizer, among the names of a directory's files;
+    None if none is."""
+    for name in (TOKENIZER_JSON, *_TRANSLATED):
+        if name in names and _BESIDE.get(name, name) in names:
+            return name
+    return None
+
+
+def tokenizer_file(model: Path) -> Path:
+    """Returns the file that has a model's vocabulary: a file of a directory, or the GGUF file
+    itself. If there is none, the path of a `tokenizer.json` is returned."""
+    if is_gguf(model):
+        return model
+    names = [name for name in (TOKENIZER_JSON, *_TRANSLATED, *_BESIDE.values())]
+    found = tokenizer_in([name for name in names if (model / name).is_file()])
+    return model / (found or TOKENIZER_JSON)
+
+
+def default_roles(file: Path) -> Mapping[str, str]:
+    """Returns the texts of tokens by their roles, such as `bos_token`, that the file of the
+    tokenizer itself says; empty for a `tokenizer.json`, beside which a configuration says them.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is broken.
+    """
+    of_file = _ROLES.get(file.name)
+    return {} if of_file is None or not file.is_file() else of_file(file)
+
+
+def read_tokenizer(file: Path) -> str:
+    """Returns the `tokenizer.json` of a file that `tokenizer_file` has returned.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: the file is broken, or of an unknown kind; the message names the file.
+    """
+    if is_gguf(file):
+        return read_gguf_tokenizer(file)
+    try:
+        return _TRANSLATED.get(file.name, _read_whole)(file)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, ValueError) and str(file.parent) in str(error):
+            raise
+        raise ValueError(f"{file}: {error}") from error
+
+
+def _read_whole(file: Path) -> str:
+    return bounded_file.read_bytes(file, max_bytes=MAX_FILE_BYTES).decode()

@@ -1,0 +1,140 @@
+"""Parts of a `tokenizer.json` that several kinds of tokenizers share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Json = dict[str, Any]
+
+MAX_PIECE_LENGTH = 1024
+"""Largest length of a token that is made by merges. Published vocabularies stay below a quarter of
+this."""
+
+MAX_CUTS = 1 << 24
+"""Largest number of places at which all tokens together can be cut in two, eight times as many as
+published vocabularies have."""
+
+MAX_TOKENS = 1 << 21
+"""Largest number of tokens of a vocabulary, eight times as many as published ones have."""
+
+BYTE_LEVEL: Json = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+"""Byte-level BPE's way of writing bytes as characters, before and after the model."""
+
+CL100K_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+"""The pattern of OpenAI's cl100k, which divides texts into words; `%s` is for the number of digits
+that stay together."""
+
+
+def cut_by(pattern: str) -> Json:
+    """Returns the step that divides texts by a regular expression, for byte-level BPE."""
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    return {"type": "Sequence", "pretokenizers": [split, {**BYTE_LEVEL, "use_regex": False}]}
+
+
+def added_token(content: str, token_id: int, *, special: bool, normalized: bool = False) -> Json:
+    """Returns an added token, which is found in a text before the rest is tokenized."""
+    return {
+        "id": token_id,
+        "content": content,
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": normalized,
+        "special": special,
+    }
+
+
+def bpe(vocab: Mapping[str, int], merges: Iterable[tuple[str, str]], **others: object) -> Json:
+    """Returns a model of byte pair encoding."""
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": dict(vocab),
+        "merges": list(merges),
+        **others,
+    }
+
+
+def document(added: Iterable[Json], **parts: object) -> str:
+    """Returns a `tokenizer.json` of its parts."""
+    return json.dumps({
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": sorted(added, key=lambda token: token["id"]),
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        **parts,
+    })  # fmt: skip
+
+
+def around(
+    before: tuple[str, int] | None, after: tuple[str, int] | None, *, otherwise: Json | None = None
+) -> Json | None:
+    """Returns the step that puts a token before each text, and one behind it. Both are pairs of the
+    token's text and number. Without both, returns `otherwise`."""
+    if before is None and after is None:
+        return otherwise
+
+    def template(kind: int, *texts: str) -> list[Json]:
+        steps: list[Json] = []
+        for text in texts:
+            if before is not None:
+                steps.append({"SpecialToken": {"id": before[0], "type_id": kind}})
+            steps.append({"Sequence": {"id": text, "type_id": kind if text == "B" else 0}})
+            if after is not None:
+                steps.append({"SpecialToken": {"id": after[0], "type_id": kind}})
+        return steps
+
+    return {
+        "type": "TemplateProcessing",
+        "single": template(0, "A"),
+        "pair": template(1, "A", "B"),
+        "special_tokens": {
+            text: {"id": text, "ids": [token_id], "tokens": [text]}
+            for text, token_id in filter(None, (before, after))
+        },
+    }
+
+
+def merges_of(ranked: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Returns the merges that make pieces, in ascending order of their ranks.
+
+    Every pair of pieces whose concatenation is a piece becomes a merge. For one piece, the pairs
+    whose parts come first in `ranked` come first.
+
+    Raises:
+        ValueError: a piece is too long, or all pieces are.
+    """
+    if (n_cuts := sum(map(len, ranked))) > MAX_CUTS:
+        raise ValueError(f"tokens have {n_cuts} characters together, {MAX_CUTS} at most")
+    positions = {piece: position for position, piece in enumerate(ranked)}
+    found = []
+    for piece, rank in ranked.items():
+        if len(piece) > MAX_PIECE_LENGTH:
+            raise ValueError(f"a token has {len(piece)} characters, {MAX_PIECE_LENGTH} at most")
+        for cut in range(1, len(piece)):
+            left, right = piece[:cut], piece[cut:]
+            if left in positions and right in positions:
+                order = rank, positions[piece], positions[left], positions[right]
+                found.append((*order, left, right))
+    found.sort()
+    return [(left, right) for *_, left, right in found]
