@@ -12,9 +12,11 @@ from pathlib import Path
 
 from services.common import bounded_file
 from services.hub.name import HubName
-from services.hub.wanted_files import WEIGHTS
+from services.hub.wanted_files import trouble_with
 
-INDEX = "model.safetensors.index.json"
+SINGLES = ("model.safetensors", "pytorch_model.bin")
+"""Names of weights in one file; the index of several has one of these in its name."""
+
 MAX_INDEX_BYTES = 1 << 26
 _MAX_REF_BYTES = 100
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -48,18 +50,30 @@ def complete_snapshot(name: HubName, cache: Path) -> Path | None:
     if commit is None:
         return None
     snapshot = folder_of(name, cache) / "snapshots" / commit
-    there = all((snapshot / file).is_file() for file in ("config.json", "tokenizer.json"))
-    return snapshot if there and _has_weights(snapshot) else None
+    if not snapshot.is_dir():
+        return None
+    sizes = {path.name: path.stat().st_size for path in snapshot.iterdir() if path.is_file()}
+    return snapshot if not trouble_with(sizes) and _has_weights(snapshot) else None
 
 
 def _has_weights(snapshot: Path) -> bool:
-    if not (snapshot / INDEX).is_file():
-        return any(path.is_file() for path in snapshot.glob(WEIGHTS))
+    """Returns whether all files of the weights are there that the index names, if there is one. An
+    index beside a single file is not read, as in a stage."""
+    for single in SINGLES:
+        if (snapshot / single).is_file():
+            return True
+        index = snapshot / f"{single}.index.json"
+        if index.is_file():
+            return _has_all(index)
+    return True
+
+
+def _has_all(path: Path) -> bool:
     try:
-        index = bounded_file.read_json_object(snapshot / INDEX, max_bytes=MAX_INDEX_BYTES)
+        index = bounded_file.read_json_object(path, max_bytes=MAX_INDEX_BYTES)
     except (OSError, ValueError):
         return False
     files = index.get("weight_map")
     return isinstance(files, dict) and all(
-        (snapshot / str(file)).is_file() for file in set(files.values())
+        (path.parent / str(file)).is_file() for file in set(files.values())
     )

@@ -1,14 +1,22 @@
-"""The files of a repository that serving reads: weights as safetensors, and the files beside them.
+"""The files of a repository that serving reads: weights, and the files beside them.
 
-Repositories hold the weights in several forms. Older repositories have pickles, which run code when
-they are loaded. Files in folders are other forms of the weights, or files for other programs.
+Repositories hold the weights in several forms. Weights as safetensors are wanted, and files of
+`torch.save` only where there are none. Files in folders are other forms of the weights, or files
+for other programs.
 """
 
 from collections.abc import Mapping
 from fnmatch import fnmatch
 
-WEIGHTS = "*.safetensors"
-_WANTED = (WEIGHTS, "*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+from services.common.tokenizer_files.find import TOKENIZER_JSON, tokenizer_in
+
+WEIGHTS, PICKLED = "*.safetensors", "pytorch_model*.bin"
+"""Patterns of the names of weights: safetensors, and files of `torch.save`."""
+
+_WANTED = (
+    WEIGHTS, PICKLED, "*.json", "*.jinja", "tokenizer.model", "tiktoken.model", "merges.txt",
+    "vocab.txt",
+)  # fmt: skip
 _OTHER_FORM = "consolidated*.safetensors"
 """Pattern of the names of Mistral's second copy of the weights, which is next to files with the
 usual names."""
@@ -23,14 +31,25 @@ def wanted(sizes: Mapping[str, int]) -> dict[str, int]:
     }
     usual = [path for path in found if fnmatch(path, WEIGHTS) and not fnmatch(path, _OTHER_FORM)]
     if usual:
-        found = {path: size for path, size in found.items() if not fnmatch(path, _OTHER_FORM)}
+        others = (_OTHER_FORM, PICKLED)
+        found = {
+            path: size
+            for path, size in found.items()
+            if not any(fnmatch(path, pattern) for pattern in others)
+        }
     return found
 
 
 def trouble_with(paths: Mapping[str, int]) -> str:
     """Returns a text that names what is missing among the files to fetch; empty if nothing is
     missing."""
-    missing = [name for name in ("config.json", "tokenizer.json") if name not in paths]
-    if not any(fnmatch(path, WEIGHTS) for path in paths):
-        missing.append(WEIGHTS)
+    missing = [] if "config.json" in paths else ["config.json"]
+    if tokenizer_in(paths) is None:
+        missing.append(TOKENIZER_JSON)
+    if not any(_is_weights(path) for path in paths):
+        missing.append(f"{WEIGHTS}, no {PICKLED}")
     return f"has no {', no '.join(missing)} to serve" if missing else ""
+
+
+def _is_weights(path: str) -> bool:
+    return fnmatch(path, PICKLED) or (fnmatch(path, WEIGHTS) and not fnmatch(path, _OTHER_FORM))

@@ -54,6 +54,43 @@ def test_only_what_is_served_is_fetched(hub: FakeHub, tmp_path: Path) -> None:
     assert set(hub.paths) == set(wanted)
 
 
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        (
+            {
+                "vocab.json": b"{}",
+                "merges.txt": b"",
+                "pytorch_model.bin": b"w",
+                "rust_model.ot": b"",
+            },
+            ("config.json", "vocab.json", "merges.txt", "pytorch_model.bin"),
+        ),
+        pytest.param(
+            {
+                "tekken.json": b"{}",
+                "pytorch_model.bin.index.json": b'{"weight_map": {"w": "pytorch_model-1.bin"}}',
+                "pytorch_model-1.bin": b"w",
+                "training_args.bin": b"",
+            },
+            ("config.json", "tekken.json", "pytorch_model.bin.index.json", "pytorch_model-1.bin"),
+            marks=pytest.mark.thorough,
+        ),
+    ],
+    ids=["opt", "shards"],
+)
+def test_bins_are_fetched_where_there_are_no_safetensors(
+    hub: FakeHub, tmp_path: Path, files: dict[str, bytes], wanted: tuple[str, ...]
+) -> None:
+    hub.repositories[NAME] = Repository({"config.json": b"{}", "README.md": b"", **files})
+    done = fetch(hub, tmp_path / "m")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "m").iterdir()} == set(wanted)
+    asked = len(hub.paths)
+    assert fetch(hub, tmp_path / "m").returncode == 0
+    assert len(hub.paths) == asked
+
+
 @pytest.mark.thorough
 def test_what_is_there_is_not_asked_for_again(hub: FakeHub, tmp_path: Path) -> None:
     assert fetch(hub, tmp_path / "m").returncode == 0
@@ -167,7 +204,7 @@ def test_other_content_than_promised_is_refused(hub: FakeHub, tmp_path: Path) ->
                 ("revision", f"{NAME}@nothing", {}, "has no revision 'nothing'"),
                 ("offline", NAME, {"HF_HUB_OFFLINE": "1"}, "HF_HUB_OFFLINE forbids to fetch it"),
                 ("unreachable", NAME, {"HF_ENDPOINT": "http://127.0.0.1:1"}, "cannot be reached"),
-                ("pickled", "org/pickled", {}, "has no *.safetensors to serve"),
+                ("empty", "org/empty", {}, "has no *.safetensors, no pytorch_model*.bin to serve"),
             )
         ),
     ],
@@ -176,9 +213,10 @@ def test_a_refusal_says_why(
     hub: FakeHub, tmp_path: Path, name: str, variables: dict[str, str], reason: str
 ) -> None:
     hub.repositories["org/gated"] = Repository(checkpoint(), is_gated=True)
-    pickled = checkpoint()
-    del pickled["model.safetensors"]
-    hub.repositories["org/pickled"] = Repository(pickled)
+    empty = checkpoint()
+    del empty["model.safetensors"], empty["pytorch_model.bin"]
+    empty["consolidated.safetensors"] = b"another form"
+    hub.repositories["org/empty"] = Repository(empty)
     done = fetch(hub, tmp_path / "m", name=name, **variables)
     assert done.returncode == 1
     assert reason in done.stderr
