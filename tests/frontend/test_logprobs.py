@@ -99,6 +99,43 @@ async def test_completion_has_the_shape_of_openai(site: Site, n_top: int) -> Non
     assert offsets == expected
 
 
+async def test_tokens_of_equal_texts_are_told_apart_by_their_numbers(site: Site) -> None:
+    """The texts of parts of characters are equal, so that an object keyed by text has fewer than
+    20."""
+    answer = (*site.tokens("世🐋"), EOS)
+    site.scheduler.behaviour = says(*answer)
+    body: dict[str, Any] = {"max_tokens": 30, "logprobs": 20, "return_tokens_as_token_ids": True}
+    choice = await complete(site, "hello", **body)
+    columns = choice["logprobs"]
+    assert columns["tokens"] == [f"token_id:{token_id}" for token_id in answer]
+    for token_id, top in zip(answer, columns["top_logprobs"], strict=True):
+        expected = dict([*tops_of(token_id, 20), (token_id, logprob_of(token_id))])
+        assert top == {f"token_id:{other}": value for other, value in expected.items()}
+        assert len(top) >= 20
+    assert choice["text"] == "世🐋"
+    echoed = await complete(site, "a", echo=True, **body)
+    assert echoed["logprobs"]["tokens"][0].startswith("token_id:")
+    streamed = await chunks(site, "completions", prompt="hello", **body)
+    parts = [chunk["logprobs"]["tokens"] for chunk in streamed if chunk["logprobs"]]
+    assert [name for part in parts for name in part] == columns["tokens"]
+
+
+async def test_numbers_in_chats_keep_the_bytes_of_texts(site: Site) -> None:
+    answer = (*site.tokens("世🐋"), EOS)
+    site.scheduler.behaviour = says(*answer)
+    body: dict[str, Any] = {"messages": MESSAGES, "logprobs": True, "top_logprobs": 20}
+    body["return_tokens_as_token_ids"] = True
+    [choice] = (await post(site, "chat/completions", **body))["choices"]
+    for token_id, said in zip(answer[:-1], choice["logprobs"]["content"], strict=True):
+        assert said["token"] == f"token_id:{token_id}"
+        assert said["bytes"] == list(bytes_of(site, token_id))
+        tops = [(each["token"], each["logprob"]) for each in said["top_logprobs"]]
+        assert tops == [(f"token_id:{other}", value) for other, value in tops_of(token_id, 20)]
+    del body["return_tokens_as_token_ids"]
+    [plain] = (await post(site, "chat/completions", **body))["choices"]
+    assert plain["logprobs"]["content"][0]["token"] == text_of(site, answer[0])
+
+
 @pytest.mark.parametrize("n_top", [None, 0, 3])
 async def test_chat_has_the_shape_of_openai(site: Site, n_top: int | None) -> None:
     answer = (*site.tokens("世🐋"), EOS)

@@ -131,7 +131,7 @@ class ChatReply(GenerationReply):
             return None
         generation = self._generation
         return chat_logprobs(
-            generation.token_texts,
+            self._token_names,
             piece.token_ids[: generation.n_shown(piece)],
             piece.logprobs,
             n_top=generation.options.n_logprobs or 0,

@@ -58,7 +58,7 @@ class CompletionReply(GenerationReply):
         tokens. If the piece begins with the prompt, the log-probabilities of the prompt come
         first."""
         generation, index = self._generation, piece.index
-        columns = CompletionColumns(generation.token_texts, generation.options.n_logprobs or 0)
+        columns = CompletionColumns(self._token_names, generation.options.n_logprobs or 0)
         if self._options.echo and is_first:
             first, *others = generation.prompt_of(index).token_ids
             columns.add_unknown(first)

@@ -1,8 +1,9 @@
 """Log-probabilities in the forms of OpenAI's API. The log-probabilities of a prompt have vLLM's
 form.
 
-The text of a token is the one that `TokenTexts` gives. The alternatives of a completion are an
-object keyed by text. If two alternatives have equal texts, the object has only the more likely one.
+The text of a token is the one that `TokenTexts` gives, unless the client wants numbers. The
+alternatives of a completion are an object keyed by text. If two alternatives have equal texts, the
+object has only the more likely one.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from services.frontend.http.openai.answer import (
     PromptLogprob,
     PromptLogprobs,
 )
-from services.frontend.http.protocol.token_logprobs import token_logprobs
+from services.frontend.http.protocol.token_logprobs import TokenNames, token_logprobs
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.token_texts import TokenTexts
 
@@ -22,7 +23,7 @@ class CompletionColumns:
     """Gathers the columns of the object `logprobs` of a completion. With `echo` the tokens of the
     prompt come first."""
 
-    def __init__(self, texts: TokenTexts, n_top: int) -> None:
+    def __init__(self, texts: TokenNames, n_top: int) -> None:
         self._texts = texts
         self._n_top = n_top
         self._tokens: list[str] = []
@@ -64,7 +65,7 @@ class CompletionColumns:
 
 
 def chat_logprobs(
-    texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
+    texts: TokenNames, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
 ) -> ChatLogprobs:
     """Returns the object `logprobs` of an answer to a conversation."""
     content = token_logprobs(texts, token_ids, logprobs, n_top=n_top)

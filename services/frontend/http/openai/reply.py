@@ -21,6 +21,7 @@ from services.frontend.http.openai.event_id import AnswerPosition, EventIds, Str
 from services.frontend.http.protocol.json_text import text_json, to_json
 from services.frontend.http.protocol.orcinus_note import note_of
 from services.frontend.http.protocol.reply import Reply
+from services.frontend.http.protocol.token_logprobs import TokenNames, TokenNumbers
 from services.frontend.http.transport.event_stream import Event, framed
 from services.frontend.request.request_id import created_at
 
@@ -46,6 +47,8 @@ class ReplyOptions:
     n_prompt_logprobs: int | None = None
     """Number of alternatives in the field `prompt_logprobs` of a whole answer. With None the answer
     does not have the field."""
+    shows_token_ids: bool = False
+    """Whether tokens of `logprobs` are named by their numbers instead of their texts."""
 
 
 class GenerationReply(Reply):
@@ -168,6 +171,11 @@ class GenerationReply(Reply):
             "created": created_at(self._generation.request_id),
             "model": self._generation.model,
         }
+
+    @property
+    def _token_names(self) -> TokenNames:
+        texts = self._generation.token_texts
+        return TokenNumbers(texts) if self._options.shows_token_ids else texts
 
     @property
     def _wants_logprobs(self) -> bool:

@@ -1,16 +1,38 @@
 """Log-probabilities of the tokens of an answer, in the form that OpenAI's protocols for
 conversations share.
 
-The text of a token is the one that `TokenTexts` gives.
+The text of a token is the one that `TokenTexts` gives, or its number.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from typing_extensions import TypedDict
 
 from services.frontend.http.protocol.answer_object import answer_object
 from services.frontend.request.logprobs import Logprobs
 from services.frontend.text.token_texts import TokenTexts
+
+
+class TokenNames(Protocol):
+    """How tokens are written for a client: `TokenTexts`, or `TokenNumbers`."""
+
+    def text(self, token_id: int, /) -> str:
+        """Returns what the client sees as the token."""
+
+    def to_bytes(self, token_id: int) -> bytes:
+        """Returns the bytes of the token's text."""
+
+
+class TokenNumbers:
+    """Writes tokens as their numbers, `token_id:17`, so that tokens of equal texts differ."""
+
+    def __init__(self, texts: TokenTexts) -> None:
+        self.to_bytes = texts.to_bytes
+
+    def text(self, token_id: int, /) -> str:
+        """Returns the name of a token."""
+        return f"token_id:{token_id}"
 
 
 @answer_object
@@ -35,7 +57,7 @@ class ChatTokenLogprob(TokenLogprob):
 
 
 def token_logprobs(
-    texts: TokenTexts, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
+    texts: TokenNames, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
 ) -> list[ChatTokenLogprob]:
     """Returns the tokens with their log-probabilities, each with the `n_top` most likely tokens at
     its position."""
@@ -48,6 +70,6 @@ def token_logprobs(
     ]
 
 
-def _token(texts: TokenTexts, token_id: int, logprob: float) -> TokenLogprob:
+def _token(texts: TokenNames, token_id: int, logprob: float) -> TokenLogprob:
     in_bytes = list(texts.to_bytes(token_id))
     return {"token": texts.text(token_id), "logprob": logprob, "bytes": in_bytes}
