@@ -33,7 +33,7 @@ from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
 from services.common import errors, rpc_handlers
-from services.common.sampling import MAX_GRAMMAR_LENGTH, SamplingParams
+from services.common.sampling import MAX_BAD_WORD_TOKENS, MAX_GRAMMAR_LENGTH, SamplingParams
 from services.frontend import http
 from services.frontend.http.bodies.field_docs import field_docs
 from services.frontend.http.docs import openapi
@@ -68,6 +68,9 @@ HEADS = {
 OPTION_HEAD = ("field", "type", "default", "range", "meaning")
 OPTION_MESSAGES = ("GenerationOptions", "SamplingParams")
 """Messages whose fields have defaults and ranges of their own."""
+
+WORD_RANGE = f"at most {MAX_BAD_WORD_TOKENS} tokens together"
+"""Range of words that are given as tokens, which only gRPC takes."""
 
 ANY = "*"
 """A cell that the code says nothing of."""
@@ -366,7 +369,9 @@ def _message(message: Descriptor) -> dict[str, Row]:
     for field in message.fields:
         row: Row = (f"`{field.name}`", _field_type(field))
         if message.name in OPTION_MESSAGES:
-            row += _option_default(field.name), _option_range(field.name)
+            is_sequences = field.message_type is not None and field.name == "bad_words"
+            range_ = WORD_RANGE if is_sequences else _option_range(field.name)
+            row += _option_default(field.name), range_
         rows[row[0]] = (*row, _meaning(docs[field.name]) if docs else ANY)
     return rows
 

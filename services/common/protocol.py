@@ -1,6 +1,6 @@
 """The version of the protocol between scheduler and stages."""
 
-PROTOCOL = 11
+PROTOCOL = 12
 """Version of the messages between scheduler and stages.
 
 It grows whenever worker.proto, or the meaning of a message, changes so that an older side would

@@ -60,6 +60,10 @@ every answer."""
 MAX_BAD_TOKENS = 1024
 """Maximum number of tokens that a client may ban; ranks mask each of them."""
 
+MAX_BAD_WORD_TOKENS = 4096
+"""Maximum number of tokens of all words together that a client may ban; ranks compare the last
+tokens of an output with each word."""
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
@@ -102,6 +106,22 @@ class TokenLists:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenSequences:
+    """Lists of sequences of tokens, with at most `max_tokens` tokens together."""
+
+    max_tokens: int
+
+    def check(self, field: str, value: Any) -> None:
+        """Raises InvalidRequest, which names `field`, if a sequence is empty, or there are too many
+        tokens."""
+        if not all(value):
+            raise InvalidRequest(field, "has a word without tokens")
+        n_tokens = sum(map(len, value))
+        if n_tokens > self.max_tokens:
+            raise InvalidRequest(field, f"have {n_tokens} tokens, {self.max_tokens} at most")
+
+
+@dataclass(frozen=True, slots=True)
 class TokenBiases:
     """Biases of at most `max_length` tokens, each with a number from `low` to `high`."""
 
@@ -139,7 +159,7 @@ class Option:
     """The values that an option may have, and the NumPy type of the option's column on a rank, if
     it has a column."""
 
-    allowed: Numbers | WholeNumbers | TokenLists | TokenBiases | Texts
+    allowed: Numbers | WholeNumbers | TokenLists | TokenSequences | TokenBiases | Texts
     column: str | None
 
 
@@ -160,6 +180,12 @@ def whole_number(default: int | Callable[[], int], *, low: int, high: int, colum
 def tokens(*, max_length: int) -> tuple[int, ...]:
     """Declares an option that is a list of tokens, empty by default."""
     return dataclasses.field(default=(), metadata={Option: Option(TokenLists(max_length), None)})
+
+
+def sequences(*, max_tokens: int) -> tuple[tuple[int, ...], ...]:
+    """Declares an option that is a list of sequences of tokens, empty by default."""
+    option = Option(TokenSequences(max_tokens), None)
+    return dataclasses.field(default=(), metadata={Option: option})
 
 
 def biases(*, max_length: int, low: float, high: float) -> tuple[tuple[int, float], ...]:
@@ -235,6 +261,10 @@ class SamplingParams:
     bad_token_ids: tuple[int, ...] = tokens(max_length=MAX_BAD_TOKENS)
     """Tokens that are never sampled."""
 
+    bad_words: tuple[tuple[int, ...], ...] = sequences(max_tokens=MAX_BAD_WORD_TOKENS)
+    """Words that are never generated, each as its tokens. Where an output ends with all tokens of a
+    word but the last, the last one is not sampled. Tokens of the prompt do not count."""
+
     @property
     def has_penalty(self) -> bool:
         """Whether tokens that have occurred become more or less likely."""
@@ -251,6 +281,7 @@ class SamplingParams:
             and not self.logit_bias
             and not self.allowed_token_ids
             and not self.bad_token_ids
+            and not self.bad_words
             and not self.grammar
         )
 
@@ -272,12 +303,17 @@ class SamplingParams:
             ("logit_bias", biased),
             ("allowed_token_ids", self.allowed_token_ids),
             ("bad_token_ids", self.bad_token_ids),
+            ("bad_words", tuple(token_id for word in self.bad_words for token_id in word)),
         ):
             if token_ids and not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
                 raise InvalidRequest(name, f"tokens must be from 0 to {vocab_size - 1}")
-        banned = stops.union(self.bad_token_ids) if self.min_tokens else set(self.bad_token_ids)
+        # The last tokens of all words may be banned at one place.
+        banned = {*self.bad_token_ids, *(word[-1] for word in self.bad_words)}
+        if self.min_tokens:
+            banned |= stops
         if banned.issuperset(self.allowed_token_ids or range(vocab_size)):
-            name = "allowed_token_ids" if self.allowed_token_ids else "bad_token_ids"
+            name = "bad_words" if self.bad_words else "bad_token_ids"
+            name = "allowed_token_ids" if self.allowed_token_ids else name
             if not self.allowed_token_ids and self.min_tokens and stops:
                 name = "stop_token_ids"
             raise InvalidRequest(name, "leave no token that may be sampled")
@@ -300,7 +336,7 @@ class SamplingParams:
                 value = [token_id for token_id in value if token_id not in own_stop_token_ids]
             option.allowed.check(name, value)
         if self.grammar:  # a grammar decides when an output ends, and always allows some token
-            for name in ("min_tokens", "allowed_token_ids", "bad_token_ids"):
+            for name in ("min_tokens", "allowed_token_ids", "bad_token_ids", "bad_words"):
                 if getattr(self, name):
                     raise InvalidRequest(name, "not together with a grammar")
 

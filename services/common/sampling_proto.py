@@ -7,12 +7,21 @@ from operator import attrgetter
 
 from orcinus.v1 import sampling_pb2
 
-from services.common.sampling import OPTIONS, SamplingParams, TokenBiases, TokenLists
+from services.common.sampling import (
+    OPTIONS,
+    SamplingParams,
+    TokenBiases,
+    TokenLists,
+    TokenSequences,
+)
 
 _LISTS = tuple(name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenLists))
 _BIASES = tuple(name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenBiases))
+_SEQUENCES = tuple(
+    name for name, option in OPTIONS.items() if isinstance(option.allowed, TokenSequences)
+)
 _values_of = attrgetter(*OPTIONS)
-_NUMBERS = tuple(name for name in OPTIONS if name not in (*_LISTS, *_BIASES))
+_NUMBERS = tuple(name for name in OPTIONS if name not in (*_LISTS, *_BIASES, *_SEQUENCES))
 
 
 def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
@@ -20,6 +29,8 @@ def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
     fields = dict(zip(OPTIONS, _values_of(params), strict=True))
     for name in _BIASES:
         fields[name] = dict(fields[name])
+    for name in _SEQUENCES:
+        fields[name] = [sampling_pb2.TokenSequence(token_ids=one) for one in fields[name]]
     return sampling_pb2.SamplingParams(**fields)
 
 
@@ -31,4 +42,7 @@ def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
     given = {name: getattr(message, name) for name in _NUMBERS if message.HasField(name)}
     given |= {name: tuple(getattr(message, name)) for name in _LISTS}
     given |= {name: tuple(sorted(getattr(message, name).items())) for name in _BIASES}
+    given |= {
+        name: tuple(tuple(one.token_ids) for one in getattr(message, name)) for name in _SEQUENCES
+    }
     return SamplingParams(**given)

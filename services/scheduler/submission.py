@@ -226,10 +226,11 @@ def _speculation_of(
 ) -> Speculation | None:
     """Returns a new state of speculation for a request, or None if the request must have no drafts.
 
-    Drafts need tokens that are chosen by their logits and positions alone. Penalties and grammars
-    look at all earlier tokens. Requests for log-probabilities have no drafts either, since
+    Drafts need tokens that are chosen by their logits and positions alone. Penalties, grammars and
+    banned words look at earlier tokens. Requests for log-probabilities have no drafts either, since
     log-probabilities of drafts are of no use.
     """
-    if sampling.has_penalty or sampling.grammar or submission.HasField("n_logprobs"):
+    looks_back = sampling.has_penalty or sampling.grammar or sampling.bad_words
+    if looks_back or submission.HasField("n_logprobs"):
         return None
     return Speculation()

@@ -18,6 +18,7 @@ from services.common.sampling import (
     Texts,
     TokenBiases,
     TokenLists,
+    TokenSequences,
     WholeNumbers,
 )
 from services.common.sampling_proto import from_proto, to_proto
@@ -39,6 +40,10 @@ def ends_and_beyond(name: str) -> tuple[list[Any], list[Any]]:
             return [low, high], [low - 1, high + 1, math.nan, True]
         case TokenLists(max_length):
             return [(), (5,) * max_length], [(5,) * (max_length + 1)]
+        case TokenSequences(max_tokens):
+            return [(), ((5,) * max_tokens,), ((5,),) * max_tokens], [
+                ((5,) * max_tokens, (6,)), ((5,), ())
+            ]  # fmt: skip
         case Texts(max_length):
             return ["", "x" * max_length], ["x" * (max_length + 1)]
         case TokenBiases(max_length, low, high):
@@ -64,6 +69,10 @@ def values(name: str) -> st.SearchStrategy[Any]:
             return st.integers(low, high)
         case TokenLists():
             return st.lists(st.integers(-(2**31), 2**31 - 1)).map(tuple)
+        case TokenSequences():
+            return st.lists(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1).map(tuple)).map(
+                tuple
+            )
         case Texts():
             return st.text()
         case TokenBiases():
@@ -121,7 +130,7 @@ def test_the_wire_changes_nothing(params: SamplingParams) -> None:
 @given(params=PARAMS)
 def test_the_wire_has_every_option_that_is_set(params: SamplingParams) -> None:
     sent = {field.name for field, _ in to_proto(params).ListFields()}
-    lists = (TokenLists, TokenBiases)  # which are not there when they are empty
+    lists = (TokenLists, TokenBiases, TokenSequences)  # which are not there when they are empty
     assert sent >= {
         name for name, option in OPTIONS.items() if not isinstance(option.allowed, lists)
     }
@@ -169,6 +178,7 @@ def test_columns_hold_whatever_is_allowed(name: str) -> None:
         ({"temperature": 0, "logit_bias": ((5, 1.0),)}, False, False),
         ({"temperature": 0, "allowed_token_ids": (5,)}, False, False),
         ({"temperature": 0, "bad_token_ids": (5,)}, False, False),
+        ({"temperature": 0, "bad_words": ((5, 6),)}, False, False),
         ({"temperature": 0, "grammar": "start: /a/"}, False, False),
     ],
     ids=str,
@@ -188,6 +198,11 @@ def test_greedy_is_the_argmax_alone(
         ({"logit_bias": ((-1, 1.0),)}, "logit_bias"),
         ({"allowed_token_ids": (3, 10)}, "allowed_token_ids"),
         ({"bad_token_ids": (-1,)}, "bad_token_ids"),
+        ({"bad_words": ((1, 10),)}, "bad_words"),
+        ({"bad_words": ((-1, 1),)}, "bad_words"),
+        ({"bad_words": tuple((9, token) for token in range(10))}, "bad_words"),
+        ({"allowed_token_ids": (3, 4), "bad_words": ((3, 4), (3,))}, "allowed_token_ids"),
+        ({"allowed_token_ids": (3,), "bad_words": ((3, 3),)}, "allowed_token_ids"),
         ({"allowed_token_ids": (3, 4), "bad_token_ids": (4, 3, 5)}, "allowed_token_ids"),
         (
             {"allowed_token_ids": (3,), "stop_token_ids": (3,), "min_tokens": 1},

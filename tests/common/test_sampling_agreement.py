@@ -1,6 +1,7 @@
 """Whatever options the scheduler lets through, a rank takes and samples a token with: what a rank
 refuses ends it, and with it the requests of everybody."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ from services.common.sampling import (
     Texts,
     TokenBiases,
     TokenLists,
+    TokenSequences,
     WholeNumbers,
 )
 from services.common.sampling_proto import from_proto, to_proto
 from services.scheduler.submission import check_sampling
+from services.worker.engine.model_runner import both
 from services.worker.engine.plan import Admission, IterationPlan
 from services.worker.engine.request_table import RequestTable
 
@@ -70,6 +73,10 @@ def extremes(name: str) -> st.SearchStrategy[Any]:
             return st.sampled_from([low, high]) | st.integers(low, high)
         case TokenLists(max_length):
             return tokens_up_to(max_length)
+        case TokenSequences(max_tokens):
+            words = st.lists(TOKENS, min_size=1, max_size=4).map(tuple)
+            longest = tokens_up_to(max_tokens).filter(bool).map(lambda one: (one,))
+            return st.one_of(st.lists(words, max_size=8).map(tuple), longest)
         case TokenBiases(max_length, low, high):
             values = st.sampled_from([low, high]) | st.floats(low, high, width=32)
             ids = tokens_up_to(max_length).map(lambda given: sorted(set(given)))
@@ -101,11 +108,16 @@ def test_a_rank_takes_whatever_the_scheduler_lets_through(
     table.apply(prefill(params))
     rows, positions = np.array([0]), np.array([3])
     columns = table.sampling(rows, positions).columns(Uploads(), VOCAB_SIZE)
+    constrained = table.constraints.rows_of(rows, positions)
+    if constrained is not None:
+        masks = table.constraints.masks(constrained, Uploads())
+        columns = replace(columns, allowed=both(columns.allowed, masks))
     logits = torch.from_numpy(np.random.default_rng(0).normal(0, 9, (1, VOCAB_SIZE)))
     [token] = TORCH.sample(logits.float(), columns).tolist()
     assert 0 <= token < VOCAB_SIZE
     assert token not in params.bad_token_ids
     assert not params.allowed_token_ids or token in params.allowed_token_ids
+    assert (token,) not in params.bad_words
     assert not params.min_tokens or token not in params.stop_token_ids
 
 

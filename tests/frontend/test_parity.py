@@ -32,7 +32,8 @@ GO: dict[str, Any] = {"type": "function", "function": {"name": "go"}}
 SPELLED = (20, 21, 231, 184, 150, 40, 41, 42, EOS)
 PENALTIES = {"presence_penalty": 0.1, "frequency_penalty": -0.2, "repetition_penalty": 1.1}
 FILTERS = {"temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "seed": -3}
-RULES = {"logit_bias": {"7": 1.5, "5": -100}, "allowed_token_ids": [5, 6, 7], "bad_token_ids": [6]}
+RULES = {"logit_bias": {"7": 1.5, "5": -100}, "allowed_token_ids": [5, 6, 7], "bad_token_ids": [6],
+         "bad_words": ["hello", "世"]}  # fmt: skip
 LIMITS = {"max_tokens": 9, "min_tokens": 2, "stop_token_ids": [7], "ignore_eos": True}
 
 
@@ -113,6 +114,12 @@ CASES: dict[str, tuple[Behaviour, dict[str, Any]]] = {
     "wrong bias": (echo, {**HELLO, "logit_bias": {"5": 101}}),
     "bias of no token": (echo, {**HELLO, "logit_bias": {"512": 1}}),
     "wrong allowed token": (echo, {**HELLO, "allowed_token_ids": [512]}),
+    "bad words": (echo, {**HELLO, "bad_words": ["wörld", " the"], "max_tokens": 4}),
+    "bad words in chat": (echo, {**CHAT, "bad_words": ["x"]}),
+    "bad words without text": (echo, {**HELLO, "bad_words": [" "]}),
+    "too many bad words": (echo, {**HELLO, "bad_words": ["x"] * 257}),
+    "long bad words": (echo, {**HELLO, "bad_words": ["x" * 1024] * 17}),
+    "long bad word": (echo, {**HELLO, "bad_words": ["x" * 1025]}),
     "nothing allowed": (echo, {**HELLO, "allowed_token_ids": [5], "bad_token_ids": [5]}),
     "wrong stop": (echo, {**HELLO, "stop": ["x"] * 17}),
     "empty stop": (echo, {**HELLO, "stop": [""]}),

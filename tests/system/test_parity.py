@@ -36,6 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
         "logit_bias": {"41": 5}, "max_tokens": 20, "ignore_eos": True, **SAMPLED,
     },
     "stop": {"prompt": "the lazy", "stop": ["e", "o", "a"], "max_tokens": 60, **SAMPLED},
+    "bad words": {"prompt": "the lazy", "bad_words": ["the", "file"], "max_tokens": 9, **SAMPLED},
     "too long": {"prompt": [5] * 5000, "max_tokens": 5},
 }  # fmt: skip
 

@@ -47,6 +47,7 @@ from services.frontend.request.logprobs import LOGPROB_BYTES
 from services.frontend.request.memory_budget import MemoryBudget
 from services.frontend.request.pipeline import ServedPipeline
 from services.frontend.request.refusals import Refusal, Refusals
+from services.frontend.text.bad_words import with_bad_words
 from services.frontend.text.grammar_check import GrammarCheck
 from services.frontend.text.prompt_encoder import PromptEncoder
 from services.frontend.text.text_threads import TextThreads
@@ -345,6 +346,7 @@ class GenerationService:
         finally:
             self.n_waiting -= request.n_answers
         limits = self._model_limits(pipeline)
+        request = with_bad_words(request, self.tokenizer)
         prompts = await self._request_encoder.encode(request, limits, resources.share)
         resources.share.grow(self._n_bytes(prompts, request.options))
         client_call = current_call()

@@ -40,7 +40,7 @@ MAX_SCHEMA_CHARACTERS = 2**19
 """Largest number of characters in the JSON schemas of a conversation's tools together. Parsing JSON
 of this length takes up to 0.08 s; JSON that consists of brackets alone takes most."""
 
-_APART = ("format", "sampling", "stop")
+_APART = ("format", "sampling", "stop", "bad_words")
 """Fields of `GenerationOptions` in the message that are translated one by one."""
 
 _OWN_NAMES = {"logprobs": "n_logprobs", "prompt_logprobs": "n_prompt_logprobs"}
@@ -246,6 +246,7 @@ def _to_options(options: inference_pb2.GenerationOptions) -> GenerationOptions:
     else:
         given["format_field"] = "grammar"
     given |= {"sampling": sampling, "stop": tuple(options.stop)}
+    given["bad_words"] = tuple(options.bad_words)
     found = GenerationOptions(**given)
     return found.with_format(_to_format(options.format)) if options.HasField("format") else found
 

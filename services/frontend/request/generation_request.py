@@ -31,6 +31,16 @@ MAX_ANSWERS = 1024
 MAX_STOPS = 16
 """Largest number of stop strings: each is searched for at every character."""
 
+MAX_BAD_WORDS = 256
+"""Largest number of texts in `bad_words`: each is made into tokens twice."""
+
+MAX_BAD_WORD_LENGTH = 1024
+"""Largest number of characters of a text in `bad_words`."""
+
+MAX_BAD_CHARACTERS = 2**14
+"""Largest number of characters of all texts in `bad_words`, which are made into tokens in the event
+loop, in a few milliseconds."""
+
 MAX_SALT_LENGTH = 256
 """Largest number of characters in `cache_salt`."""
 
@@ -72,6 +82,8 @@ class GenerationOptions:
     format_schema: ClientSchema | None = None
     """The JSON schema from which the grammar is made, if there is one."""
     stop: tuple[str, ...] = ()
+    bad_words: tuple[str, ...] = ()
+    """Texts that are never generated. `BadWords` makes them into the option of `sampling`."""
     ignore_eos: bool = False
     return_token_ids: bool = False
     n: int = 1
@@ -119,7 +131,9 @@ class GenerationOptions:
         sampling = self.sampling
         n_tokens = len(sampling.allowed_token_ids) + len(sampling.bad_token_ids)
         n_tokens += len(sampling.stop_token_ids) + 3 * len(sampling.logit_bias)
+        n_tokens += sum(map(len, sampling.bad_words))
         n_characters = getsizeof(sampling.grammar) + getsizeof(self.cache_salt)
+        n_characters += sum(map(getsizeof, self.bad_words))
         return n_characters + TOKEN_BYTES * n_tokens
 
     @property
@@ -142,8 +156,9 @@ class GenerationOptions:
         """
         if self.sampling.grammar:
             OPTIONS["grammar"].allowed.check(self.format_field, self.sampling.grammar)
-            if self.ignore_eos:
-                raise errors.InvalidRequest("ignore_eos", f"not together with {self.format_field}")
+            for name in ("ignore_eos", "bad_words"):
+                if getattr(self, name):
+                    raise errors.InvalidRequest(name, f"not together with {self.format_field}")
         if self.max_tokens is not None:
             MAX_TOKENS_OF_TEXT.check(self.max_tokens_field, self.max_tokens)
         self.sampling.check()
@@ -162,6 +177,7 @@ class GenerationOptions:
                 "cache_salt", f"must not have more than {MAX_SALT_LENGTH} characters"
             )
         _check_stops(self.stop)
+        _check_bad_words(self.bad_words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,6 +269,23 @@ def n_characters(prompt: Prompt) -> int:
 def prompt_field(prompt: Prompt) -> str:
     """Returns the name of the field that has the prompt, as clients spell it."""
     return "messages" if isinstance(prompt, Conversation) else "prompt"
+
+
+def _check_bad_words(words: Sequence[str]) -> None:
+    if len(words) > MAX_BAD_WORDS:
+        raise errors.InvalidRequest(
+            "bad_words", f"has {len(words)} texts; at most {MAX_BAD_WORDS} may be"
+        )
+    if sum(map(len, words)) > MAX_BAD_CHARACTERS:
+        raise errors.InvalidRequest(
+            "bad_words", f"has more than {MAX_BAD_CHARACTERS} characters in all texts together"
+        )
+    for word in words:
+        if not word.strip() or len(word) > MAX_BAD_WORD_LENGTH:
+            raise errors.InvalidRequest(
+                "bad_words",
+                f"each text must have 1 to {MAX_BAD_WORD_LENGTH} characters, not only spaces",
+            )
 
 
 def _check_stops(stops: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""Position in the grammar, and allowed next tokens, of each request that follows a grammar.
+"""Allowed next tokens of each request whose allowed tokens depend on its output: of requests that
+follow a grammar, and of requests with banned words.
 
 A row's matcher has taken the generated tokens up to some position. It takes the tokens that this
 rank has sampled and, for a request that is resumed after a loss, the generated tokens that the plan
@@ -21,9 +22,10 @@ from services.worker.engine.plan import Ints, PlanError
 
 
 class Matcher(Protocol):
-    """The position of one output in its grammar.
+    """The position of one output in its grammar, or among its banned words.
 
     `services.grammar` implements this protocol, so the engine core does not need its library.
+    `BadWordsMatcher` is for banned words.
     """
 
     def take(self, token_id: int) -> None:
@@ -57,7 +59,7 @@ class TokenArrival(Protocol):
 
 @dataclass(slots=True)
 class _Constrained:
-    """A request with a grammar, and the position in its sequence of the next token to take."""
+    """A request with a matcher, and the position in its sequence of the next token to take."""
 
     matcher: Matcher
     position: int
@@ -65,7 +67,7 @@ class _Constrained:
 
 @dataclass(frozen=True, slots=True)
 class ConstrainedRows:
-    """The rows of a batch whose next token follows a grammar."""
+    """The rows of a batch whose next token a matcher limits."""
 
     places: Ints  # [n], indices among the batch's sampled tokens, in ascending order
     rows: Ints  # [n], rows of the request table
@@ -74,7 +76,7 @@ class ConstrainedRows:
 
 
 class Constraints:
-    """The grammars of the requests of an epoch, by row."""
+    """The matchers of the requests of an epoch, by row."""
 
     def __init__(self, grammars: Grammars | None) -> None:
         """`grammars` is None on ranks that do not sample, or whose model can follow no grammar."""
@@ -83,11 +85,11 @@ class Constraints:
         self._arriving: list[tuple[ConstrainedRows, TokenArrival]] = []
 
     def __bool__(self) -> bool:
-        """Returns whether a request has a grammar."""
+        """Returns whether a request has a matcher."""
         return bool(self._held)
 
     def __contains__(self, row: int) -> bool:
-        """Returns whether the request of a row has a grammar."""
+        """Returns whether the request of a row has a matcher."""
         return row in self._held
 
     def admit(self, row: int, digest: bytes, *, n_prompt_tokens: int) -> None:
@@ -102,10 +104,14 @@ class Constraints:
         matcher = self._grammars.matcher(digest)
         if matcher is None:
             raise PlanError(f"row {row} has a grammar that is not compiled")
+        self.hold(row, matcher, n_prompt_tokens=n_prompt_tokens)
+
+    def hold(self, row: int, matcher: Matcher, *, n_prompt_tokens: int) -> None:
+        """Adds a request with a matcher at the beginning of its output."""
         self._held[row] = _Constrained(matcher, n_prompt_tokens)
 
     def release(self, row: int) -> None:
-        """Forgets the request of a row, if it has a grammar."""
+        """Forgets the request of a row, if it has a matcher."""
         self._held.pop(row, None)
 
     def take_sent(self, row: int, start: int, token_ids: Sequence[int]) -> None:
@@ -119,7 +125,7 @@ class Constraints:
             held.position += 1
 
     def rows_of(self, rows: Ints, positions: Ints) -> ConstrainedRows | None:
-        """Returns the rows that follow a grammar among a batch's sampled `rows` [n_sampled]."""
+        """Returns the rows with a matcher among a batch's sampled `rows` [n_sampled]."""
         if not self._held:
             return None
         places = np.array([i for i, row in enumerate(rows.tolist()) if row in self._held], np.int64)

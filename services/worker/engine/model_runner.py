@@ -257,7 +257,7 @@ class ModelRunner:
         return tokens.numpy() if tokens.is_cpu else tokens
 
     def _sampling(self, batch: InputBatch) -> SamplingColumns:
-        """Returns the sampling columns of a batch, with the masks of grammars. It is called late,
+        """Returns the sampling columns of a batch, with the masks of matchers. It is called late,
         so that masks are made while the device computes."""
         if batch.constrained is None:
             return batch.sampling
@@ -302,7 +302,7 @@ class ModelRunner:
 
 
 def both(static: AllowedTokens | None, grammars: AllowedTokens) -> AllowedTokens:
-    """Returns the masks of both: rows with a list of allowed tokens, and rows with a grammar. A row
+    """Returns the masks of both: rows with a list of allowed tokens, and rows with a matcher. A row
     is in one of the two at most."""
     if static is None:
         return grammars

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from services.common.errors import InvalidRequest
 from services.common.sampling import SamplingParams
+from services.worker.engine.bad_words import BadWordsMatcher
 from services.worker.engine.constraints import Constraints, Grammars
 from services.worker.engine.last_tokens import Numbers, last_tokens
 from services.worker.engine.logprobs import LogprobRequests
@@ -236,6 +237,13 @@ class RequestTable:
         if admission.grammar_digest and self._counts_tokens:
             self.constraints.admit(
                 row, admission.grammar_digest, n_prompt_tokens=admission.n_prompt_tokens
+            )
+            self.constraints.take_sent(row, 0, stored)
+        elif sampling.bad_words and self._counts_tokens:
+            self.constraints.hold(
+                row,
+                BadWordsMatcher(sampling, vocab_size=self._vocab_size),
+                n_prompt_tokens=admission.n_prompt_tokens,
             )
             self.constraints.take_sent(row, 0, stored)
         if self._counts_tokens:

@@ -31,7 +31,7 @@ class TokenRules:
     @classmethod
     def of(cls, sampling: SamplingParams, *, vocab_size: int) -> Self | None:
         """Returns the token rules of a request's options; None if the options set no rule."""
-        if not (sampling.logit_bias or sampling.allowed_token_ids or sampling.bad_token_ids):
+        if not (sampling.logit_bias or _has_mask(sampling)):
             return None
         biases = dict(sampling.logit_bias)
         return cls(
@@ -67,10 +67,23 @@ def mask_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> A
     )
 
 
-def _mask(sampling: SamplingParams, vocab_size: int) -> NDArray[np.int32] | None:
-    if not (sampling.allowed_token_ids or sampling.bad_token_ids):
-        return None
+def allowed_mask(sampling: SamplingParams, vocab_size: int) -> NDArray[np.bool_]:
+    """Returns whether each token may be sampled by the lists of allowed and of banned tokens,
+    padded to a multiple of 32."""
     is_allowed = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
     is_allowed[list(sampling.allowed_token_ids) or slice(vocab_size)] = True
     is_allowed[list(sampling.bad_token_ids)] = False
-    return np.packbits(is_allowed, bitorder="little").view(np.int32)
+    return is_allowed
+
+
+def _has_mask(sampling: SamplingParams) -> bool:
+    """Returns whether the lists of tokens make a mask that stays the same. With banned words, the
+    mask changes from token to token, and `BadWordsMatcher` makes it."""
+    lists = sampling.allowed_token_ids or sampling.bad_token_ids
+    return bool(lists) and not sampling.bad_words
+
+
+def _mask(sampling: SamplingParams, vocab_size: int) -> NDArray[np.int32] | None:
+    if not _has_mask(sampling):
+        return None
+    return np.packbits(allowed_mask(sampling, vocab_size), bitorder="little").view(np.int32)

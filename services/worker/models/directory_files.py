@@ -119,7 +119,7 @@ def _tensor_paths(directory: Path) -> dict[str, Path]:
     files = find_weight_files(directory)
     if files.by_tensor is not None:
         return dict(files.by_tensor)
-    found = {}
+    found: dict[str, Path] = {}
     for path in files.paths:
         found |= dict.fromkeys(_open_file(path).keys(), path)
     return found

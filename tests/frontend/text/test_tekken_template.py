@@ -78,7 +78,7 @@ def theirs(path: Path, messages: tuple[ChatMessage, ...], tools: tuple[Tool, ...
         if message.role == "tool":
             one |= {"tool_call_id": message.tool_call_id, "name": message.name}
         said.append(one)
-    functions = [
+    functions: list[Any] = [
         {
             "type": "function",
             "function": {

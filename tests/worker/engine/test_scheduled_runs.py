@@ -48,6 +48,7 @@ class Want:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: Sequence[int] = ()
     bad_token_ids: Sequence[int] = ()
+    bad_words: Sequence[Sequence[int]] = ()
 
     def request(self, index: int, stops: frozenset[int] = frozenset()) -> Request:
         return Request(
@@ -69,9 +70,12 @@ class Want:
                 logit_bias=self.logit_bias,
                 allowed_token_ids=self.allowed_token_ids,
                 bad_token_ids=self.bad_token_ids,
+                bad_words=[sampling_pb2.TokenSequence(token_ids=one) for one in self.bad_words],
             ).SerializeToString(),
         )
 
+
+BAD_WORDS = ((3, 33), (33, 3, 60), (60, 60))
 
 WANTS = [
     Want(5, 9, 1.0),
@@ -83,6 +87,7 @@ WANTS = [
     Want(8, 12, 0.0, frequency_penalty=1.5),
     Want(12, 9, 0.8, presence_penalty=0.5, repetition_penalty=1.3, min_tokens=2),
     Want(3, 10, 0.0, presence_penalty=-2, frequency_penalty=-0.5),
+    Want(6, 16, 1.0, allowed_token_ids=(3, 33, 60), bad_words=BAD_WORDS),
     Want(6, 8, 1.0, allowed_token_ids=(3, 33, 60), frequency_penalty=0.5),
     Want(7, 8, 0.0, logit_bias={5: 100, 6: 99}, bad_token_ids=(5,)),
 ]
@@ -182,9 +187,14 @@ def run_alone(checkpoint: Path) -> list[list[int]]:
         assert serve(Rank(checkpoint), scheduler, [request]) == 0
         outputs.append(list(request.generated_token_ids))
     assert [len(tokens) for tokens in outputs] == [want.max_new_tokens for want in WANTS]
+    assert not any(has_word(outputs[-3], word) for word in BAD_WORDS)
     assert set(outputs[-2]) <= {3, 33, 60}
     assert set(outputs[-1]) == {6}
     return outputs
+
+
+def has_word(tokens: Sequence[int], word: Sequence[int]) -> bool:
+    return any(tuple(tokens[i : i + len(word)]) == word for i in range(len(tokens)))
 
 
 @pytest.fixture(name="alone", scope="module")

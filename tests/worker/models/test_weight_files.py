@@ -88,7 +88,7 @@ def sharded(
     has_index: bool = True,
 ) -> None:
     names = sorted(tensors)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(3):
         file = f"{stem}-0000{i + 1}-of-00003{suffix}"
         part = {name: tensors[name] for name in names[i::3]}
@@ -120,7 +120,8 @@ def test_each_form_has_the_same_logits(
 def test_opt_as_published(tmp_path: Path, prefix: str) -> None:
     """Half precision, the head tied to the embedding in one storage, names without `model.`."""
     torch.manual_seed(5)
-    model = transformers.OPTForCausalLM(OPT).half().eval()
+    model: torch.nn.Module = transformers.OPTForCausalLM(OPT)
+    model = model.half().eval()
     OPT.architectures = ["OPTForCausalLM"]
     OPT.save_pretrained(tmp_path)
     state = {
@@ -218,6 +219,10 @@ def without_storage(path: Path) -> None:
                 archive.writestr(part, content)
 
 
+def text(path: Path) -> None:
+    path.write_text("version https://git-lfs\n")
+
+
 def old_pickle(path: Path) -> None:
     path.write_bytes(pickle.dumps(_Evil(), protocol=2))
 
@@ -228,7 +233,7 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "list": (pickled([torch.ones(4, 3)]), "holds no tensors by name"),
     "nested": (pickled({"state_dict": {"w": torch.ones(4, 3)}}), "but 'state_dict'"),
     "empty": (lambda path: path.touch(), "cannot be read"),
-    "text": (lambda path: path.write_text("version https://git-lfs\n"), "cannot be read"),
+    "text": (text, "cannot be read"),
     "compressed": (compressed, "is compressed"),
     "cut": (cut, "cannot be read"),
     "without storage": (without_storage, "cannot be read"),

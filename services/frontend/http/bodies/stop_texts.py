@@ -1,4 +1,4 @@
-"""Types of the fields of a body that hold stop texts, at which an answer ends."""
+"""Types of the fields of a body that hold stop texts, at which an answer ends, and banned texts."""
 
 from typing import Annotated
 
@@ -6,7 +6,12 @@ from pydantic import BeforeValidator, FailFast
 from typing_extensions import TypeAliasType
 
 from services.frontend.http.bodies.ranges import Within
-from services.frontend.request.generation_request import MAX_STOP_LENGTH, MAX_STOPS
+from services.frontend.request.generation_request import (
+    MAX_BAD_WORD_LENGTH,
+    MAX_BAD_WORDS,
+    MAX_STOP_LENGTH,
+    MAX_STOPS,
+)
 
 StopText = Annotated[str, Within({"minLength": 1, "maxLength": MAX_STOP_LENGTH})]
 
@@ -14,6 +19,17 @@ StopTexts = TypeAliasType(
     "StopTexts", Annotated[list[StopText], FailFast(), Within({"maxItems": MAX_STOPS})]
 )
 """A list of stop texts."""
+
+
+BadWords = TypeAliasType(
+    "BadWords",
+    Annotated[
+        list[Annotated[str, Within({"minLength": 1, "maxLength": MAX_BAD_WORD_LENGTH})]],
+        FailFast(),
+        Within({"maxItems": MAX_BAD_WORDS}),
+    ],
+)
+"""A list of texts that are never generated."""
 
 
 def _as_list(value: object) -> object:

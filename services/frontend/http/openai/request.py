@@ -35,7 +35,7 @@ from services.frontend.http.bodies.ranges import (
     Within,
     option,
 )
-from services.frontend.http.bodies.stop_texts import StopTextOrTexts
+from services.frontend.http.bodies.stop_texts import BadWords, StopTextOrTexts
 from services.frontend.http.bodies.type_errors import MAX_NAME_LENGTH
 from services.frontend.http.openai.effectless_fields import EffectlessFields
 from services.frontend.http.openai.errors import error_event
@@ -111,10 +111,10 @@ _BODY_TYPES: dict[Any, Any] = {
 SAMPLING: dict[str, Any] = {
     field.name: (Annotated[_BODY_TYPES[field.type] | None, option(field.name)], None)
     for field in dataclasses.fields(SamplingParams)
-    if field.name != "grammar"
+    if field.name not in ("grammar", "bad_words")
 }
 """Type and default of the body's field for each option of `SamplingParams`. The grammar is left
-out, since clients spell it in several ways."""
+out, since clients spell it in several ways, and words are, since clients write texts."""
 
 if TYPE_CHECKING:
     SamplingBody = BaseModel
@@ -181,6 +181,13 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
     resumption: ResumptionBody | None = None
     """Seed and tokens of a broken stream that is to be resumed; only with the header
     `Last-Event-ID`. All other fields must be equal to the first request."""
+    bad_words: BadWords | None = None
+    """Texts that are never generated, as in vLLM: with a space in front or without. Only the last
+    token of a text is banned, where it would complete the text. Tokens of the prompt do not
+    count. At most 16384 characters together."""
+    return_tokens_as_token_ids: bool | None = None
+    """Name tokens `token_id:17` instead of their texts in `logprobs`, so that tokens of equal texts
+    are told apart. `bytes` has the bytes of the text as before."""
     add_special_tokens: bool | None = None
     """Add the special tokens that the checkpoint puts around texts. The default is true for texts.
     The default is false for conversations, since the chat template writes the special tokens."""
@@ -194,8 +201,6 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
 
     truncate_prompt_tokens: Annotated[int | None, only()] = None
     """Not served."""
-    bad_words: Annotated[list[Any] | None, only([])] = None
-    """Not served; use `bad_token_ids`."""
     use_beam_search: Annotated[bool | None, only(False)] = None
     """Not served."""
     length_penalty: Annotated[float | None, only(1)] = None
@@ -217,6 +222,7 @@ class GenerationBody(RequestBody, OutputFormatFields, EffectlessFields, Sampling
             includes_usage=includes_usage,
             counts_usage=includes_usage and bool(options.continuous_usage_stats),
             n_prompt_logprobs=self.prompt_logprobs,
+            shows_token_ids=bool(self.return_tokens_as_token_ids),
         )
 
     @model_validator(mode="after")

@@ -217,7 +217,6 @@ async def test_they_are_refused_if_the_operator_wants_so(tmp_path: Path) -> None
     [
         ("truncate_prompt_tokens", 5),
         ("use_beam_search", True),
-        ("bad_words", ["x"]),
         ("length_penalty", 2.0),
     ],
     ids=str,

@@ -137,7 +137,8 @@ def test_fields_reach_the_request() -> None:
 
 def test_null_means_the_default() -> None:
     names = [
-        "max_tokens", "n", "stop", "user", "stream", *(OPTIONS.keys() - {"seed", "grammar"})
+        "max_tokens", "n", "stop", "user", "stream", "return_tokens_as_token_ids",
+        *(OPTIONS.keys() - {"seed", "grammar"})
     ]  # fmt: skip
     assert completion(seed=1, **dict.fromkeys(names)) == completion(seed=1)
 
