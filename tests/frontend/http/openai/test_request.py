@@ -247,7 +247,7 @@ def test_other_fields_and_values_are_refused_by_name(field: str, value: Any) -> 
         ([{"role": "user", "content": [{"type": "file"}]}], "messages.0.content.0.type"),
         ([{"role": "user", "content": [{"type": "text"}]}], "messages.0.content.0.text"),
         ([{**USER, "tool_calls": [{"id": "1"}]}], "messages.0.tool_calls.0.function"),
-        ([{**USER, "function_call": {"name": "f"}}], "messages.0.function_call"),
+        ([{**USER, "function_call": {"arguments": "{}"}}], "messages.0.function_call.name"),
         ([{**USER, "audio": {"id": "1"}}], "messages.0.audio"),
     ],
     ids=str,
