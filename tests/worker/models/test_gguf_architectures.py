@@ -46,11 +46,12 @@ from transformers import (
 )
 
 from services.common.gguf.architectures import ARCHITECTURES
-from services.common.gguf.architectures.names import EXPERTS as EXPERT_RULES
-from services.common.gguf.tensor_rules import Both, Fused, Item, LatentHeads, Rule
 from services.worker.models import CheckpointError, UnsupportedModel
-from services.worker.models.config_file import parse_config, read_config, read_gguf_header
-from services.worker.models.gguf_views import RowView, Stored, make_view
+from services.worker.models.checkpoint import open_checkpoint
+from services.worker.models.config_file import read_config, read_gguf_header
+from services.worker.models.quantised.find import find_stored
+from services.worker.models.stored_tensor import GroupedTensor
+from services.worker.models.weights import Part
 from tests.checkpoints import SMALL, Oracle, write_checkpoint, write_family_checkpoint
 from tests.gguf_metadata import ARCHITECTURES as ARCHITECTURE_OF
 from tests.ggufs import write_gguf
@@ -245,6 +246,7 @@ def test_stages_and_ranks_have_the_oracles_tokens(tmp_path: Path, name: str) -> 
     check_tokens(file, Oracle(tmp_path), n_stages=2, tp_size=2)
 
 
+EXPERTS_AT = "model.layers.0.mlp.experts"
 IN_BLOCKS: dict[str, PreTrainedConfig] = {
     "qwen3moe": Qwen3MoeConfig(
         **{**SMALL, "hidden_size": 64, "num_attention_heads": 4},
@@ -263,20 +265,44 @@ IN_BLOCKS: dict[str, PreTrainedConfig] = {
 }
 
 
-@pytest.mark.parametrize("config", IN_BLOCKS.values(), ids=IN_BLOCKS)
+@pytest.mark.parametrize(
+    ("name", "kind"), [*((name, "Q8_0") for name in IN_BLOCKS), ("gpt-oss", "MXFP4")]
+)
 def test_quantised_tensors_mean_what_dequantised_ones_do(
-    tmp_path: Path, config: PreTrainedConfig
+    tmp_path: Path, name: str, kind: str
 ) -> None:
-    write_family_checkpoint(tmp_path, config)
-    kind = GGMLQuantizationType.Q8_0
+    write_family_checkpoint(tmp_path, IN_BLOCKS[name])
+    number = GGMLQuantizationType[kind]
     logits = []
     for is_dequantised in (False, True):
         file = tmp_path / f"{is_dequantised}.gguf"
-        write_gguf(tmp_path, file, kind=kind, is_dequantised=is_dequantised)
+        write_gguf(tmp_path, file, kind=number, is_dequantised=is_dequantised)
         pipeline = Pipeline(file, dtype="float32")
         pipeline.admit(0, len(PROMPT))
         logits.append(pipeline.run([Span(0, PROMPT)])[1])
     torch.testing.assert_close(*logits, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "part"),
+    [
+        ("gpt-oss", "MXFP4", Part(f"{EXPERTS_AT}.gate_up_proj", (5, 192, 64), is_mxfp4=True)),
+        ("gpt-oss", "MXFP4", Part(f"{EXPERTS_AT}.down_proj", (5, 64, 96), is_mxfp4=True)),
+        ("qwen3moe", "Q8_0", Part(f"{EXPERTS_AT}.3.up_proj.weight", (64, 64))),
+        ("qwen35", "Q8_0", Part("model.layers.0.linear_attn.in_proj_z.weight", (64, 64))),
+    ],
+    ids=lambda value: None if isinstance(value, str) else value.name.rpartition("layers.0.")[2],
+)
+def test_rows_in_another_order_stay_packed(
+    tmp_path: Path, name: str, kind: str, part: Part
+) -> None:
+    write_family_checkpoint(tmp_path, IN_BLOCKS[name])
+    number = GGMLQuantizationType[kind]
+    _, files = open_checkpoint(write_gguf(tmp_path, tmp_path / "model.gguf", kind=number))
+    stored = find_stored(part, files, None)
+    assert isinstance(stored, GroupedTensor)
+    assert not list(stored.problems(part.shape))
+    assert stored.group_form(part.spans) is not None
 
 
 def test_a_model_in_several_files_is_named_by_the_first(tmp_path: Path) -> None:
@@ -329,30 +355,6 @@ def test_tensors_that_the_architecture_does_not_have_are_refused(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("rule", "shapes"),
-    [
-        (Both("a", "b", alternates=True), [(2, 3, 4), (2, 4, 4)]),
-        (Both("a", "b", alternates=False), [(3,), (3,)]),
-        (LatentHeads("a", "b"), [(2, 3), (2, 3, 4)]),
-        (LatentHeads("a", "b"), [(2, 3, 4), (2, 4, 4)]),
-        (LatentHeads("a", "b"), [(2, 3, 4), (1, 4, 3)]),
-        (Fused("a", "v"), [(47, 8)]),
-        (Item("a"), [(4,)]),
-        (Item("a"), [(1, 4)]),
-        ("a", [()]),
-    ],
-    ids=lambda value: type(value).__name__ if not isinstance(value, list) else None,
-)
-def test_shapes_that_no_arrangement_fits_are_refused(
-    rule: Rule, shapes: list[tuple[int, ...]]
-) -> None:
-    config = parse_config({**CONFIGS["llama"].to_dict(), "architectures": ["LlamaForCausalLM"]}, {})
-    stored = {name: Stored(name, shape) for name, shape in zip("ab", shapes, strict=False)}
-    with pytest.raises(CheckpointError, match=r"a \[.*not the shapes of"):
-        make_view(rule, stored.get, config, 1)
-
-
-@pytest.mark.parametrize(
     ("name", "key", "value", "named"),
     [
         ("gpt-oss", "rope.freq_base_swa", 7.0, r"freq_base_swa is 7\.0, and freq_base is 500\.0"),
@@ -368,18 +370,3 @@ def test_keys_that_would_change_the_tokens_are_refused(
     file = write_gguf(tmp_path, tmp_path / "model.gguf", metadata={f"{name}.{key}": value})
     with pytest.raises(UnsupportedModel, match=named):
         read_config(file)
-
-
-def test_old_files_have_tensors_of_single_experts_and_fused_heads() -> None:
-    config = parse_config({**CONFIGS["llama"].to_dict(), "architectures": ["LlamaForCausalLM"]}, {})
-    old = {"ffn_up.1": Stored("ffn_up.1", (4, 8)), "attn_qkv": Stored("attn_qkv", (80, 48))}
-    expert = make_view(EXPERT_RULES["mlp.experts.{}.up_proj"], old.get, config, 1)
-    assert expert is not None
-    assert (expert.sources[0].name, expert.shape) == ("ffn_up.1", (4, 8))
-    parts = [
-        make_view(rule, old.get, config, 0)
-        for rule in (Fused("attn_qkv", "q"), Fused("attn_qkv", "k"), Fused("attn_qkv", "v"))
-    ]
-    assert [view.shape for view in parts if view is not None] == [(48, 48), (16, 48), (16, 48)]
-    rows = [list(view.rows) for view in parts if isinstance(view, RowView)]
-    assert [row for each in rows for row in each] == list(range(80))
