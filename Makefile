@@ -11,6 +11,7 @@ PAGE   := tests/browser
 PAGE_TOOLS := $(PAGE)/node_modules/.installed
 CLIENTS := $(VENV)/clients/.installed $(VENV)/sdks/.installed $(VENV)/aider/.installed
 AGENTS := tests/real/agents
+LLAMA_CPP := $(VENV)/llama.cpp
 AGENT_TOOLS := $(AGENTS)/node_modules/.installed
 FUZZER := $(BIN)/.fuzzer
 MODEL  ?= models/demo
@@ -100,7 +101,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -175,6 +176,16 @@ test-phoenix: setup $(PHOENIX)  ## Run the test that stores traces in Arize Phoe
 
 test-real: real-model $(CLIENTS) $(VENV)/clients/.linked $(AGENT_TOOLS)  ## Serve models to clients and agents that people use, unmodified
 	$(BIN)/python -m pytest -m 'real and not thorough' tests/real $(ARGS)
+
+test-llama-cpp: setup $(LLAMA_CPP)  ## Read GGUF files of llama.cpp's own converter, and the vocabularies of its tests
+	LLAMA_CPP='$(CURDIR)/$(LLAMA_CPP)' $(BIN)/python -m pytest -m real tests/real/test_llama_cpp.py $(ARGS)
+
+$(LLAMA_CPP):
+	mkdir -p $(LLAMA_CPP).new
+	$(BIN)/pip download --no-deps --no-binary :all: --dest $(LLAMA_CPP).new llama-cpp-python
+	tar -xzf $(LLAMA_CPP).new/*.tar.gz -C $(LLAMA_CPP).new
+	mv $(LLAMA_CPP).new/*/vendor/llama.cpp $(LLAMA_CPP)
+	rm -r $(LLAMA_CPP).new
 
 check: fmt-check lint page-lint proto-breaking types layers manifests native test test-thorough test-triton test-sanitizers  ## What CI runs: format, lint, types, layers, manifests, tests
 	$(MAKE) test-faults FAULTS_N=8

@@ -20,6 +20,7 @@ from services.worker.models.registry import FAMILIES
 from services.worker.models.text_half import WRAPPERS
 from tests.worker.models import (
     test_gguf,
+    test_gguf_architectures,
     test_models,
     test_mxfp4,
     test_published_formats,
@@ -79,7 +80,7 @@ def _whole_models() -> dict[str, set[str]]:
     for half in test_text_half.HALVES.values():
         text = _KINDS_OF_TEXT.get(half.get_text_config().model_type)
         found[text or ""].add("safetensors")
-    for config in test_gguf.FAMILIES.values():
+    for config in test_gguf_architectures.CONFIGS.values():
         found[_architecture(config)].add("GGUF")
     found[_architecture(test_mxfp4.CONFIG)].add("MXFP4")
     schemes, published = test_quantised.SCHEMES, test_published_formats.FORMATS

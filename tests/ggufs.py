@@ -1,6 +1,7 @@
 """Writes checkpoints as GGUF files, with the package that defines the format.
 
-Names, the order of rows and Gemma's norms are those of llama.cpp's converter.
+The names of tensors are those of the package's own table. `gguf_tensors.py` has the arrangements
+and `gguf_metadata.py` the keys, both as llama.cpp's converter writes them.
 """
 
 import json
@@ -10,52 +11,13 @@ from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
-from gguf.quants import quantize
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import dequantize, quantize
 from safetensors.torch import load_file
 from torch import Tensor
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-    "Gemma2ForCausalLM": "gemma2",
-    "Gemma3ForCausalLM": "gemma3",
-}
-IN_LAYERS = {
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
-IN_GEMMA = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-
-
-def gguf_name(name: str, architecture: str) -> str:
-    """Returns the name that a tensor has in a GGUF file."""
-    stem, _, end = name.rpartition(".")
-    if stem in OUTSIDE:
-        return f"{OUTSIDE[stem]}.{end}"
-    _, _, index, module = stem.split(".", 3)
-    names = IN_LAYERS | (IN_GEMMA if architecture.startswith("gemma") else {})
-    return f"blk.{index}.{names[module]}.{end}"
-
-
-def converted(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
-    """Returns a tensor as the converter changes it."""
-    architecture = ARCHITECTURES[config["architectures"][0]]
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
-        return tensor + 1
-    for projection, key in (("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")):
-        if architecture == "llama" and projection in name:
-            heads = tensor.view(config[key], 2, -1, *tensor.shape[1:])
-            return heads.transpose(1, 2).reshape(tensor.shape)
-    return tensor
+from tests.gguf_metadata import ARCHITECTURES, said
+from tests.gguf_tensors import arranged
 
 
 def write_gguf(
@@ -66,55 +28,64 @@ def write_gguf(
     metadata: Mapping[str, Any] | None = None,
     rope_freqs: Tensor | None = None,
     tokenizer: Mapping[str, Any] | None = None,
+    n_files: int = 1,
+    is_dequantised: bool = False,
+    claims: str | None = None,
 ) -> Path:
     """Writes a checkpoint's model; matrices are of `kind`, and `metadata` overrides what is said.
 
-    `tokenizer` are the values of `tokenizer.ggml.…`, by the ends of these keys.
+    `tokenizer` are the values of `tokenizer.ggml.…`, by the ends of these keys. With
+    `is_dequantised` the file has the floats that quantised matrices mean. `claims` is the
+    architecture that the file says it has. Returns the path of the first of `n_files` files.
     """
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["architectures"][0]]
-    writer = GGUFWriter(path, architecture)
-    for key, value in (said(config, architecture) | dict(metadata or {})).items():
-        add(writer, key, value)
+    values = said(config, claims or architecture) | dict(metadata or {})
     for key, value in (tokenizer or {}).items():
         prefix = "tokenizer" if key.startswith("chat_template") else "tokenizer.ggml"
-        add(writer, f"{prefix}.{key}", value)
+        values[f"{prefix}.{key}"] = value
+    tensors = arranged(load_file(checkpoint / "model.safetensors"), config, architecture)
     if rope_freqs is not None:
-        writer.add_tensor("rope_freqs.weight", rope_freqs.numpy())
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
-        values = converted(name, tensor.float(), config).contiguous().numpy()
-        own = kind if values.ndim > 1 else GGMLQuantizationType.F32
-        writer.add_tensor(gguf_name(name, architecture), quantize(values, own), raw_dtype=own)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+        tensors["rope_freqs.weight"] = rope_freqs
+    names, paths = sorted(tensors), [path]
+    if n_files > 1:
+        ends = [f"-{number:05}-of-{n_files:05}.gguf" for number in range(1, n_files + 1)]
+        paths = [path.with_name(path.stem + end) for end in ends]
+    for number, file in enumerate(paths):
+        split = {"split.no": number, "split.count": n_files, "split.tensors.count": len(names)}
+        writer = GGUFWriter(file, claims or architecture)
+        for key, value in ({} if number else values).items():
+            if value is not None:
+                add(writer, key, value)
+        for key, value in split.items() if n_files > 1 else ():
+            (writer.add_int32 if key.endswith("tensors.count") else writer.add_uint16)(key, value)
+        for name in names[number::n_files]:
+            _add_tensor(writer, name, tensors[name], kind, is_dequantised=is_dequantised)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return paths[0]
 
 
-def said(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Returns the metadata that a configuration becomes."""
-    heads = config["num_attention_heads"]
-    rope = config.get("rope_parameters") or {}
-    full = rope.get("full_attention", rope)
-    head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    values = {
-        "block_count": config["num_hidden_layers"],
-        "context_length": config["max_position_embeddings"],
-        "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
-        "attention.head_count": heads,
-        "attention.head_count_kv": config["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        "attention.key_length": head_dim,
-        "attention.value_length": head_dim,
-        "rope.freq_base": float(full.get("rope_theta", 10_000.0)),
-        "vocab_size": config["vocab_size"],
-        "attention.sliding_window": config.get("sliding_window"),
-        "attn_logit_softcapping": config.get("attn_logit_softcapping"),
-        "final_logit_softcapping": config.get("final_logit_softcapping"),
-    }
-    return {f"{architecture}.{key}": value for key, value in values.items() if value is not None}
+def _add_tensor(
+    writer: GGUFWriter,
+    name: str,
+    tensor: Tensor,
+    kind: GGMLQuantizationType,
+    *,
+    is_dequantised: bool,
+) -> None:
+    """Adds a tensor of `kind` if its rows are whole blocks; vectors, and the biases and scales of
+    experts, stay floats."""
+    values = tensor.float().contiguous().numpy()
+    is_matrix = values.ndim > 1 and name.endswith(".weight") and "conv1d" not in name
+    is_whole = values.ndim > 1 and values.shape[-1] % GGML_QUANT_SIZES[kind][0] == 0
+    own = kind if is_matrix and is_whole else GGMLQuantizationType.F32
+    stored = quantize(values, own)
+    if is_dequantised:
+        stored, own = dequantize(stored, own), GGMLQuantizationType.F32
+    writer.add_tensor(name, stored, raw_dtype=own)
 
 
 def add(writer: GGUFWriter, key: str, value: Any) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Self
 
 from services.common import bounded_file
+from services.common.gguf.header import model_files
 from services.hub.object_file import ObjectFile
 from services.hub.s3_storage import Bucket, StoredObject
 from services.hub.source import Fetched, Say, SourceError, SourceUnreachable
@@ -118,6 +119,11 @@ class S3Source:
     def _listing(self, bucket: Bucket) -> dict[str, StoredObject]:
         """Returns the objects that are to be fetched, by their file names."""
         if self._is_file:
+            if len(model_files(Path(self.key))) > 1:
+                raise SourceError(
+                    f"{self} is one of several files of a model: copy all of them to a directory, "
+                    "and name the first one there"
+                )
             return {self.key.rpartition("/")[2]: bucket.object_at(self.key)}
         found = {it.key.rpartition("/")[2]: it for it in bucket.objects_in(self.key)}
         if not found:

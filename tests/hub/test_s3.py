@@ -328,6 +328,7 @@ def test_what_is_no_place_in_a_bucket_is_refused(s3: FakeS3, tmp_path: Path, sou
                 ("bucket", "s3://none/x", {}, "there is no bucket 'none' at http://"),
                 ("prefix", "s3://models/none", {}, "s3://models/none: nothing lies below this"),
                 ("gguf", "s3://models/none.gguf", {}, "there is no such object"),
+                ("split", "s3://models/a-00001-of-00002.gguf", {}, "is one of several files of a"),
                 ("files", "s3://models/pickled", {}, "has no config.json to serve"),
                 (
                     "keys",

@@ -4,6 +4,9 @@ each tensor.
 The format is described in https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; versions 2 and
 3 are read. A file may come from a stranger: every length is checked against the rest of the file
 before anything is allocated, and the numbers of long lists stay in arrays.
+
+A model may be split into several files, `NAME-00001-of-00003.gguf` and so on. The first file has
+the metadata and names the model; the header of the model has the tensors of all files.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from __future__ import annotations
 import array
 import math
 import os
+import re
 import struct
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +31,8 @@ MAX_TENSORS = 1 << 16
 MAX_KEYS = 1 << 12
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 16
+MAX_FILES = 1 << 10
+"""Maximum number of files of one model."""
 
 _MAX_SMALL_BYTES = 1 << 20  # largest tensor that is read as numbers of Python
 
@@ -38,17 +44,20 @@ _NUMBERS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
 
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})$")  # at the end of a name, without the suffix
+
 F32 = 0
 """Number of the element type float32 in the format."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
-    """A tensor in the file."""
+    """A tensor in a file."""
 
+    path: Path
     shape: tuple[int, ...]  # the slowest dimension first
     type: int  # the number of its element type
-    offset: int  # in the file, bytes
+    offset: int  # in its file, bytes
 
     @property
     def n_elements(self) -> int:
@@ -58,9 +67,9 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """The header of a GGUF file: its metadata, and the place of each tensor."""
+    """The header of a model in GGUF: its metadata, and the place of each tensor."""
 
-    path: Path
+    path: Path  # the file that names the model, the first of several
     metadata: Mapping[str, Any]
     tensors: Mapping[str, TensorPlace]
 
@@ -75,9 +84,9 @@ class GgufHeader:
         n_bytes = 4 * tensor.n_elements
         if tensor.type != F32 or n_bytes > _MAX_SMALL_BYTES:
             raise ValueError(f"{self.path}: {name} is no small tensor of float32")
-        if tensor.offset + n_bytes > self.path.stat().st_size:
-            raise ValueError(f"{self.path} ends inside {name}")
-        with self.path.open("rb") as file:
+        if tensor.offset + n_bytes > tensor.path.stat().st_size:
+            raise ValueError(f"{tensor.path} ends inside {name}")
+        with tensor.path.open("rb") as file:
             file.seek(tensor.offset)
             content = file.read(n_bytes)
         return struct.unpack(f"<{tensor.n_elements}f", content)
@@ -91,18 +100,65 @@ def is_gguf(model: Path) -> bool:
 def model_name(model: Path) -> str:
     """Returns the name of a model: the name of its directory or file.
 
-    For a link, the name of the link is returned, since the target may be a folder of a cache.
+    For a link, the name of the link is returned, since the target may be a folder of a cache. The
+    number of a file among several is not part of the name.
     """
-    return Path(os.path.abspath(model)).name.removesuffix(SUFFIX)
+    name = Path(os.path.abspath(model)).name
+    return _SPLIT.sub("", name.removesuffix(SUFFIX)) if name.endswith(SUFFIX) else name
+
+
+def model_files(model: Path) -> list[Path]:
+    """Returns all files of the model that a GGUF file belongs to, by their names alone."""
+    stem = model.name.removesuffix(SUFFIX)
+    split = _SPLIT.search(stem)
+    if split is None:
+        return [model]
+    count = int(split[2])
+    if count > MAX_FILES:
+        raise ValueError(f"{model} is one of {count} files, more than {MAX_FILES}")
+    return [
+        model.with_name(f"{stem[: split.start()]}-{number:05}-of-{split[2]}{SUFFIX}")
+        for number in range(1, count + 1)
+    ]
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Reads the header of a file.
+    """Reads the header of a model, from one file or from the first of several.
 
     Raises:
-        OSError: the file cannot be read.
-        ValueError: the file is no GGUF file, or is broken; the message says where.
+        OSError: a file cannot be read.
+        ValueError: a file is no GGUF file, or is broken, or does not belong to the others; the
+            message says where.
     """
+    header = _read_one(path)
+    count = header.metadata.get("split.count") or 1
+    if count == 1:
+        return header
+    paths = model_files(path)
+    if len(paths) != count:
+        raise ValueError(
+            f"{path}: split.count is {repr(count)[:20]}, and the file's name does not end in "
+            f"-00001-of- and this number"
+        )
+    if path != paths[0]:
+        raise ValueError(f"{path} is one of {count} files: name the first, {paths[0]}")
+    tensors = dict(header.tensors)
+    for number, other in enumerate(paths[1:], 1):
+        part = _read_one(other)
+        said = (part.metadata.get("split.no"), part.metadata.get("split.count"))
+        if said != (number, count):
+            raise ValueError(f"{other}: split.no and split.count are {said}, not {number, count}")
+        if again := sorted(tensors.keys() & part.tensors.keys()):
+            raise ValueError(f"{other} has tensors that another file has too: {again[:4]}")
+        tensors |= part.tensors
+    n_tensors = header.metadata.get("split.tensors.count", len(tensors))
+    if n_tensors != len(tensors):
+        raise ValueError(f"{path}: the {count} files have {len(tensors)} of {n_tensors} tensors")
+    return replace(header, tensors=tensors)
+
+
+def _read_one(path: Path) -> GgufHeader:
+    """Reads the header of one file, with the tensors of this file."""
     with path.open("rb") as file:
         reader = _Reader(file, min(path.stat().st_size, MAX_BYTES), path)
         if reader.take(4) != _MAGIC:
@@ -122,7 +178,7 @@ def read_header(path: Path) -> GgufHeader:
             raise ValueError(f"{path}: general.alignment is {alignment!r}")
         begin = -(-file.tell() // alignment) * alignment
     tensors = {
-        name: TensorPlace(place.shape, place.type, begin + place.offset)
+        name: TensorPlace(path, place.shape, place.type, begin + place.offset)
         for name, place in places.items()
     }
     return GgufHeader(path, metadata, tensors)
@@ -194,4 +250,4 @@ class _Reader:
         if n_dimensions > MAX_DIMENSIONS:
             raise ValueError(f"{self._path}: {name[:80]} has {n_dimensions} dimensions")
         shape = tuple(self.number("Q") for _ in range(n_dimensions))[::-1]
-        return name, TensorPlace(shape, self.number("I"), self.number("Q"))
+        return name, TensorPlace(self._path, shape, self.number("I"), self.number("Q"))

@@ -6,138 +6,84 @@ refused, with its name in the error, unless its value switches its feature off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from services.common.gguf.architecture import SIZES, Architecture, Config, Metadata
+from services.common.gguf.architectures import ARCHITECTURES
 from services.common.gguf.header import GgufHeader
+from services.common.gguf.rope import KEYS as ROPE_KEYS
+from services.common.gguf.rope import rope_scaling
 
-Config = dict[str, Any]
-
-# Keys of every architecture, behind its name, and what `config.json` calls them.
-_SIZES = {
-    "block_count": "num_hidden_layers",
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
-}
-# What is read below, or says again what tensors say.
+# Sizes that a file may leave out.
+_OPTIONAL = frozenset((
+    "attention.head_count_kv", "attention.key_length", "feed_forward_length", "rope.freq_base",
+))  # fmt: skip
+# Keys of every architecture that are read below, or say again what tensors say. The last one
+# concerns the program that wrote the file.
 _OTHERS = frozenset((
-    "attention.key_length", "attention.value_length", "rope.dimension_count",
-    "rope.scaling.factor", "rope.scaling.finetuned", "rope.scaling.original_context_length",
-    "rope.scaling.type", "vocab_size",
+    "attention.causal", "attention.value_length", "block_count", "nextn_predict_layers",
+    "vocab_size", "tensor_data_layout",
 ))  # fmt: skip
-_GEMMA_OTHERS = frozenset((
-    "attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping",
-    "rope.freq_base_swa",
-))  # fmt: skip
+_LAYERS = "block_count"
+MAX_LAYERS = 1 << 12
+"""Maximum number of layers; the configuration has lists of this length."""
+_DEFAULT_BASE = 10_000.0  # rotary base of files that do not name one
 
 # Tokens that end a turn, in the words of the models that chat: files name one end at most.
 _ENDS_OF_TURNS = frozenset((
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|endofturn|>",
+    "<turn|>", "<|return|>", "<|call|>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>", "[EOT]",
 ))  # fmt: skip
 _CONTROL = 3  # the type of a token that is no text
 
 
-def _llama(header: GgufHeader, config: Config) -> Config:
-    has = header.tensors.__contains__
-    return {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": has("blk.0.attn_q.bias"),
-        "mlp_bias": has("blk.0.ffn_gate.bias"),
-    }
-
-
-def _qwen2(header: GgufHeader, config: Config) -> Config:
-    return {"architectures": ["Qwen2ForCausalLM"]}
-
-
-def _qwen3(header: GgufHeader, config: Config) -> Config:
-    return {"architectures": ["Qwen3ForCausalLM"]}
-
-
-def _gemma(header: GgufHeader, config: Config, *, large: int) -> Config:
-    """Returns the keys that Gemma 2 and 3 share. Models with `large` layers scale attention scores
-    in another way."""
-    hidden_size, n_heads = config["hidden_size"], config["num_attention_heads"]
-    scalar = config.get("head_dim", 256)
-    if config["num_hidden_layers"] == large:
-        scalar = hidden_size // n_heads
-    return {
-        "tie_word_embeddings": True,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "query_pre_attn_scalar": scalar,
-        "sliding_window": _get(header, "attention.sliding_window", int),
-    }
-
-
-def _gemma2(header: GgufHeader, config: Config) -> Config:
-    caps = ("attn_logit_softcapping", "final_logit_softcapping")
-    return {
-        "architectures": ["Gemma2ForCausalLM"],
-        **_gemma(header, config, large=46),
-        **{cap: _get(header, cap, float) for cap in caps},
-    }
-
-
-def _gemma3(header: GgufHeader, config: Config) -> Config:
-    return {
-        "architectures": ["Gemma3ForCausalLM"],
-        **_gemma(header, config, large=62),
-        "final_logit_softcapping": _get(header, "final_logit_softcapping", float, None),
-        "rope_local_base_freq": _get(header, "rope.freq_base_swa", float, 10_000.0),
-        "rope_theta": config.get("rope_theta", 1_000_000.0),
-    }
-
-
-ARCHITECTURES: Mapping[str, Callable[[GgufHeader, Config], Config]] = {
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "llama": _llama,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-}
+def architecture_of(header: GgufHeader) -> Architecture:
+    """Returns the description of a file's architecture; raises ValueError if there is none."""
+    name = header.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ValueError(
+            f"{header.path}: general.architecture {repr(name)[:80]} is not one of "
+            f"{sorted(ARCHITECTURES)}; if Orcinus serves the family, take its files in safetensors"
+        )
+    return ARCHITECTURES[name]
 
 
 def model_config(header: GgufHeader) -> Config:
     """Returns the configuration in the form of `config.json`.
 
     Raises:
+        OSError: a tensor that belongs to the configuration cannot be read.
         ValueError: the architecture or one of its keys is not known, or a key is missing.
     """
-    architecture = header.metadata.get("general.architecture")
-    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-        named = repr(architecture)[:80]
-        raise ValueError(
-            f"{header.path}: general.architecture {named} is not one of {sorted(ARCHITECTURES)}"
-        )
-    if header.metadata.get("split.count", 1) not in (0, 1):
-        raise ValueError(f"{header.path}: split.count: a model in several files is not supported")
-    _refuse_unknown(header, architecture)
+    architecture = architecture_of(header)
+    said = Metadata(header, str(header.metadata["general.architecture"]))
+    sizes = {**SIZES, **architecture.renamed}
+    _refuse_unknown(said, architecture)
     config: Config = {
-        key: _get(header, name, int if name != "attention.layer_norm_rms_epsilon" else float)
-        for name, key in _SIZES.items()
-        if name not in ("attention.head_count_kv", "rope.freq_base")
+        sizes.get(_LAYERS, "num_hidden_layers"): _n_layers(said),
+        **_translated(said, {key: name for key, name in sizes.items() if key != _LAYERS}),
+        **_translated(said, architecture.keys, optional=architecture.keys.keys()),
+        **architecture.constants,
     }
-    config["num_key_value_heads"] = _get(
-        header, "attention.head_count_kv", int, config["num_attention_heads"]
-    )
-    theta = _get(header, "rope.freq_base", float, None)
-    config |= {} if theta is None else {"rope_theta": theta}
-    config |= _head_dim(header, config) | _rope_scaling(header)
-    tokens = header.metadata.get("tokenizer.ggml.tokens")
-    vocab_size = len(tokens) if isinstance(tokens, list) else None
-    return {
-        **config,
-        "vocab_size": vocab_size or _get(header, "vocab_size", int),
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+    if sizes["attention.head_count_kv"] and "num_key_value_heads" not in config:
+        config["num_key_value_heads"] = config["num_attention_heads"]
+    if architecture.has_rope:
+        config |= _heads(said, architecture, config)
+        if scaling := rope_scaling(said):
+            config["rope_scaling"] = scaling
+    config |= {
+        "architectures": [architecture.family],
+        "vocab_size": _vocab_size(said),
+        "tie_word_embeddings": not said.has("output.weight"),
         "eos_token_id": _eos_token_ids(header.metadata),
         "torch_dtype": _element_type(header.metadata.get("general.file_type")),
-        **ARCHITECTURES[architecture](header, config),
+        **architecture.constants,
     }
+    config |= architecture.more(said, config)
+    if architecture.has_rope and "rope_parameters" not in config:
+        config.setdefault("rope_theta", _DEFAULT_BASE)
+    return config
 
 
 def frequency_factors(header: GgufHeader) -> tuple[float, ...] | None:
@@ -147,53 +93,76 @@ def frequency_factors(header: GgufHeader) -> tuple[float, ...] | None:
         OSError, ValueError: the divisors cannot be read.
     """
     name = "rope_freqs.weight"
-    return header.floats(name) if name in header.tensors else None
+    if name not in header.tensors or not architecture_of(header).has_rope:
+        return None
+    return header.floats(name)
 
 
-def _get(header: GgufHeader, key: str, kind: type, *default: Any) -> Any:
-    """Returns the value of an architecture's key; raises ValueError unless the value has the
-    type."""
-    name = f"{header.metadata['general.architecture']}.{key}"
-    value = header.metadata.get(name)
-    if value is None and default:
-        return default[0]
-    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
-        raise ValueError(f"{header.path}: {name} is {repr(value)[:80]}, and not one number")
-    return kind(value)
+def _n_layers(said: Metadata) -> int:
+    """Returns the number of layers, without additional layers that predict further tokens."""
+    n_layers = said.needed(_LAYERS) - (said.integer("nextn_predict_layers") or 0)
+    if not 0 < n_layers <= MAX_LAYERS:
+        raise ValueError(f"{said.name(_LAYERS)} means {n_layers} layers")
+    return n_layers
 
 
-def _refuse_unknown(header: GgufHeader, architecture: str) -> None:
+def _translated(said: Metadata, names: Mapping[str, str], *, optional: Any = _OPTIONAL) -> Config:
+    """Returns the numbers of the keys `names` under their names in `config.json`; keys without a
+    name are left out. Raises ValueError for a missing key that is not `optional`."""
+    config: Config = {}
+    for key, name in names.items():
+        value = said.number(key) if name else None
+        if value is not None:
+            config[name] = value
+        elif name and key not in optional:
+            raise ValueError(f"{said.name(key)} is missing")
+    return config
+
+
+def _vocab_size(said: Metadata) -> int:
+    """Returns the number of tokens: the rows of the table, or else the length of a list."""
+    n_rows = said.n_rows("token_embd.weight")
+    if n_rows is not None:
+        return n_rows
+    tokens = said.header.metadata.get("tokenizer.ggml.tokens")
+    return len(tokens) if isinstance(tokens, list) and tokens else said.needed("vocab_size")
+
+
+def _refuse_unknown(said: Metadata, architecture: Architecture) -> None:
     """Raises ValueError for keys of the architecture that are not read."""
-    known = _SIZES.keys() | _OTHERS | (_GEMMA_OTHERS if "gemma" in architecture else set())
-    prefix = f"{architecture}."
-    unknown = [
-        key
-        for key, value in header.metadata.items()
-        if key.startswith(prefix) and value and key.removeprefix(prefix) not in known
-    ]
+    known = SIZES.keys() | architecture.keys.keys() | architecture.others | ROPE_KEYS | _OTHERS
+    unknown = sorted(
+        said.name(key).rpartition(": ")[2]
+        for key, value in said.keys().items()
+        if key not in known and (any(value) if isinstance(value, list) else value)
+    )
     if unknown:
-        raise ValueError(f"{header.path}: {sorted(unknown)[:8]} are not supported")
+        raise ValueError(f"{said.header.path}: {unknown[:8]} are not supported")
+    if said.value("attention.causal") is False:
+        raise ValueError(f"{said.name('attention.causal')} is false: the model completes no text")
 
 
-def _head_dim(header: GgufHeader, config: Config) -> Config:
-    """Returns the size of heads, if the file has one; keys, values and positions must agree."""
-    keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-    said = {size for key in keys if (size := _get(header, key, int, None)) is not None}
-    if len(said) > 1:
-        raise ValueError(f"{header.path}: {', '.join(keys)} are {sorted(said)}, not one number")
-    return {"head_dim": said.pop()} if said else {}
+def _heads(said: Metadata, architecture: Architecture, config: Config) -> Config:
+    """Returns the size of heads, and the share of a head that is rotated.
 
-
-def _rope_scaling(header: GgufHeader) -> Config:
-    """Returns the keys that say how positions are scaled beyond the context length of the
-    training."""
-    kind = header.metadata.get(f"{header.metadata['general.architecture']}.rope.scaling.type")
-    if kind in (None, "none"):
+    Unless the architecture rotates a part of each head, keys, values and positions must agree.
+    """
+    if architecture.renamed.get("attention.key_length") == "":
         return {}
-    if kind != "linear":
-        raise ValueError(f"{header.path}: rope.scaling.type {repr(kind)[:80]} is not supported")
-    factor = _get(header, "rope.scaling.factor", float)
-    return {"rope_scaling": {"rope_type": "linear", "factor": factor}}
+    sizes = ["attention.key_length", "attention.value_length"]
+    sizes += [] if architecture.is_partial else ["rope.dimension_count"]
+    found = {size for key in sizes if (size := said.integer(key)) is not None}
+    if len(found) > 1:
+        raise ValueError(
+            f"{said.header.path}: {', '.join(sizes)} are {sorted(found)}, not one number"
+        )
+    heads: Config = {"head_dim": found.pop()} if found else {}
+    n_rotated = said.integer("rope.dimension_count")
+    if architecture.is_partial and n_rotated:
+        n_heads = max(1, config["num_attention_heads"])
+        whole = heads.get("head_dim") or config["hidden_size"] // n_heads
+        heads["partial_rotary_factor"] = n_rotated / max(1, whole)
+    return heads
 
 
 def _element_type(file_type: Any) -> str:

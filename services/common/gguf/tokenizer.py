@@ -1,8 +1,9 @@
 """Translates a GGUF file's vocabulary to the form of `tokenizer.json`.
 
-Two kinds of vocabulary are supported. "gpt2" is byte-level BPE with merges; the file gives the name
-of its rule for splitting texts. "llama" is SentencePiece: pieces and scores, from which the merges
-are made here. Other kinds are refused with their name.
+Three kinds of vocabulary are supported. "gpt2" is byte-level BPE with merges. The file names the
+rule by which it cuts texts, and `pre_tokenizers.py` has the rules. "llama" is SentencePiece: pieces
+and scores, from which the merges are made here. "gemma4" is SentencePiece with merges. Other kinds
+are refused with their name.
 """
 
 from __future__ import annotations
@@ -13,52 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from services.common.gguf.header import read_header
+from services.common.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
 
 Json = dict[str, Any]
 
-_BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-_GPT2_WORDS = {**_BYTE_LEVEL, "use_regex": True}
-
-# The pattern that divides texts into words for Llama 3 and Qwen 2, after OpenAI's cl100k. The two
-# models differ in the number of digits that stay together.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def _sequence(*steps: Json) -> Json:
-    return {"type": "Sequence", "pretokenizers": list(steps)}
-
-
-def _cut_by(digits: str) -> Json:
-    split = {
-        "type": "Split",
-        "pattern": {"Regex": _WORDS % digits},
-        "behavior": "Isolated",
-        "invert": False,
-    }
-    return _sequence(split, {**_BYTE_LEVEL, "use_regex": False})
-
-
-_SINGLE_DIGITS = _sequence({"type": "Digits", "individual_digits": True}, _GPT2_WORDS)
-
-# What a text is cut by before it is merged, by `tokenizer.ggml.pre`.
-_CUTS: Mapping[str, Json] = {
-    "deepseek-r1-qwen": _cut_by(""),
-    "gpt-2": _GPT2_WORDS,
-    "llama-bpe": _cut_by("{1,3}"),
-    "llama3": _cut_by("{1,3}"),
-    "qwen2": _cut_by(""),
-    "smollm": _SINGLE_DIGITS,
-    "starcoder": _SINGLE_DIGITS,
+_BYTE_LEVEL = {
+    "type": "ByteLevel",
+    "add_prefix_space": False,
+    "trim_offsets": False,
+    "use_regex": True,
 }
-_COMPOSED = frozenset(("qwen2", "deepseek-r1-qwen"))  # texts are brought into the form NFC
-# Words that are tokens stay whole, and texts begin with a token for that unless the file says no.
-_LLAMA3 = frozenset(("llama-bpe", "llama3"))
+_KINDS = ("gemma4", "gpt2", "llama")
 
 
 def read_gguf_tokenizer(path: Path) -> str:
@@ -86,9 +55,14 @@ def tokenizer_json(metadata: Mapping[str, Any]) -> str:
     if kind == "gpt2":
         parts = _byte_level(vocabulary, metadata)
     elif kind == "llama":
-        parts = _sentence_piece(vocabulary, metadata)
+        scores = metadata.get("tokenizer.ggml.scores")
+        if scores is None or isinstance(scores, str) or len(scores) != len(vocabulary.tokens):
+            raise ValueError("tokenizer.ggml.scores is not as long as tokenizer.ggml.tokens")
+        parts = _sentence_piece(vocabulary, metadata, _merges(vocabulary, scores))
+    elif kind == "gemma4":
+        parts = _sentence_piece(vocabulary, metadata, _stored_merges(metadata))
     else:
-        raise ValueError(f"tokenizer.ggml.model {repr(kind)[:80]} is not one of ['gpt2', 'llama']")
+        raise ValueError(f"tokenizer.ggml.model {repr(kind)[:80]} is not one of {[*_KINDS]}")
     return json.dumps({
         "version": "1.0",
         "truncation": None,
@@ -105,6 +79,9 @@ def special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
         "eos_token": "eos_token_id",
         "pad_token": "padding_token_id",
         "unk_token": "unknown_token_id",
+        "sep_token": "seperator_token_id",  # spelled so in the format
+        "cls_token": "cls_token_id",
+        "mask_token": "mask_token_id",
     }
     tokens = metadata.get("tokenizer.ggml.tokens", ())
     ids = {name: metadata.get(f"tokenizer.ggml.{key}") for name, key in names.items()}
@@ -154,38 +131,49 @@ class _GgufVocabulary:
 def _byte_level(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
     """Returns the parts of byte-level BPE."""
     pre = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(pre, str) or pre not in _CUTS:
-        raise ValueError(f"tokenizer.ggml.pre {repr(pre)[:80]} is not one of {sorted(_CUTS)}")
-    merges = metadata.get("tokenizer.ggml.merges")
-    if not isinstance(merges, list):
-        raise ValueError("tokenizer.ggml.merges is no list of texts")
-    pairs = [str(merge).split(" ", 1) for merge in merges]
-    if any(len(pair) != 2 for pair in pairs):
-        raise ValueError("tokenizer.ggml.merges has an entry that is no pair")
-    around = _around(vocabulary, metadata, by_default=pre in _LLAMA3)
-    byte_level = {**_BYTE_LEVEL, "trim_offsets": False, "use_regex": True}
+    if pre is None:
+        raise ValueError(
+            "tokenizer.ggml.pre is missing: the file is too old to say how texts are split, take a "
+            "newer one"
+        )
+    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
+        raise ValueError(f"tokenizer.ggml.pre {repr(pre)[:80]} is not one of {[*PRE_TOKENIZERS]}")
+    rule = PRE_TOKENIZERS[pre]
     return {
-        "normalizer": {"type": "NFC"} if pre in _COMPOSED else None,
-        "pre_tokenizer": _CUTS[pre],
-        "post_processor": around or byte_level,
-        "decoder": byte_level,
+        "normalizer": {"type": "NFC"} if rule.is_composed else None,
+        "pre_tokenizer": rule.cut,
+        "post_processor": _around(vocabulary, metadata, by_default=rule.adds_bos) or _BYTE_LEVEL,
+        "decoder": _BYTE_LEVEL,
         "model": {
             "type": "BPE",
             "unk_token": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": pre in _LLAMA3,
+            "ignore_merges": rule.ignores_merges,
             "vocab": vocabulary.ids(without=(_UNUSED,)),
-            "merges": pairs,
+            "merges": _stored_merges(metadata),
         },
     }
 
 
-def _sentence_piece(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
+def _stored_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Returns the pairs that the file merges, the first ones first."""
+    merges = metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise ValueError("tokenizer.ggml.merges is no list of texts")
+    pairs = []
+    for merge in map(str, merges):
+        cut = merge.find(" ", 1)  # the first part may be a space
+        if cut < 0:
+            raise ValueError("tokenizer.ggml.merges has an entry that is no pair")
+        pairs.append((merge[:cut], merge[cut + 1 :]))
+    return pairs
+
+
+def _sentence_piece(
+    vocabulary: _GgufVocabulary, metadata: Mapping[str, Any], merges: Sequence[tuple[str, str]]
+) -> Json:
     """Returns the parts of SentencePiece's BPE, which falls back to bytes."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or isinstance(scores, str) or len(scores) != len(vocabulary.tokens):
-        raise ValueError("tokenizer.ggml.scores is not as long as tokenizer.ggml.tokens")
     has_prefix = metadata.get("tokenizer.ggml.add_space_prefix", True) is not False
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     has_unknown = isinstance(unknown, int) and 0 <= unknown < len(vocabulary.tokens)
@@ -212,7 +200,7 @@ def _sentence_piece(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) ->
             "byte_fallback": True,
             "ignore_merges": False,
             "vocab": vocabulary.ids(),
-            "merges": _merges(vocabulary, scores),
+            "merges": merges,
         },
     }
 

@@ -16,7 +16,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from services.common.gguf.header import is_gguf
+from services.common.gguf.header import is_gguf, model_files
 from services.worker.models.pickled_file import PickledFile
 from services.worker.models.tensor_files import (
     CheckpointError,
@@ -100,7 +100,7 @@ def checkpoint_digest(model: Path) -> str:
     since most bytes are not read. Raises CheckpointError for a file that cannot be read.
     """
     digest = hashlib.sha256()
-    paths = [model] if is_gguf(model) else find_weight_files(model).paths
+    paths = model_files(model) if is_gguf(model) else find_weight_files(model).paths
     for path in paths:
         try:
             size = path.stat().st_size

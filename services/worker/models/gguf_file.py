@@ -1,11 +1,9 @@
 """The tensors of a GGUF file, read dequantised or as the stored blocks.
 
 Dequantisation is the arithmetic of the package `gguf`, row by row. `quantised/gguf_matrix.py` reads
-some of the blocks as quantised matrices instead. Converters to GGUF change two things, and this
-module reverts both. First, llama.cpp rotates pairs of neighbouring elements of a head where
-checkpoints rotate elements half a head apart. Therefore the rows of Llama's queries and keys lie in
-another order. Second, the weights of Gemma's norms have 1 added in the file, which the model adds
-itself.
+some of the blocks as quantised matrices instead. Converters to GGUF rename tensors and arrange them
+in other ways: `services.common.gguf.architectures` declares how, and `gguf_views.py` has the
+arrangements that revert it.
 """
 
 from __future__ import annotations
@@ -13,7 +11,9 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +23,18 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from services.common.gguf.header import GgufHeader, TensorPlace
+from services.common.gguf.model_config import architecture_of
+from services.common.gguf.tensor_rules import stored_names
 from services.worker.models.config import ModelConfig
-from services.worker.models.tensor_files import CheckpointError, Header, TensorFiles
+from services.worker.models.gguf_views import ComputedView, RowView, Stored, View, make_view
+from services.worker.models.tensor_files import (
+    CheckpointError,
+    Header,
+    TensorFiles,
+    enumerate_problems,
+)
+
+_Read = Callable[[TensorPlace, range], Tensor]
 
 # The element types that can be read, by number.
 _TYPES = {
@@ -36,47 +46,28 @@ _TYPES = {
     )
 }  # fmt: skip
 
-# Names of tensors in families, and in GGUF files.
-_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-# Gemma also has norms after attention and MLP.
-_GEMMA_NAMES = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
-_QUERIES, _KEYS = ".attn_q.", ".attn_k."
+# The layer and the rest of a family's name, and a number inside of the rest.
+_LAYER = re.compile(r"(?:model\.layers|transformer\.h)\.(\d+)\.(.+)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_ENDING = re.compile(r"\.(?:weight|bias)$")
+# Tensors that say how positions are rotated.
+_NOT_WEIGHTS = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
+_MAX_GAP = 64  # rows between wanted rows that are read with them
 
 
 class GgufFile(TensorFiles):
-    """An open GGUF file; only the requested rows are read into memory."""
+    """An open model in GGUF, of one file or several; only the requested rows are read into
+    memory."""
 
     def __init__(self, header: GgufHeader, config: ModelConfig) -> None:
-        self._fd: int | None = None
+        """Raises CheckpointError for tensors that the architecture does not have, which would be
+        left out of the computation."""
+        self._fds: dict[Path, int] = {}
         self._header = header
-        self._size = header.path.stat().st_size
-        architecture = header.metadata["general.architecture"]
-        self._is_gemma = architecture.startswith("gemma")
-        self._heads: Mapping[str, int] = {}
-        if architecture == "llama":
-            self._heads = {_QUERIES: config.n_heads, _KEYS: config.n_kv_heads}
+        self._config = config
+        self._rules = architecture_of(header).tensors
+        self._views: dict[str, View] = {}  # by the names that `find` returns
+        self._refuse_unknown()
 
     def __str__(self) -> str:
         return str(self._header.path)
@@ -85,108 +76,195 @@ class GgufFile(TensorFiles):
         self.close()
 
     def find(self, name: str) -> str | None:
-        stem, _, end = name.rpartition(".")
-        found = f"{_NAMES.get(stem)}.{end}"
-        if in_layer := _LAYER.fullmatch(name):
-            index, module, end = in_layer.groups()
-            names = {**_LAYER_NAMES, **_GEMMA_NAMES} if self._is_gemma else _LAYER_NAMES
-            found = f"blk.{index}.{names.get(module)}.{end}"
-        return found if found in self._header.tensors else None
+        view = self._view_of(name)
+        if view is None:
+            return None
+        key = " and ".join(stored.name for stored in view.sources)
+        n_stored = sum(stored.n_rows for stored in view.sources)
+        if isinstance(view, RowView) and len(view.rows) != n_stored:
+            key = f"{key} ({name})"
+        self._views[key] = view
+        return key
 
     def header(self, name: str) -> Header:
         """Returns the header of the tensor as `read` returns the tensor, in float32.
 
-        Raises CheckpointError if the file ends inside the tensor.
+        Raises CheckpointError if a file ends inside the tensor.
         """
-        place = self._header.tensors[name]
-        row = math.prod(place.shape[1:])
-        if not place.shape or place.type not in _TYPES or not _has_whole_blocks(place):
-            return Header(place.shape, _name_of(place.type), 4 * row)
-        if place.offset + place.shape[0] * _row_bytes(place) > self._size:
-            raise CheckpointError(f"{self} ends inside {name}")
-        return Header(place.shape, "F32", 4 * row)
+        view = self._views[name]
+        row_bytes = 4 * math.prod(view.shape[1:])
+        for place in self._places(view):
+            if not place.shape or place.type not in _TYPES or not _has_whole_blocks(place):
+                return Header(view.shape, _name_of(place.type), row_bytes)
+        for stored, place in zip(view.sources, self._places(view), strict=True):
+            if place.offset + stored.n_rows * _row_bytes(place) > place.path.stat().st_size:
+                raise CheckpointError(f"{place.path} ends inside {stored.name}")
+        return Header(view.shape, "F32", row_bytes)
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
-        place = self._header.tensors[name]
-        found = self._rows_in_order(name, place, spans[0], self._rows)
-        if self._is_gemma and name.endswith("norm.weight"):
-            found = found - 1
-        index = tuple(slice(span.start, span.stop) for span in spans[1:])
-        return found.view(len(spans[0]), *place.shape[1:])[:, *index]
+        view = self._views[name]
+        index = tuple(slice(span.start, span.stop) for span in spans)
+        if isinstance(view, ComputedView):
+            whole = [
+                self._rows(place, range(stored.n_rows)).view(stored.shape)
+                for stored, place in zip(view.sources, self._places(view), strict=True)
+            ]
+            return view.compute(*whole)[index]
+        n_rows = len(view.rows) // max(1, view.shape[0])  # of one index of the first dimension
+        found = self._rows_of(
+            view, range(spans[0].start * n_rows, spans[0].stop * n_rows), self._rows
+        )
+        found = found if view.columns is None else found[:, view.columns]
+        found = found if view.change is None else view.change(found)
+        return found.view(len(spans[0]), *view.shape[1:])[:, *index[1:]]
 
     def is_in_blocks(self, name: str) -> bool:
-        """Whether a tensor is a matrix whose rows divide into whole quantised blocks."""
-        place = self._header.tensors[name]
-        if len(place.shape) != 2 or place.type not in _TYPES or not _has_whole_blocks(place):
+        """Whether a matrix or a stack of matrices has rows of whole quantised blocks, all of one
+        type and in the order of the file's columns."""
+        view = self._views[name]
+        if not isinstance(view, RowView) or view.columns is not None or view.change is not None:
             return False
-        return GGML_QUANT_SIZES[_TYPES[place.type]][0] > 1
+        first, *others = self._places(view)
+        if len(view.shape) < 2 or len(first.shape) < 2 or first.type not in _TYPES:
+            return False
+        if any(place.type != first.type for place in others) or not _has_whole_blocks(first):
+            return False
+        return GGML_QUANT_SIZES[_TYPES[first.type]][0] > 1
 
     def block_type(self, name: str) -> str:
         """Returns the name of a tensor's GGUF type."""
-        return _name_of(self._header.tensors[name].type)
+        return _name_of(self._places(self._views[name])[0].type)
 
     def read_blocks(self, name: str, rows: range) -> Tensor:
-        """Returns rows of a matrix as stored blocks, [n_rows, bytes of a row]."""
-        place = self._header.tensors[name]
-        return self._rows_in_order(name, place, rows, self._stored_rows)
+        """Returns rows of a matrix, or of all matrices of a stack one after the other, as stored
+        blocks, [n_rows, bytes of a row]. The tensor must be `is_in_blocks`."""
+        view = self._views[name]
+        if not isinstance(view, RowView):
+            raise TypeError(f"{name} is computed, and has no blocks")
+        return self._rows_of(view, rows, self._stored_rows)
+
+    def unread_biases(self) -> list[str]:
+        """Returns the biases that `find` was not asked for, in layers that it was asked for."""
+        found = {stored.name for view in self._views.values() for stored in view.sources}
+        layers = {name.rsplit(".", 2)[0] for name in found if name.startswith("blk.")}
+        return [
+            name
+            for name in self._header.tensors
+            if name.endswith(".bias") and name not in found and name.rsplit(".", 2)[0] in layers
+        ]
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        for fd in self._fds.values():
+            os.close(fd)
+        self._fds = {}
 
-    def _rows_in_order(
-        self,
-        name: str,
-        place: TensorPlace,
-        rows: range,
-        read: Callable[[str, TensorPlace, range], Tensor],
-    ) -> Tensor:
-        """Returns rows in the order of a checkpoint's rows, [n_rows, n]; `read` returns rows of the
-        file."""
-        n_heads = next((n for part, n in self._heads.items() if part in name), 0)
-        if not n_heads:
-            return read(name, place, rows)
-        size = place.shape[0] // n_heads
-        heads = range(rows.start // size, -(-rows.stop // size))
-        neighbours = read(name, place, range(heads.start * size, heads.stop * size))
-        pairs = neighbours.view(len(heads), size // 2, 2, -1)
-        halves = pairs.transpose(1, 2).reshape(neighbours.shape)
-        skipped = rows.start - heads.start * size
-        return halves[skipped : skipped + len(rows)]
+    def _view_of(self, name: str) -> View | None:
+        """Returns the arrangement of the family's tensor `name`; None if the file lacks it."""
+        ending = _ENDING.search(name)
+        stem = name if ending is None else name[: ending.start()]
+        prefix = ""
+        if in_layer := _LAYER.fullmatch(stem):
+            prefix, stem = f"blk.{in_layer[1]}.", in_layer[2]
+        number = _NUMBER.search(stem)
+        rule = self._rules.get(_NUMBER.sub("{}", stem))
+        if rule is None:
+            return None
 
-    def _rows(self, name: str, place: TensorPlace, rows: range) -> Tensor:
+        def find(stored: str) -> Stored | None:
+            own = ".weight" if ending is None else ending[0]
+            full = prefix + (stored.rstrip(".") if "." in stored else stored + own)
+            place = self._header.tensors.get(full)
+            return None if place is None else Stored(full, place.shape)
+
+        return make_view(rule, find, self._config, 0 if number is None else int(number[0]))
+
+    def _refuse_unknown(self) -> None:
+        known = {
+            _ENDING.sub("", name.rstrip("."))
+            for rule in self._rules.values()
+            for name in stored_names(rule)
+        }
+        unknown = []
+        for name in self._header.tensors:
+            stem = _ENDING.sub("", name)
+            if stem.startswith("blk."):
+                _, layer, stem = [*stem.split(".", 2), "", ""][:3]
+                if layer.isdecimal() and int(layer) >= self._config.n_layers:
+                    continue  # of layers that predict further tokens, which are not run
+            if not {stem, _NUMBER.sub("{}", stem)} & (known | _NOT_WEIGHTS):
+                unknown.append(name)
+        if unknown:
+            raise CheckpointError(
+                f"{self} has tensors that are not read here: {enumerate_problems(unknown)}"
+            )
+
+    def _places(self, view: View) -> list[TensorPlace]:
+        return [self._header.tensors[stored.name] for stored in view.sources]
+
+    def _rows_of(self, view: RowView, rows: range, read: _Read) -> Tensor:
+        """Returns rows of a view, [n_rows, n]; `read` returns rows of a stored tensor."""
+        wanted = view.rows[rows.start : rows.stop]
+        places = self._places(view)
+        if isinstance(wanted, range):
+            return read(places[0], wanted)
+        parts, where, begin = [], [], 0
+        for stored, place in zip(view.sources, places, strict=True):
+            is_here = (wanted >= begin) & (wanted < begin + stored.n_rows)
+            parts.append(_scattered(place, wanted[is_here] - begin, read))
+            where.append(is_here.nonzero().flatten())
+            begin += stored.n_rows
+        return torch.cat(parts)[torch.cat(where).argsort()]
+
+    def _rows(self, place: TensorPlace, rows: range) -> Tensor:
         """Returns dequantised rows in the order of the file, [n_rows, n_columns]."""
-        n_columns = math.prod(place.shape[1:])
+        n_columns = _n_columns(place)
         if not rows:
             return torch.empty(0, n_columns)
-        blocks = self._stored_rows(name, place, rows).numpy()
+        blocks = self._stored_rows(place, rows).numpy()
         values: np.ndarray[Any, Any] = dequantize(blocks, _TYPES[place.type])
         return torch.from_numpy(values.reshape(len(rows), n_columns))
 
-    def _stored_rows(self, name: str, place: TensorPlace, rows: range) -> Tensor:
+    def _stored_rows(self, place: TensorPlace, rows: range) -> Tensor:
         """Returns the stored bytes of rows in the order of the file, [n_rows, bytes of a row]."""
         row_bytes = _row_bytes(place)
         if not rows:
             return torch.empty(0, row_bytes, dtype=torch.uint8)
         content = bytearray(len(rows) * row_bytes)
-        if self._fd is None:
-            self._fd = os.open(self._header.path, os.O_RDONLY)
-        n_read = os.preadv(self._fd, [content], place.offset + rows.start * row_bytes)
+        if place.path not in self._fds:
+            self._fds[place.path] = os.open(place.path, os.O_RDONLY)
+        n_read = os.preadv(self._fds[place.path], [content], place.offset + rows.start * row_bytes)
         if n_read < len(content):
-            raise CheckpointError(f"{self} ends inside {name}")
+            raise CheckpointError(f"{place.path} ends inside a tensor")
         return torch.frombuffer(content, dtype=torch.uint8).view(len(rows), row_bytes)
+
+
+def _scattered(place: TensorPlace, rows: Tensor, read: _Read) -> Tensor:
+    """Returns rows of a stored tensor in any order; rows that are near each other are read at
+    once."""
+    if not len(rows):
+        return read(place, range(0))
+    ordered, order = rows.sort()
+    cuts = [0, *((ordered.diff() > _MAX_GAP).nonzero().flatten() + 1).tolist(), len(rows)]
+    found = []
+    for begin, end in pairwise(cuts):
+        first, last = int(ordered[begin]), int(ordered[end - 1])
+        found.append(read(place, range(first, last + 1))[ordered[begin:end] - first])
+    return torch.cat(found)[order.argsort()]
+
+
+def _n_columns(place: TensorPlace) -> int:
+    """Returns the number of elements of a row; each element of a vector is a row."""
+    return place.shape[-1] if len(place.shape) > 1 else 1
 
 
 def _has_whole_blocks(place: TensorPlace) -> bool:
     """Whether each row divides into whole blocks (elements that share scales)."""
-    return math.prod(place.shape[1:]) % GGML_QUANT_SIZES[_TYPES[place.type]][0] == 0
+    return _n_columns(place) % GGML_QUANT_SIZES[_TYPES[place.type]][0] == 0
 
 
 def _row_bytes(place: TensorPlace) -> int:
     n_per_block, n_bytes = GGML_QUANT_SIZES[_TYPES[place.type]]
-    n_blocks = math.prod(place.shape[1:]) // n_per_block
-    return n_blocks * n_bytes
+    return _n_columns(place) // n_per_block * n_bytes
 
 
 def _name_of(kind: int) -> str:

@@ -12,12 +12,6 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 from transformers import (
     AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    LlamaConfig,
-    PreTrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
 )
 
 from kernels.native.groups import NativeGroupsWeight, has_groups
@@ -27,39 +21,17 @@ from services.worker.models.config_file import read_config, read_gguf_header
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import Part, Shard, WantedTensors
-from tests.checkpoints import SMALL, Oracle, edit_config, write_checkpoint, write_family_checkpoint
+from tests.checkpoints import edit_config, write_checkpoint
 from tests.ggufs import random_blocks, write_gguf
 from tests.worker.pipeline import Pipeline, Span, load
 
 TOKENS = [5, 9, 100, 3, 42, 198, 7, 60, 61, 62, 63, 2, 14, 15, 16, 90]
-GEMMA: dict[str, Any] = {"sliding_window": 6, "head_dim": 8, "query_pre_attn_scalar": 8}
-FAMILIES: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SMALL, rope_parameters={"rope_type": "default", "rope_theta": 5e5}),
-    "llama-biases-tied": LlamaConfig(
-        **SMALL, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
-    ),
-    "qwen2": Qwen2Config(**SMALL, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**SMALL, head_dim=10),
-    "gemma2": Gemma2Config(**SMALL, **GEMMA),
-    "gemma3": Gemma3TextConfig(**{**SMALL, "num_hidden_layers": 7}, **GEMMA),
-}
 
 
 def last_logits(model: Path, n_stages: int = 1, tp_size: int = 1) -> torch.Tensor:
     pipeline = Pipeline(model, n_stages=n_stages, tp_size=tp_size, dtype="float32")
     pipeline.admit(0, len(TOKENS))
     return pipeline.run([Span(0, TOKENS)])[1]
-
-
-@pytest.mark.parametrize("config", FAMILIES.values(), ids=FAMILIES)
-def test_a_model_in_a_gguf_file_has_the_oracles_logits(
-    tmp_path: Path, config: PreTrainedConfig
-) -> None:
-    write_family_checkpoint(tmp_path, config)
-    file = write_gguf(tmp_path, tmp_path / "model.gguf")
-    expected = Oracle(tmp_path).logits(TOKENS)[-1:]
-    for cut in ((1, 1), (2, 2)):
-        torch.testing.assert_close(last_logits(file, *cut), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
@@ -74,25 +46,6 @@ def test_a_quantised_file_means_what_transformers_reads_in_it(tmp_path: Path, ki
     found = last_logits(file, n_stages=2, tp_size=2)
     # Packed weights are summed in another order.
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=3e-4)
-
-
-def test_factors_of_frequencies_are_those_of_llama_3(tmp_path: Path) -> None:
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 10_000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 32,
-    }
-    config = LlamaConfig(**SMALL, rope_parameters=rope)
-    write_family_checkpoint(tmp_path, config)
-    waves = 2 * np.pi * 10_000.0 ** (np.arange(0, 8, 2) / 8)
-    share = np.clip((32 / waves - 1) / 3, 0, 1)
-    factors = torch.tensor(1 / ((1 - share) / 8 + share), dtype=torch.float32)
-    file = write_gguf(tmp_path, tmp_path / "model.gguf", rope_freqs=factors)
-    expected = Oracle(tmp_path).logits(TOKENS)[-1:]
-    torch.testing.assert_close(last_logits(file), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_linear_stretching_is_read(tmp_path: Path) -> None:
@@ -132,11 +85,15 @@ def test_any_part_of_a_matrix_is_that_part_of_the_whole(tmp_path: Path, kind: st
     config = read_config(write_checkpoint(tmp_path, num_attention_heads=3, num_key_value_heads=3))
     file = GgufFile(read_gguf_header(tmp_path / "a.gguf"), config)
     whole = torch.from_numpy(dequantize(blocks, number))
-    found = file.read("blk.0.ffn_up.weight", (range(5, 9), range(3, 300)))
+    name = file.find("model.layers.0.mlp.up_proj.weight")
+    assert name is not None
+    found = file.read(name, (range(5, 9), range(3, 300)))
     assert found.equal(whole[5:9, 3:300])
     # Three heads of four rows, of which neighbours in the file are halves in the model.
     order = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11]
-    found = file.read("blk.0.attn_q.weight", (range(3, 10), range(512)))
+    name = file.find("model.layers.0.self_attn.q_proj.weight")
+    assert name is not None
+    found = file.read(name, (range(3, 10), range(512)))
     assert found.equal(whole[order][3:10])
 
 
@@ -208,8 +165,10 @@ def test_files_are_told_apart_by_their_digests(tmp_path: Path) -> None:
     ("metadata", "named"),
     [
         ({"general.architecture": "mamba"}, "general.architecture 'mamba' is not one of"),
-        ({"llama.expert_count": 8}, r"\['llama\.expert_count'\] are not supported"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type 'yarn'"),
+        ({"llama.ssm.state_size": 8}, r"\['llama\.ssm\.state_size'\] are not supported"),
+        ({"llama.rope.scaling.type": "yarn"}, r"rope\.scaling\.factor is missing"),
+        ({"llama.rope.scaling.type": "dynamic"}, r"rope\.scaling\.type 'dynamic'"),
+        ({"llama.attention.causal": False}, r"attention\.causal is false"),
         ({"llama.rope.dimension_count": 4}, r"rope\.dimension_count are \[4, 8\]"),
         ({"llama.attention.head_count_kv": [2, 1, 2]}, "head_count_kv is"),
         ({"llama.attention.head_count_kv": 5}, "num_key_value_heads"),
@@ -244,13 +203,13 @@ def test_a_type_that_is_not_read_is_refused_by_name(tmp_path: Path) -> None:
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf")
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match="ends inside output_norm"):
+    with pytest.raises(CheckpointError, match="ends inside token_embd"):
         load(file)
 
 
 def test_tensors_that_are_missing_are_named(tmp_path: Path) -> None:
     file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf")
-    content = file.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_xx.weight")
+    content = file.read_bytes().replace(b"blk.1.ffn_up.weight", b"blk.9.ffn_up.weight")
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"lacks model\.layers\.1\.mlp\.up_proj\.weight"):
         load(file)

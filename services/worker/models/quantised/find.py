@@ -9,6 +9,7 @@ from services.worker.models.gguf_file import GgufFile
 from services.worker.models.quantised.bitsandbytes import MARK, BlockwiseMatrix, RowsMatrix
 from services.worker.models.quantised.fp4 import Fp4Matrix, PackedFp4Matrix, PowersFp4Matrix
 from services.worker.models.quantised.gguf_matrix import GgufMatrix
+from services.worker.models.quantised.gguf_stack import GgufStack
 from services.worker.models.quantised.inputs_first import AwqMatrix, GptqMatrix
 from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.quantised.mlx import MlxMatrix, MlxMxfp4Matrix, MlxNvfp4Matrix
@@ -56,14 +57,14 @@ def find_stored(
     The files determine whether the tensor is quantised, and `weight_format` determines the layout.
     MXFP4 is used only where the family asks for MXFP4.
     """
+    if isinstance(files, GgufFile):
+        return _find_in_gguf(part, files)
     if part.is_mxfp4:
         return Mxfp4Tensor(files, part.name)
     name = files.find(part.name)
     if name is None and (expert := find_mlx_expert(files, part.name)) is not None:
         files, name = expert
     module = part.name.removesuffix(".weight")
-    if isinstance(files, GgufFile) and name is not None and files.is_in_blocks(name):
-        return GgufMatrix(files, name)
     if weight_format is None or module == part.name:
         return find_expert(files, part.name) if name is None else PlainTensor(files, name)
     if name is None:
@@ -75,6 +76,20 @@ def find_stored(
     if files.header(name).element in _QUANTISED or files.find(f"{name}{MARK}") is not None:
         return _matrix(files, part, name, weight_format)
     return _FloatsOfQuantised(files, name)
+
+
+def _find_in_gguf(part: Part, files: GgufFile) -> StoredTensor | None:
+    """Returns the stored tensor of a GGUF file that contains a part, where each tensor says itself
+    how it is quantised."""
+    name = files.find(part.name)
+    if name is None:
+        return None
+    if part.is_mxfp4:
+        return GgufStack(files, name)
+    is_matrix = len(part.shape) == 2 and not part.is_transposed
+    if is_matrix and files.is_in_blocks(name):
+        return GgufMatrix(files, name)
+    return PlainTensor(files, name)
 
 
 def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightFormat) -> StoredTensor:
