@@ -73,9 +73,6 @@ class ToolCallReader(ABC):
     """Marks before and after calls. A text with a mark inside is more than the beginning of a
     call."""
 
-    hears_content = False
-    """Whether `_say` must see all content."""
-
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
         self._rules = rules
@@ -88,8 +85,12 @@ class ToolCallReader(ABC):
         self._is_left_out = False
         self._is_in_arguments = False
         self._may_begin_mark: Callable[[str], object] | None = None
-        """Says whether a mark that ends content may begin in a text. None if the steps are not in
-        content."""
+        """Says whether a mark that ends content, or reasoning, may begin in a text. None if the
+        steps are in neither."""
+        self._is_reasoning = False
+        """Whether the steps are in reasoning."""
+        self._note_content: Callable[[str], None] | None = None
+        """Is called with all new content, if the reader needs to see it."""
 
     @property
     def ends_in_call(self) -> bool:
@@ -99,9 +100,11 @@ class ToolCallReader(ABC):
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
         may_begin_mark = self._may_begin_mark
-        is_words = self._is_speaking and text and self._text.is_empty
-        if is_words and may_begin_mark and not may_begin_mark(text):
-            return MessageDelta((Words(text),))  # as the steps would
+        is_words = (self._is_speaking or self._is_reasoning) and text and self._text.is_empty
+        if is_words and may_begin_mark and not may_begin_mark(text):  # do as the steps would
+            if self._note_content:
+                self._note_content(text)
+            return MessageDelta((Words(text, self._is_reasoning),))
         self._text.add(text)
         next(self._steps, None)
         return self._take_delta()
@@ -120,6 +123,8 @@ class ToolCallReader(ABC):
 
     def _say(self, text: str) -> None:
         """Adds content. White space at its beginning waits until words follow."""
+        if self._note_content:
+            self._note_content(text)
         if self._is_speaking:
             if text:
                 self._new.append(Words(text))
@@ -160,7 +165,7 @@ class ToolCallReader(ABC):
         self, markers: tuple[str, ...], say_cut: Callable[[str], None] | None = None
     ) -> Steps[str]:
         """Adds the text before the next marker as content, as `ArrivingText.until` passes it on."""
-        self._may_begin_mark = None if self.hears_content else may_begin(markers)
+        self._may_begin_mark = may_begin(markers)
         marker = yield from self._text.until(markers, self._say, say_cut)
         self._may_begin_mark = None
         return marker

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from services.frontend.request.output_format import quoted
 from services.frontend.text import near_json
-from services.frontend.text.formats.arriving_text import SPACES, Steps
+from services.frontend.text.formats.arriving_text import SPACES, Steps, may_begin
 from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import Markers, ToolRule, one_of
@@ -145,7 +145,7 @@ class HarmonyReader(ToolCallReader):
     def _read(self) -> Steps[None]:
         text = self._text
         if self._is_thinking:
-            yield from self._read_words(self._text.until(AFTER_BODY, self._think))
+            yield from self._read_words(self._think_until(AFTER_BODY))
         while (yield from text.peek()):
             text.keep()
             yield from text.run(SPACES)
@@ -173,7 +173,7 @@ class HarmonyReader(ToolCallReader):
         if recipient and tools and (name in tools or name != recipient[1]):
             yield from self._read_arguments(name)
         elif channel and channel[1] == "analysis" and self._separates_reasoning:
-            yield from self._read_words(self._text.until(AFTER_BODY, self._think))
+            yield from self._read_words(self._think_until(AFTER_BODY))
         else:
             yield from self._read_words(self._say_until(AFTER_BODY))
 
@@ -217,6 +217,13 @@ class HarmonyReader(ToolCallReader):
         if mark in (END, CALL, RETURN):
             self._text.take(len(mark))
         return bool(mark)
+
+    def _think_until(self, marks: tuple[str, ...]) -> Steps[str]:
+        """Adds the text before the next of the marks as reasoning, and returns the mark."""
+        self._may_begin_mark, self._is_reasoning = may_begin(marks), True
+        mark = yield from self._text.until(marks, self._think)
+        self._may_begin_mark, self._is_reasoning = None, False
+        return mark
 
     def _think(self, text: str) -> None:
         if text:

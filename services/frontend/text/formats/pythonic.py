@@ -106,13 +106,13 @@ def _call(tool: ToolRule, literals: PythonGrammar) -> str:
 class PythonicReader(ToolCallReader):
     """Reads an answer in which calls are a list in Python."""
 
-    hears_content = True
-
     def __init__(self, rules: CallRules, form: Pythonic) -> None:
         super().__init__(rules)
         self._form = form
         self.marks = (form.begin, form.end)
         self._is_in_line = False
+        if form.has_bare_calls:
+            self._note_content = self._note_line
 
     def _read(self) -> Steps[None]:
         text, form = self._text, self._form
@@ -129,11 +129,11 @@ class PythonicReader(ToolCallReader):
                 yield from self._skip_marks("]", form.end)
             self._say_no_call(text.kept())
 
-    def _say(self, text: str) -> None:
-        """Adds content, and notes whether something stands before the end of the last line."""
-        _, newline, line = text.rpartition("\n")
-        self._is_in_line = bool(line.strip()) or (self._is_in_line and not newline)
-        super()._say(text)
+    def _note_line(self, text: str) -> None:
+        """Notes whether the last line of the content has more than white space."""
+        if not self._is_in_line or "\n" in text:
+            _, newline, line = text.rpartition("\n")
+            self._is_in_line = bool(line.strip()) or (self._is_in_line and not newline)
 
     def _read_list(self, *, is_marked: bool) -> Steps[bool]:
         """Reads calls, with or without the brackets of a list; returns False if there is none. In
