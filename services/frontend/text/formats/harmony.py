@@ -72,8 +72,8 @@ class Harmony(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: one call, or content before or in place of a call
-        if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows one call. With `is_free`, it also
+        allows content before or in place of a call."""
         answer = "answer: call"
         if is_free:
             said = f'{markers[CHANNEL]} ("commentary" | "final") {markers[MESSAGE]}'
@@ -83,7 +83,7 @@ class Harmony(ToolFormat):
 
 
 def _call(tool: ToolRule, markers: Markers) -> str:
-    """Returns the expression for a call, with the recipient after or before the channel."""
+    """Returns the grammar expression for a call, with the recipient after or before the channel."""
     recipient = quoted(f"to=functions.{tool.name}")
     channel = f'{markers[CHANNEL]} "commentary"'
     header = f'({channel} " " {recipient} | " " {recipient} {channel})'
@@ -103,7 +103,7 @@ class HarmonyReasoning(ReasoningFormat):
         return checkpoint.has(CHANNEL, MESSAGE)
 
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
-        """Returns whether a prompt ends on the channel `analysis`."""
+        """Returns whether a prompt ends inside a message on the channel `analysis`."""
         at = prompt.rfind(ANALYSIS)
         return at >= 0 and prompt.find(END, at) < 0
 
@@ -178,7 +178,7 @@ class HarmonyReader(ToolCallReader):
             yield from self._read_words(self._say_until(AFTER_BODY))
 
     def _read_header(self) -> Steps[str | None]:
-        """Returns the header of a message. Returns None if there is none; in this case, the kept
+        """Returns the header of a message. Returns None if there is none. In this case, the kept
         text is content, unless the end of the answer has cut the header."""
         text, parts = self._text, list[str]()
         while mark := (yield from text.until(MARKERS, parts.append, _ignore)):
@@ -211,8 +211,8 @@ class HarmonyReader(ToolCallReader):
             self._end_call()
 
     def _read_words(self, steps: Steps[str]) -> Steps[bool]:
-        """Reads the text of a message by steps that return the mark at its end; returns whether the
-        mark ends the message."""
+        """Runs steps that read the text of a message and return the mark after it. Returns whether
+        there was a mark."""
         mark = yield from steps
         if mark in (END, CALL, RETURN):
             self._text.take(len(mark))

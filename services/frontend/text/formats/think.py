@@ -52,8 +52,8 @@ class TaggedReasoning(ReasoningFormat):
     """A format with tags around the reasoning."""
 
     def __init__(self, name: str, models: str, tags: Tags, *, mark: str = "") -> None:
-        """`mark` is the text by which templates are recognised, if that is not the tag that closes
-        the reasoning."""
+        """`mark` is a text by which the templates of the format are recognised. The default is the
+        tag that closes the reasoning."""
         self.name = name
         self.models = models
         self.markers = tags.all
@@ -148,7 +148,7 @@ class ThinkReader:
 
     @property
     def ends_in_call(self) -> bool:
-        """Whether the text that has been read ends inside the arguments of a call."""
+        """Whether the answer so far ends inside the arguments of a call."""
         return self._rest.ends_in_call
 
     def feed(self, text: str) -> MessageDelta:
@@ -195,7 +195,7 @@ class ThinkReader:
         yield from self._read_rest()
 
     def _read_message(self) -> Steps[None]:
-        """Passes the message between its tags on, if the tags come next."""
+        """If the tags of a message come next, passes on the message between them."""
         text, tags = self._text, self._tags
         text.keep()
         yield from text.run(SPACES)
@@ -208,7 +208,7 @@ class ThinkReader:
             text.take(len(tags.end_message))
 
     def _read_rest(self) -> Steps[None]:
-        """Passes the rest of the answer on, without closing tags that close nothing."""
+        """Passes the rest of the answer on. Closing tags that close nothing are left out."""
         text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
         while True:
             tag = yield from self._until(tags, self._said)
@@ -235,16 +235,17 @@ class ThinkReader:
         return MessageDelta((Words(text, is_reasoning=True),))
 
     def _said(self, text: str) -> MessageDelta:
-        """Returns what the reader of the rest makes of a text."""
+        """Passes a text on to the reader of the rest of the answer, and returns what that reader
+        adds."""
         self._last = text[-1]
         return self._rest.feed(text)
 
     def _add(self, text: str) -> None:
-        """Adds what a text adds to the message where the steps are."""
+        """Adds to the message what `_delta_of` returns for a text."""
         if text:
             self._new += self._delta_of(text)
 
     def _pass_on(self, text: str) -> None:
-        """Leaves a text to the reader of the rest."""
+        """Adds to the message what the reader of the rest of the answer makes of a text."""
         if text:
             self._new += self._said(text)
