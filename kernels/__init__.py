@@ -43,7 +43,7 @@ __all__ = [
 
 
 def ops_for(device: torch.device) -> Ops:
-    """Returns the fastest operations for `device`; raises ValueError if the type of `device` is
+    """Returns the fastest operations for `device`. Raises ValueError if the type of `device` is
     neither cpu nor cuda."""
     if device.type == "cpu":
         return native_ops() or TORCH

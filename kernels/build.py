@@ -60,7 +60,7 @@ def sources_digest() -> str:
 
 
 def build(directory: Path = LIBRARIES, further_options: Sequence[str] = ()) -> None:
-    """Compiles and links all builds into `directory`; raises CalledProcessError if the compiler
+    """Compiles and links all builds into `directory`. Raises CalledProcessError if the compiler
     fails."""
     compiler = shlex.split(os.environ.get("CXX", "g++"))
     sources = sorted((NATIVE / "src").glob("*.cpp"))

@@ -75,16 +75,16 @@ class PlanAttention(Protocol):
             start_positions: [n_spans], the position in the sequence of each span's first token.
             n_tokens: [n_spans], the number of tokens of each span.
             block_tables: [n_spans, any width], the ids of the blocks of each span's sequence, in
-                order; the remaining columns of a row hold any valid ids.
+                order. The remaining columns of a row hold any valid ids.
             key_caches: one layer's keys [n_blocks, block_size, n_kv_heads, head_dim] for each kind
                 of K/V heads that layers have; only shapes and types matter.
             n_heads: the number of query heads of this rank.
             windows: the different windows of the layers (see `AttentionForm`); by default no layer
                 has a window.
-            uploads: receives the tensors of the plan; the caller must flush `uploads` before
+            uploads: receives the tensors of the plan. The caller must flush `uploads` before
                 `attention` reads the tensors.
             has_fixed_shape: whether the plan must have shapes that depend on the shape of
-                `block_tables` alone; the caller then promises that every span is one token. Only
+                `block_tables` alone. The caller then promises that every span is one token. Only
                 for operations that have `has_fixed_shapes`.
         """
 
@@ -107,7 +107,7 @@ class ComputeAttention(Protocol):
         The caches [n_blocks, block_size, n_kv_heads, head_dim] are the dense storage of one layer.
         The keys and values of the batch itself are already stored there. If values are the first
         elements of keys, `value_cache` is `key_cache[..., :value_dim]`. The window of `form` must
-        be one of the `windows` of the plan; the default form is the plain formula.
+        be one of the `windows` of the plan. The default form is the plain formula.
 
         `sinks` [n_heads] are float32 and dense. The sink of a head is a further score in the
         softmax of each query of the head, whatever the window. A sink has no value: it only takes
@@ -130,10 +130,9 @@ class RunExpertMLPs(Protocol):
     ) -> Tensor:
         """Returns `sum_i weights[t, i] * mlp of experts[t, i] (x[t])` for every token t.
 
-        `x` is [n_tokens, hidden]. `experts` and `weights` are [n_tokens, n_chosen]; `experts` are
+        `x` is [n_tokens, hidden]. `experts` and `weights` are [n_tokens, n_chosen]. `experts` are
         int64, and a token has no expert twice. `gate_up` is [n_experts, 2 * size, hidden], the
-        gate's rows first, and
-        `down` [n_experts, hidden, size]. The result is [n_tokens, hidden].
+        gate's rows first, and `down` [n_experts, hidden, size]. The result is [n_tokens, hidden].
         """
 
 
@@ -152,7 +151,7 @@ class TurnAndWriteKV(Protocol):
         norms: HeadNorms | None = ...,
         /,
     ) -> Tensor:
-        """Returns rotated queries [n_tokens, n_heads, head_dim]; see `Ops.rotary_write_kv`."""
+        """Returns rotated queries [n_tokens, n_heads, head_dim]. See `Ops.rotary_write_kv`."""
 
 
 class Ranks(Protocol):
@@ -183,14 +182,14 @@ class ProgramBatch(Protocol):
 
     @property
     def states(self) -> StateSpans | None:
-        """The rows of the states of the batch's requests; None if no layer keeps states."""
+        """The rows of the states of the batch's requests, or None if no layer keeps states."""
 
     @property
     def ranks(self) -> Ranks:
         """The ranks that share the stage."""
 
     def of_groups(self) -> Sequence[ProgramBatch]:
-        """Returns a batch for each K/V group, with the slots and the plan of that group; plans
+        """Returns a batch for each K/V group, with the slots and the plan of that group. Plans
         differ in nothing but block tables."""
 
 
@@ -235,14 +234,14 @@ class ProgramRunner(Protocol):
 
     def head(self, hidden: Tensor, ranks: Ranks) -> Tensor:
         """Returns the logits [n, vocab_size] for hidden states [n, hidden_size] after the last
-        layer, of this or another batch; raises ValueError if the program has no head."""
+        layer, of this or another batch. Raises ValueError if the program has no head."""
 
 
 class RunProgram(Protocol):
     """Prepares a program, so that it can be run for many batches."""
 
     def __call__(self, program: Program, ops: Ops, /) -> ProgramRunner:
-        """Returns the fastest runner of the program on `ops`; this function is `ops.run_program`.
+        """Returns the fastest runner of the program on `ops`. This function is `ops.run_program`.
 
         Raises ValueError for tensors that do not fit each other, and TypeError for a step that
         cannot be run.
@@ -297,7 +296,7 @@ class Ops:
         return cls(**{**found, **given})
 
     def runner(self, program: Program) -> ProgramRunner:
-        """Returns a runner of the program on these operations; `RunProgram` describes errors."""
+        """Returns a runner of the program on these operations. `RunProgram` describes errors."""
         return self.run_program(program, self)
 
 

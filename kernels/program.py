@@ -83,7 +83,8 @@ class RotaryAngles(Protocol):
 
     @property
     def angles(self) -> Angles | None:
-        """The tables of angles; None if there are no tables and angles are computed per batch."""
+        """The tables of angles, or None if there are no tables and angles are computed per
+        batch."""
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cosines and signed sines [n_tokens, 1, head_dim] of `positions` [n_tokens]."""
@@ -142,7 +143,7 @@ class Program:
     def buffer(
         self, width: int, dtype: torch.dtype | None = None, *, is_of_sampled: bool = False
     ) -> Buffer:
-        """Returns a new buffer; `dtype` is by default the type of hidden states."""
+        """Returns a new buffer. `dtype` is by default the type of hidden states."""
         made = Buffer(len(self.buffers), width, dtype or self.dtype, is_of_sampled)
         self.buffers.append(made)
         return made
@@ -168,7 +169,7 @@ class Program:
         self, table: TableWeight, share: range, vocab_size: int, *, is_open: bool = False
     ) -> Buffer:
         """Looks up the batch's tokens in a `table` [len(share), width], which has only the rows of
-        the tokens in `share`. The result is zeros for other tokens.
+        the tokens in the range `share`. The result is zeros for other tokens.
 
         If `is_open`, tokens from `vocab_size` on are looked up as token 0.
         """
@@ -177,7 +178,7 @@ class Program:
         return out
 
     def add_positions(self, table: Tensor, x: Buffer) -> Buffer:
-        """Returns `x` plus the rows of `table` [n_positions, width] for the tokens' positions; `x`
+        """Returns `x` plus the rows of `table` [n_positions, width] for the tokens' positions. `x`
         may be overwritten."""
         self.steps.append(AddPositions(table, x))
         return x
@@ -211,7 +212,7 @@ class Program:
         bias: Tensor | None = None,
         residual: Buffer | None = None,
     ) -> Buffer:
-        """Returns `x @ weight.T + bias + residual`; the residual may be overwritten."""
+        """Returns `x @ weight.T + bias + residual`. The residual may be overwritten."""
         out = self._like(x, weight.shape[0]) if residual is None else residual
         self.steps.append(Multiply(x, weight, bias, residual, out))
         return out
@@ -287,23 +288,23 @@ class Program:
         self.steps.append(WriteLatents(x, layer))
 
     def delta_net(self, projected: Buffer, form: DeltaNetForm, *, layer: int) -> Buffer:
-        """Returns `Ops.delta_net` of `projected`; the step updates the states of `layer`."""
+        """Returns `Ops.delta_net` of `projected`. The step updates the states of `layer`."""
         out = self._like(projected, form.n_out)
         self.steps.append(RunDeltaNet(projected, form, form.kernel_size, LENGTH_EPS, layer, out))
         return out
 
     def add(self, x: Buffer, y: Buffer, factor: float = 1.0) -> Buffer:
-        """Returns `x + factor * y`; `x` may be overwritten."""
+        """Returns `x + factor * y`. `x` may be overwritten."""
         self.steps.append(Add(x, y, factor))
         return x
 
     def scale(self, x: Buffer, factor: float) -> Buffer:
-        """Returns `x * factor`; `x` may be overwritten."""
+        """Returns `x * factor`. `x` may be overwritten."""
         self.steps.append(Scale(x, factor))
         return x
 
     def scale_by(self, x: Buffer, factor: Tensor) -> Buffer:
-        """Returns `x * factor` for a `factor` [1] of the type of `x`; `x` may be overwritten."""
+        """Returns `x * factor` for a `factor` [1] of the type of `x`. `x` may be overwritten."""
         self.scale_by_position(x, x.width, factor, _ALL_POSITIONS)
         return x
 
@@ -368,17 +369,17 @@ class Program:
         return out
 
     def mul(self, x: Buffer, y: Buffer, first: int = 0) -> Buffer:
-        """Returns `x * y[:, first : first + x.width]`; `x` may be overwritten."""
+        """Returns `x * y[:, first : first + x.width]`. `x` may be overwritten."""
         self.steps.append(Mul(x, y, first))
         return x
 
     def sigmoid_and_mul(self, gates: Buffer, x: Buffer, first: int = 0) -> Buffer:
-        """Returns `sigmoid(gates[:, first:]) * x`; `x` may be overwritten."""
+        """Returns `sigmoid(gates[:, first:]) * x`. `x` may be overwritten."""
         self.steps.append(SigmoidAndMul(gates, first, x))
         return x
 
     def all_reduce(self, x: Buffer) -> Buffer:
-        """Returns the sum of `x` over the ranks that share the layers; `x` may be overwritten."""
+        """Returns the sum of `x` over the ranks that share the layers. `x` may be overwritten."""
         if self.tp_size > 1:
             self.steps.append(AllReduce(x))
         return x
@@ -386,7 +387,7 @@ class Program:
     def all_gather(self, x: Buffer, width: int) -> Buffer:
         """Returns the rows of all ranks, joined side by side into rows of `width` elements.
 
-        A rank has `ceil(width / tp_size)` elements of each row; the last ranks may have fewer.
+        A rank has `ceil(width / tp_size)` elements of each row. The last ranks may have fewer.
         """
         if self.tp_size == 1:
             return x
@@ -401,12 +402,12 @@ class Program:
         inputs: Sequence[Buffer],
         *outputs: Buffer,
     ) -> None:
-        """Adds a step that calls a Python function, as `Call` describes; `name` describes the
+        """Adds a step that calls a Python function, as `Call` describes. `name` describes the
         computation."""
         self.steps.append(Call(name, function, tuple(inputs), outputs))
 
     def end_layers(self, hidden: Buffer) -> None:
-        """Declares `hidden` to be the hidden states after the last layer; later steps compute
+        """Declares `hidden` to be the hidden states after the last layer. Later steps compute
         logits."""
         self.hidden = hidden
         self.n_hidden_steps = len(self.steps)

@@ -33,7 +33,7 @@ class Uploads:
     """Copies arrays to a device. This base class is for a CPU, where no copy is needed."""
 
     def add(self, values: NDArray[Any]) -> Tensor:
-        """Returns a tensor on the device of the shape and type of `values`; `flush` fills it.
+        """Returns a tensor on the device of the shape and type of `values`. `flush` fills it.
 
         The address of the tensor is a multiple of 16 on a GPU. The caller must not read or write
         the tensor, nor write to `values`, before `flush`.
@@ -54,7 +54,7 @@ class Uploads:
 
     @property
     def n_bytes(self) -> int:
-        """Number of bytes that a buffer needs to hold all arrays that the last `flush` copied."""
+        """Number of bytes of a buffer for the arrays that the last `flush` copied."""
         return 0
 
 
@@ -67,7 +67,7 @@ class StagedUploads(Uploads):
     """
 
     def __init__(self, device: torch.device, *, size: int = _FIRST_SIZE) -> None:
-        """Begins with pieces of `size` bytes; later pieces are larger if more is added."""
+        """Begins with pieces of `size` bytes. Later pieces are larger if more is added."""
         self._device = device
         self._size = size
         self._buffer: Tensor | None = None  # [bytes] uint8 on the device, that is being filled

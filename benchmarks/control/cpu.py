@@ -45,6 +45,8 @@ from services.common import semconv
 from services.local.child import Child
 
 HOST = "127.0.0.1"
+COMMON = ("--log-level=ERROR",)
+"""Settings of all processes of a plane."""
 VOCAB_SIZE = 1000  # the null rank's
 PROMPT_TOKENS = 16  # of each of the concurrent streams
 MIN_ITERATION_S = 0.005
@@ -58,6 +60,7 @@ class Plane:
 
     http: str
     grpc: str
+    scheduler: str
     metrics: str
     """URL of the scheduler's metrics."""
     processes: dict[str, psutil.Process]
@@ -100,17 +103,15 @@ async def null_plane(
     compute_ms: float,
     max_batch_size: int,
     max_batch_tokens: int,
-    frontend_options: Sequence[str] = (),
 ) -> AsyncIterator[Plane]:
     """Runs a control plane: a stage whose rank sleeps, a scheduler and a frontend."""
     os.environ[COMPUTE_MS] = str(compute_ms)  # the rank inherits it
-    common = ("--log-level=ERROR",)
     children: list[Child] = []
     try:
         stage = await Child.start(
             "controller",
             "benchmarks.control.null_rank",
-            ("--model=.", f"--address={HOST}:0", "--n-threads=1", *common),
+            ("--model=.", f"--address={HOST}:0", "--n-threads=1", *COMMON),
         )
         children.append(stage)
         scheduler = await Child.start(
@@ -122,29 +123,37 @@ async def null_plane(
                 f"--max-batch-size={max_batch_size}",
                 f"--max-batch-tokens={max_batch_tokens}",
                 f"--metrics-address={HOST}:0",
-                *common,
+                *COMMON,
             ),
         )
         children.append(scheduler)
-        frontend = await Child.start(
-            "frontend",
-            "services.frontend",
-            (
-                f"--model={options.model}",
-                f"--scheduler={await scheduler.wait_for('address')}",
-                f"--http-address={HOST}:0",
-                f"--grpc-address={HOST}:0",
-                *frontend_options,
-                *common,
-            ),
-        )
+        address = await scheduler.wait_for("address")
+        frontend = await start_frontend(options, address)
         children.append(frontend)
         http = await frontend.wait_for("http")
         metrics = f"http://{scheduler.said['metrics']}/metrics"
-        yield Plane(f"http://{http}", frontend.said["grpc"], metrics, _processes())
+        yield Plane(f"http://{http}", frontend.said["grpc"], address, metrics, _processes())
     finally:
         for child in reversed(children):
             await child.stop()
+
+
+async def start_frontend(
+    options: argparse.Namespace, scheduler: str, settings: Sequence[str] = ()
+) -> Child:
+    """Starts a frontend of the scheduler with the address `scheduler`."""
+    return await Child.start(
+        "frontend",
+        "services.frontend",
+        (
+            f"--model={options.model}",
+            f"--scheduler={scheduler}",
+            f"--http-address={HOST}:0",
+            f"--grpc-address={HOST}:0",
+            *settings,
+            *COMMON,
+        ),
+    )
 
 
 def _processes() -> dict[str, psutil.Process]:

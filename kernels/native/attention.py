@@ -52,7 +52,7 @@ class NativeAttention:
         form: AttentionForm = PLAIN,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Implements `ComputeAttention`; raises TypeError for a plan of other operations."""
+        """Implements `ComputeAttention`. Raises TypeError for a plan of other operations."""
         is_taken = q.dtype in ELEMENT and key_cache.dtype == q.dtype
         # The library needs equal strides: values have the layout of keys, or are a part of keys.
         if not is_taken or key_cache.stride() != value_cache.stride():

@@ -32,14 +32,14 @@ class Buffers:
         self._structs: Any = None
 
     def address(self, n_tokens: int, n_sampled: int) -> int:
-        """Returns the address of the structures of all buffers; first allocates memory for
+        """Returns the address of the structures of all buffers. First allocates memory for
         `n_tokens` and `n_sampled` rows if there is less."""
         if n_tokens > self._n_tokens or n_sampled > self._n_sampled:
             self._allocate(max(n_tokens, self._n_tokens), max(n_sampled, self._n_sampled))
         return ctypes.addressof(self._structs)
 
     def tensor(self, buffer: Buffer, n_rows: int) -> Tensor:
-        """Returns the first `n_rows` rows of a buffer, [n_rows, width]; memory is shared."""
+        """Returns the first `n_rows` rows of a buffer, [n_rows, width]. Memory is shared."""
         known = self._tensors.get(buffer.index)
         if known is None or known.shape[0] != n_rows:
             known = self._memory[self._places[buffer.index]][:n_rows]
@@ -64,8 +64,8 @@ class Buffers:
 
 
 def _shared(program: Program) -> tuple[list[int], list[_Form]]:
-    """Returns the index of the piece of memory that each buffer uses, and the form of each piece:
-    the width, the type, and whether the rows are sampled tokens."""
+    """Returns the index of the piece of memory that each buffer uses, and the form of each piece.
+    The form is the width, the type, and whether the rows are sampled tokens."""
     last = _last_uses(program)
     places = [-1] * len(program.buffers)
     forms: list[_Form] = []

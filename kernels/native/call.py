@@ -65,7 +65,8 @@ def _raise_no_memory(status: int, function: Any, arguments: Any) -> None:
 
 
 def dense_heads(x: Tensor) -> Tensor:
-    """Returns `x` [n_tokens, n_heads, head_dim], copied if the heads of a token have gaps."""
+    """Returns `x` [n_tokens, n_heads, head_dim] with adjacent heads in memory. Copies `x` if its
+    heads have gaps between them."""
     n_heads_apart, elements_apart = x.stride()[1:]
     if elements_apart == 1 and n_heads_apart == x.shape[2]:
         return x

@@ -49,8 +49,8 @@ from kernels.steps import (
 
 
 def is_native(program: Program) -> bool:
-    """Whether the library can run a program: the library knows the type of hidden states, all
-    matrices are packed for the library, and all tables are on the CPU."""
+    """Whether the library can run a program. The library must know the type of hidden states, all
+    matrices must be packed for the library, and all tables must be on the CPU."""
     tables = (step.table for step in program.steps if isinstance(step, Embed | AddPositions))
     matrices = (weight for step in program.steps for weight in _matrices(step))
     return (
@@ -76,7 +76,7 @@ def _matrices(step: object) -> Iterator[object]:
 
 
 def check(program: Program) -> None:
-    """Raises ValueError for a tensor whose type or shape the library would misread; `is_native`
+    """Raises ValueError for a tensor whose type or shape the library would misread. `is_native`
     must be true for the program."""
     for step in program.steps:
         _check(step, program)
@@ -302,8 +302,8 @@ def _check_expert(expert: Expert, step: RunExperts) -> None:
 
 
 def _check_gates(gate_up: Gated) -> None:
-    """Raises ValueError unless exactly one of two applies the gate: the product with the matrix, or
-    an operation after the product."""
+    """Raises ValueError unless the gate is applied exactly once, either by the product with the
+    matrix or by an operation after the product."""
     is_gated = isinstance(gate_up.weight, NativeGated)
     if is_gated == (gate_up.form is not None):
         raise ValueError("a matrix that gates twice, or never")

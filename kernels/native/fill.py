@@ -32,7 +32,8 @@ from kernels.weights.head_products import HeadProducts
 
 
 def step_of(step: object, kept: list[object]) -> StepStruct:
-    """Returns the structure of a step; adds the structures that the result points to to `kept`."""
+    """Returns the structure of a step. The structure has pointers to other structures, which are
+    appended to `kept` so that they stay alive."""
     what = _filled(type(step), step, kept)
     kept.append(what)
     return StepStruct(STEPS.index(type(step)), ctypes.addressof(what))
@@ -45,7 +46,8 @@ def _filled(description: type, value: Any, kept: list[object]) -> ctypes.Structu
 
 
 def _value(kind: Any, value: Any, kept: list[object]) -> Any:
-    """Returns the value of a structure's field for the attribute `value`, declared as `kind`."""
+    """Returns a value for a structure's field. `value` is the Python attribute, and `kind` is its
+    declared type."""
     if value is None:
         return -1 if kind is Buffer else form_of(kind)()
     if kind is Buffer:

@@ -69,15 +69,15 @@ def has_groups() -> bool:
 
 
 def can_take(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether `NativeGroupsWeight` takes this matrix, for tokens of `dtype`."""
+    """Whether `NativeGroupsWeight` can pack this matrix for tokens of `dtype`."""
     size, n_in = matrix.form.size, matrix.shape[1]
     is_whole = size % MULTIPLE == 0 or matrix.form.n_groups(n_in) == 1
     return has_groups() and dtype in ELEMENT and is_whole and min(matrix.shape) > 0
 
 
 def can_gate(matrix: GroupedMatrix, dtype: torch.dtype) -> bool:
-    """Whether `NativeGroupsGatedWeight` takes this matrix [2 * n_out, n_in], the gate's rows first,
-    for tokens of `dtype`."""
+    """Whether `NativeGroupsGatedWeight` can pack this matrix [2 * n_out, n_in] for tokens of
+    `dtype`. The gate's rows come first."""
     functions = _functions()
     return (
         can_take(matrix, dtype) and functions is not None and matrix.shape[0] % functions.panel == 0
@@ -93,7 +93,7 @@ class GroupPanels:
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype, panel: int) -> GroupPanels:
-        """Packs a matrix for tokens of `dtype`; the type of scales depends on `dtype`."""
+        """Packs a matrix for tokens of `dtype`. The type of scales depends on `dtype`."""
         matrix = matrix.without_zeros().in_short_groups()
         scale_type = matrix.scale_type(dtype)
         n_numbers = 1 if matrix.offsets is None else 2  # the scale, and the offset if there is one
@@ -147,7 +147,7 @@ class NativeGroupsWeight:
     def of(
         cls, matrix: GroupedMatrix, dtype: torch.dtype, /, functions: _GroupFunctions | None = None
     ) -> NativeGroupsWeight:
-        """Packs a matrix for tokens of `dtype`; `can_take` must be true for the matrix."""
+        """Packs a matrix for tokens of `dtype`. `can_take` must be true for the matrix."""
         functions = functions or _needed_functions()
         panels = GroupPanels.of(matrix, dtype, functions.panel)
         return cls(panels, matrix.shape, dtype, functions)
@@ -209,7 +209,7 @@ class NativeGroupsGatedWeight:
         /,
         functions: _GroupFunctions | None = None,
     ) -> NativeGroupsGatedWeight:
-        """Packs a matrix for tokens of `dtype`; `can_gate` must be true for the matrix."""
+        """Packs a matrix for tokens of `dtype`. `can_gate` must be true for the matrix."""
         functions = functions or _needed_functions()
         half = functions.panel // 2
         beside = torch.arange(matrix.shape[0]).view(2, -1, half).transpose(0, 1).flatten()
@@ -241,16 +241,16 @@ def _needed_functions() -> _GroupFunctions:
 
 
 def _in_panels(numbers: Tensor, dtype: torch.dtype, panel: int) -> Tensor:
-    """Returns scales or offsets [n_out, n_groups] in the layout of panels, as bytes
-    [n_panels, n_groups, panel * itemsize]."""
+    """Returns scales or offsets [n_out, n_groups] in the layout of panels. A panel is a block of
+    adjacent rows. The result is bytes [n_panels, n_groups, panel * itemsize]."""
     n_out, n_groups = numbers.shape
     whole = F.pad(numbers.to(dtype), (0, 0, 0, -n_out % panel))
     return whole.view(-1, panel, n_groups).transpose(1, 2).contiguous().view(torch.uint8)
 
 
 def _words_in_panels(matrix: GroupedMatrix, panel: int) -> Tensor:
-    """Returns the numbers of a matrix in the layout of panels, as bytes
-    [n_panels, n_groups, bytes of the words of a group]."""
+    """Returns the numbers of a matrix in the layout of panels. A panel is a block of adjacent rows.
+    The result is bytes [n_panels, n_groups, bytes of the words of a group]."""
     form, (n_out, n_in) = matrix.form, matrix.shape
     n_groups, per_word = form.n_groups(n_in), 32 // form.bits
     whole = F.pad(matrix.numbers, (0, n_groups * form.size - n_in, 0, -n_out % panel))

@@ -84,7 +84,7 @@ class NativeProgram:
         self._argmax = _Argmax(0)
 
     def __call__(self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV]) -> Tensor:
-        """Implements `ProgramRunner.__call__`; if it raises IndexError, nothing was computed."""
+        """Implements `ProgramRunner.__call__`. If it raises IndexError, nothing was computed."""
         self._compute(self._layers, inputs, batch, kv, None)
         hidden = given(self.program.hidden)
         # A copy, since these hidden states may still be sent while the next batch runs.
@@ -93,7 +93,7 @@ class NativeProgram:
     def logits(
         self, inputs: Tensor, batch: ProgramBatch, kv: Sequence[LayerKV], sampled: Tensor
     ) -> Logits:
-        """Implements `ProgramRunner.logits`; if it raises IndexError, nothing was computed."""
+        """Implements `ProgramRunner.logits`. If it raises IndexError, nothing was computed."""
         n_sampled = sampled.shape[0]
         self._set_n_sampled(n_sampled)
         self._compute(self._whole if n_sampled else self._layers, inputs, batch, kv, sampled)
@@ -115,8 +115,8 @@ class NativeProgram:
         return self._buffers.tensor(logits, n).clone()
 
     def _segments(self, steps: Sequence[object]) -> list[_Segment]:
-        """Splits steps into segments: each ends at a step that the library does not have, the last
-        one at the end of the steps."""
+        """Splits steps into segments. Each segment ends at a step that the library does not have,
+        and the last one at the end of the steps."""
         segments: list[_Segment] = []
         native: list[StepStruct] = []
         for step in steps:
@@ -180,7 +180,8 @@ class NativeProgram:
     def _run_segments(
         self, segments: Sequence[_Segment], batch: BatchStruct, frame: Frame | None
     ) -> None:
-        """Runs segments; `frame` may be None if the library has all of their steps."""
+        """Runs segments of the program. `frame` has the values of the segments that Python runs. It
+        may be None if the library has all steps."""
         for segment in segments:
             self._run(
                 segment.steps, segment.n_steps, ctypes.byref(batch), ctypes.byref(self.seconds)
@@ -203,7 +204,8 @@ class NativeProgram:
 
 
 def _is_of_library(step: object) -> bool:
-    """Whether the library can run a step; `EmbedPacked` only if the table is a `PanelTable`."""
+    """Whether the library can run a step. It can run `EmbedPacked` only if the table is a
+    `PanelTable`."""
     if isinstance(step, EmbedPacked):
         return isinstance(step.table, PanelTable)
     return type(step) in STEPS
@@ -275,8 +277,9 @@ class _AnglesAddresses:
         self._look_up_new()
 
     def covering(self, positions: Tensor) -> int:
-        """Makes the tables long enough for `positions`, and returns the address of the structures
-        of all kinds; raises ValueError for tables of another type or shape than layers need."""
+        """Makes the tables of angles long enough for `positions`. Returns the address of the
+        structures of all kinds of tables. Raises ValueError for tables of another type or shape
+        than layers need."""
         for rotary, _ in self._used.values():
             rotary.cover(positions)
         self._look_up_new()
@@ -303,7 +306,7 @@ class _AnglesAddresses:
 
 
 def tables_of(rotary: RotaryAngles) -> Angles:
-    """Returns the tables of angles of a rotary embedding; raises ValueError if the embedding has no
+    """Returns the tables of angles of a rotary embedding. Raises ValueError if the embedding has no
     tables."""
     if rotary.angles is None:
         raise ValueError("a native program needs tables of angles")

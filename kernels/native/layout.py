@@ -36,8 +36,8 @@ def layout_of(
 
 
 def check_layout(library: ctypes.CDLL, ours: Layout) -> None:
-    """Raises TypeError if a struct, field or number of `library` differs from the layout `ours`;
-    the error names the first difference."""
+    """Raises TypeError if a struct, field or number of `library` differs from the layout `ours`.
+    The error names the first difference."""
     tell: Any = library.orcinus_layout
     tell.argtypes, tell.restype = (), ctypes.c_char_p
     theirs = dict(line.split(": ") for line in tell().decode().splitlines())

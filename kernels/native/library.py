@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """Returns the best build that this processor can run, and logs the build's instruction set;
-    None if no build can be run or loaded."""
+    """Returns the best build that this processor can run, and logs the build's instruction set.
+    Returns None if no build can be run or loaded."""
     try:
         names = runnable()
     except OSError as error:
@@ -40,7 +40,8 @@ def library() -> ctypes.CDLL | None:
 
 
 def runnable() -> list[str]:
-    """Returns the instruction sets that this processor has and that have a build, best first.
+    """Returns the instruction sets for which this processor and this installation have a build,
+    best first.
 
     A build from other sources is ignored. Raises OSError if a build cannot be loaded.
     """
@@ -87,7 +88,8 @@ def _is_current(instruction_set: str) -> bool:
 
 
 def _openmp_path() -> str | None:
-    """Returns the path of the OpenMP runtime that PyTorch has loaded; None if there is none."""
+    """Returns the path of the OpenMP runtime that PyTorch has loaded. Returns None if there is
+    none."""
     maps = Path("/proc/self/maps")
     found = _OPENMP.search(maps.read_text()) if maps.exists() else None
     return None if found is None else found.group()

@@ -39,8 +39,8 @@ class _LinearFunctions:
 
 @cache
 def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
-    """Returns the functions for `dtype`; None if there is no library or if the library does not
-    compute with `dtype`."""
+    """Returns the functions for `dtype`. Returns None if there is no library or if the library does
+    not compute with `dtype`."""
     loaded = library()
     if loaded is None or dtype not in ELEMENT:
         return None
@@ -55,13 +55,14 @@ def _functions(dtype: torch.dtype) -> _LinearFunctions | None:
 
 
 def can_pack(weight: Tensor) -> bool:
-    """Whether `NativeWeight` takes this matrix."""
+    """Whether `NativeWeight` can pack this matrix."""
     is_here = weight.device.type == "cpu" and weight.numel() > 0
     return is_here and _functions(weight.dtype) is not None
 
 
 def can_gate(weight: Tensor) -> bool:
-    """Whether `NativeGatedWeight` takes this matrix [2 * n_out, n_in], the gate's rows first."""
+    """Whether `NativeGatedWeight` can pack this matrix [2 * n_out, n_in]. The gate's rows come
+    first."""
     if not can_pack(weight):
         return False
     functions = _functions(weight.dtype)
@@ -78,7 +79,7 @@ class NativeWeight:
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeWeight:
-        """Packs a matrix; `can_pack` must be true for the matrix."""
+        """Packs a matrix. `can_pack` must be true for the matrix."""
         functions = _functions(weight.dtype)
         if functions is None:
             raise ValueError(f"the native library does not compute with {weight.dtype}")
@@ -119,7 +120,7 @@ class NativeGatedWeight:
 
     @classmethod
     def of(cls, weight: Tensor, gate: Gate) -> NativeGatedWeight:
-        """Packs a matrix; `can_gate` must be true for the matrix."""
+        """Packs a matrix. `can_gate` must be true for the matrix."""
         functions = _functions(weight.dtype)
         if functions is None:
             raise ValueError(f"the native library does not compute with {weight.dtype}")
@@ -161,13 +162,14 @@ def _int8_functions() -> _LinearFunctions | None:
 
 
 def can_quantise(weight: Tensor) -> bool:
-    """Whether `NativeInt8Weight` takes this matrix."""
+    """Whether `NativeInt8Weight` can quantise and pack this matrix."""
     is_here = weight.device.type == "cpu" and weight.numel() > 0
     return is_here and weight.dtype in ELEMENT and weight.shape[1] <= _MAX_INPUTS and has_int8()
 
 
 def can_quantise_gated(weight: Tensor) -> bool:
-    """Whether `NativeInt8GatedWeight` takes this matrix [2 * n_out, n_in], gate's rows first."""
+    """Whether `NativeInt8GatedWeight` can quantise and pack this matrix [2 * n_out, n_in]. The
+    gate's rows come first."""
     functions = _int8_functions()
     return can_quantise(weight) and functions is not None and weight.shape[0] % functions.panel == 0
 
@@ -205,7 +207,7 @@ class NativeInt8Weight:
 
     @classmethod
     def of(cls, weight: Tensor) -> NativeInt8Weight:
-        """Quantises and packs a matrix; `can_quantise` must be true for the matrix."""
+        """Quantises and packs a matrix. `can_quantise` must be true for the matrix."""
         functions = _needed_int8_functions()
         n_out, n_in = weight.shape
         return cls(_Int8Panels.of(weight, functions.panel), (n_out, n_in), functions)
@@ -239,7 +241,7 @@ class NativeInt8GatedWeight:
 
     @classmethod
     def of(cls, weight: Tensor, gate: Gate) -> NativeInt8GatedWeight:
-        """Quantises and packs a matrix; `can_quantise_gated` must be true for the matrix."""
+        """Quantises and packs a matrix. `can_quantise_gated` must be true for the matrix."""
         functions = _needed_int8_functions()
         n_out, n_in = weight.shape
         panels = _Int8Panels.of(_gates_beside(weight, functions.panel), functions.panel)
@@ -265,8 +267,9 @@ def _needed_int8_functions() -> _LinearFunctions:
 
 
 def _gates_beside(weight: Tensor, panel: int) -> Tensor:
-    """Returns `weight` [2 * n_out, n_in] with rows reordered for gated panels: each panel has rows
-    of the gate first, then an equal number of rows of the up matrix."""
+    """Returns `weight` [2 * n_out, n_in] with its rows reordered for gated panels, which are blocks
+    of adjacent rows. Each panel has rows of the gate first, then an equal number of rows of the up
+    matrix."""
     halves = weight.view(2, -1, panel // 2, weight.shape[1])
     return halves.transpose(0, 1).reshape(weight.shape)
 

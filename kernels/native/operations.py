@@ -22,7 +22,8 @@ from kernels.pytorch.sample import sample
 
 @cache
 def native_ops() -> Ops | None:
-    """Returns the operations of the best build for this processor; None if there is none."""
+    """Returns the operations of the best build for this processor. Returns None if there is
+    none."""
     loaded = library()
     return None if loaded is None else ops_of(loaded)
 

@@ -106,13 +106,15 @@ class NativeRotary:
 
 
 def _are_angles_of(x: Tensor, cos: Tensor, sin: Tensor) -> bool:
-    """Whether the library takes the angles `cos` and `sin`: dense, and of the type of `x`."""
+    """Whether the library can compute with the angles `cos` and `sin`. They must be dense and of
+    the type of `x`."""
     is_dense = cos.is_contiguous() and sin.is_contiguous()
     return is_dense and cos.dtype == sin.dtype == x.dtype
 
 
 def _are_taken(norms: HeadNorms | None) -> bool:
-    """Whether the library takes `norms`: None, or weights of one type that the library knows."""
+    """Whether the library can compute with `norms`. They must be None, or weights of one type that
+    the library knows."""
     return norms is None or (norms.q.dtype == norms.k.dtype and norms.q.dtype in ELEMENT)
 
 

@@ -46,8 +46,8 @@ class LayerStorage:
         self._structs: Any = None
 
     def of(self, kv: Sequence[LayerKV]) -> int:
-        """Returns the address of the structures of all layers, 0 if no step uses storage; raises
-        ValueError for storage that does not fit the layers."""
+        """Returns the address of the structures of all layers. Returns 0 if no step uses storage.
+        Raises ValueError for storage that does not fit the layers."""
         if not self._users:
             return 0
         first = kv[0][0]
@@ -92,8 +92,8 @@ class LayerStorage:
         )
 
     def states(self, batch: ProgramBatch) -> StateSpansStruct:
-        """Returns the structure of the batch's `StateSpans`, all zeros if no layer keeps states;
-        raises ValueError if layers keep states but the batch has no `StateSpans`."""
+        """Returns the structure of the batch's `StateSpans`, all zeros if no layer keeps states.
+        Raises ValueError if layers keep states but the batch has no `StateSpans`."""
         if not self._has_states:
             return StateSpansStruct()
         spans = batch.states
@@ -104,12 +104,12 @@ class LayerStorage:
 
 
 def _addresses(addresses: list[int]) -> Any:
-    """Returns a C array of `addresses`; a structure with the array as a field keeps it alive."""
+    """Returns a C array of `addresses`. A structure with the array as a field keeps it alive."""
     return (ctypes.c_void_p * len(addresses))(*addresses)
 
 
 def int64_address(x: Tensor) -> int:
-    """Returns the address of the data of `x`; raises ValueError if `x` is not dense and int64."""
+    """Returns the address of the data of `x`. Raises ValueError if `x` is not dense and int64."""
     if x.dtype != torch.int64 or not x.is_contiguous():
         raise ValueError(f"{x.dtype} with strides {x.stride()} where int64 without gaps is needed")
     return x.data_ptr()

@@ -184,8 +184,8 @@ def structure_of(description: type) -> type[ctypes.Structure]:
 
 @cache
 def sequence_of(description: type) -> type[ctypes.Structure]:
-    """Returns the structure of a sequence of structures of `description`, with the address of the
-    first structure and the number of structures."""
+    """Returns the class of a C structure that describes an array. It has the address of the first
+    element and the number of elements. The elements are structures of the class `description`."""
     first = ctypes.POINTER(structure_of(description))
     fields = (("first", first), ("n", _int))
     return type(f"{description.__name__}s", (ctypes.Structure,), {"_fields_": fields})
@@ -193,7 +193,7 @@ def sequence_of(description: type) -> type[ctypes.Structure]:
 
 @cache
 def declared(description: type) -> tuple[tuple[str, Any], ...]:
-    """Returns the name and the declared type of each field of a dataclass; an optional type is
+    """Returns the name and the declared type of each field of a dataclass. An optional type is
     returned without None."""
     hints = get_type_hints(description)
     return tuple((f.name, _without_none(hints[f.name])) for f in dataclasses.fields(description))

@@ -43,7 +43,7 @@ def pack_grouped_experts(
 ) -> Sequence[Expert]:
     """Returns experts on a CPU whose matrices are quantised in groups, for tokens of `dtype`.
 
-    A matrix of `gate_up` is [2 * size, hidden], the gate's rows first; a matrix of `down` is
+    A matrix of `gate_up` is [2 * size, hidden], the gate's rows first. A matrix of `down` is
     [hidden, size]. A matrix may be freed when the iterator returns the next one.
     """
     device = torch.device("cpu")

@@ -151,8 +151,8 @@ class _Int8Forms:
 
 @cache
 def _int8_forms(device_type: str) -> _Int8Forms | None:
-    """Returns the int8 forms of a type of device, which have a scale for each output; None if the
-    device has no such form."""
+    """Returns the int8 forms of a type of device, which have a scale for each output. Returns None
+    if the device has no such form."""
     if device_type == "cpu" and has_int8():
         return _Int8Forms(
             can_quantise, NativeInt8Weight.of, can_quantise_gated, NativeInt8GatedWeight.of
@@ -183,7 +183,8 @@ class _GroupForms:
 
 @cache
 def _group_forms(device_type: str) -> _GroupForms | None:
-    """Returns the forms of a type of device for matrices in groups; None if it has no such form."""
+    """Returns the forms of a type of device for matrices in groups. Returns None if it has no such
+    form."""
     if device_type == "cpu" and native_groups.has_groups():
         return _GroupForms(
             native_groups.can_take,

@@ -31,8 +31,8 @@ tokens are equally likely already."""
 def adjust(
     logits: Tensor, columns: SamplingColumns, *, penalize: Callable[[Tensor, Penalties], Tensor]
 ) -> Tensor:
-    """Returns a float32 copy of `logits` [n_rows, vocab_size] with the changes that `columns` ask
-    for, or `logits` itself if `columns` ask for none."""
+    """Returns a float32 copy of `logits` [n_rows, vocab_size] with the changes of all options in
+    `columns`. Returns `logits` itself if there are none."""
     if columns.penalties is not None:
         logits = penalize(logits, columns.penalties)
     if columns.biases is not None:

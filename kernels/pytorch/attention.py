@@ -39,7 +39,7 @@ class AttentionSpans(AttentionPlan):
 
     @classmethod
     def of(cls, plan: AttentionPlan) -> AttentionSpans:
-        """Returns `plan`; raises TypeError if the plan is of another type."""
+        """Returns `plan`. Raises TypeError if the plan is of another type."""
         if not isinstance(plan, cls):
             raise TypeError(f"the batch was planned with other operations: {type(plan).__name__}")
         return plan
@@ -77,7 +77,7 @@ def attention(
     form: AttentionForm = PLAIN,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Implements `ComputeAttention`; raises TypeError for a plan of another type."""
+    """Implements `ComputeAttention`. Raises TypeError for a plan of another type."""
     spans = AttentionSpans.of(plan)
     out = q.new_empty(*q.shape[:2], value_cache.shape[3])  # [n_tokens, n_heads, value_dim]
     starts, counts = spans.start_positions.tolist(), spans.n_tokens.tolist()
@@ -187,7 +187,7 @@ def _attend_in_steps(
     form: AttentionForm,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Computes `_attend` with one PyTorch operation per step; scores and weights are float32."""
+    """Computes `_attend` with one PyTorch operation per step. Scores and weights are float32."""
     scale = q.shape[-1] ** -0.5 if form.scale is None else form.scale
     # [1, n_kv_heads, group_size, n_queries, head_dim]
     grouped = q.reshape(1, k.shape[1], -1, *q.shape[2:])

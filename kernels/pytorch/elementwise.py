@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def add_scaled(x: Tensor, y: Tensor, factor: float) -> Tensor:
-    """Returns `x + factor * y`, of the shape [n_tokens, size] of both; `x` may be overwritten."""
+    """Returns `x + factor * y`, of the shape [n_tokens, size] of both. `x` may be overwritten."""
     return torch.add(x, y, alpha=factor)
 
 

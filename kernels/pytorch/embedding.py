@@ -7,7 +7,7 @@ from torch import Tensor
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
     """Returns the rows [n_tokens, size] of `table` [n_rows, size] for `token_ids` [n_tokens].
 
-    The table holds the rows of the tokens `first` to `first + n_rows - 1`; `n_rows` may be 0. The
+    The table holds the rows of the tokens `first` to `first + n_rows - 1`. `n_rows` may be 0. The
     result is zeros for all other tokens.
     """
     rows = token_ids - first

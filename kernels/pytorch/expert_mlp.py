@@ -54,7 +54,7 @@ def mix_experts(
     """Returns the weighted sum of the chosen experts' outputs, [n_tokens, hidden], of the type of
     `x`.
 
-    `x` is [n_tokens, hidden]; `experts` and `weights` are [n_tokens, n_chosen]. `mlp(expert, rows)`
+    `x` is [n_tokens, hidden]. `experts` and `weights` are [n_tokens, n_chosen]. `mlp(expert, rows)`
     returns the output of one expert for some rows [n, hidden] of `x`.
     """
     n_chosen = experts.shape[1]

@@ -34,7 +34,8 @@ class Frame:
 
     @classmethod
     def of_head(cls, program: Program, ops: Ops, ranks: Ranks) -> Self:
-        """Returns the frame of a run that computes only the head, from hidden states to logits."""
+        """Returns the frame, which holds all values of a run, for a run of the head alone. The head
+        computes logits from hidden states."""
         return cls(program, ops, ranks, [NOTHING] * len(program.buffers))
 
     @classmethod
@@ -47,7 +48,8 @@ class Frame:
         kv: Sequence[LayerKV],
         sampled: Tensor = NOTHING,
     ) -> Self:
-        """Returns the frame of a run with the arguments of `ProgramRunner.logits`."""
+        """Returns the frame, which holds all values of a run, for a run with the arguments of
+        `ProgramRunner.logits`."""
         rows = [NOTHING] * len(program.buffers)
         if program.inputs is not None:
             rows[program.inputs.index] = inputs

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """Returns the argmax of each row of `logits` [n, vocab_size]; [n] int64.
+    """Returns the argmax of each row of `logits` [n, vocab_size], [n] int64.
 
     Of equal logits the one with the lowest id is chosen. The result of a row with a NaN or an
     infinity is -1.

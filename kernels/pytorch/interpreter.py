@@ -71,7 +71,7 @@ class Interpreter:
     """Implements `kernels.ops.ProgramRunner` on any operations."""
 
     def __init__(self, program: Program, ops: Ops) -> None:
-        """Looks up the function of every step; raises TypeError for a step without one."""
+        """Looks up the function of every step. Raises TypeError for a step without one."""
         self.program = program
         self._ops = ops
         n_hidden = program.n_hidden_steps
@@ -122,7 +122,7 @@ def _run(steps: Sequence[_Compiled], at: Frame) -> None:
 
 
 def _ends(steps: Sequence[object], program: Program) -> list[tuple[int, ...]]:
-    """Returns, for each step, the indices of the buffers that the step is the last to use."""
+    """Returns, for each step, the indices of the buffers that no later step uses."""
     last = {buffer.index: i for i, step in enumerate(steps) for buffer in buffers_of(step)}
     for kept in (program.hidden, program.logits):
         if kept is not None:
@@ -134,7 +134,7 @@ def _ends(steps: Sequence[object], program: Program) -> list[tuple[int, ...]]:
 
 
 def given(buffer: Buffer | None) -> Buffer:
-    """Returns `buffer`; raises ValueError if it is None because the program is not complete."""
+    """Returns `buffer`. Raises ValueError if it is None because the program is not complete."""
     if buffer is None:
         raise ValueError(
             "the program has no such end: its layers have not ended, or it has no head"
@@ -143,7 +143,7 @@ def given(buffer: Buffer | None) -> Buffer:
 
 
 def function_of(step: object) -> Run:
-    """Returns the function that computes `step`; raises TypeError if `run_step` has none."""
+    """Returns the function that computes `step`. Raises TypeError if `run_step` has none."""
     function = run_step.dispatch(type(step))
     if function is run_step.dispatch(object):
         raise TypeError(f"a program has a step that cannot be run: {type(step).__name__}")
@@ -152,7 +152,8 @@ def function_of(step: object) -> Run:
 
 @singledispatch
 def run_step(step: Any, at: Frame) -> None:
-    """Computes a step and puts its results in the rows of the frame `at`."""
+    """Computes a step. `at` is the frame of the run, which has the rows of all buffers and receives
+    the results."""
     raise TypeError(f"a program has a step that cannot be run: {type(step).__name__}")
 
 
@@ -252,7 +253,7 @@ def _(step: ApplyGate, at: Frame) -> None:
 
 
 def _gate(form: GateForm, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """Returns the operation of a gate; a row of its argument holds gates, then gated elements."""
+    """Returns the operation of a gate. A row of its argument holds gates, then gated elements."""
     name = GATES[form.function]
     if name == "clamp":
         clamp = Clamp(form.slope, form.limit)

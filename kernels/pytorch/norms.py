@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns `x / rms(x) * weight` over the last dimension of `x` [..., size]; `weight` is [size].
+    """Returns `x / rms(x) * weight` over the last dimension of `x` [..., size]. `weight` is [size].
 
-    The result has the type of `x`; `weight` may be of another type. In float32 the result equals
+    The result has the type of `x`. `weight` may be of another type. In float32 the result equals
     the reference bit by bit. In bfloat16 it is rounded once and the reference twice, so a quarter
     of the elements differ in the last bit.
     """

@@ -14,7 +14,7 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
     """Returns the weights and the experts of every token, [n_tokens, n_chosen] each (top-k routing;
     Shazeer et al., 2017).
 
-    The experts with the highest `scores` [n_tokens, n_experts] are chosen, in descending order; of
+    The experts with the highest `scores` [n_tokens, n_experts] are chosen, in descending order. Of
     equal scores, any may be chosen. Weights are float32: the softmax over all experts' scores,
     divided by the sum of the chosen experts' weights if `normalises`. Experts are int64, and all
     experts of a token are different even if scores are NaN.
@@ -29,9 +29,9 @@ def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
     """Returns the weights and the experts of every token, [n_tokens, n_chosen] each, where groups
     of experts are chosen before experts (DeepSeek-AI, 2024).
 
-    `logits` are [n_tokens, n_experts]; logits, scores and weights are float32. The score of a group
+    `logits` are [n_tokens, n_experts]. Logits, scores and weights are float32. The score of a group
     is the sum of its `n_best` highest scores of experts. The groups with the highest scores are
-    chosen, and then the experts with the highest scores in these groups; of equal scores, any may
+    chosen, and then the experts with the highest scores in these groups. Of equal scores, any may
     be chosen. The bias is added to scores only for the choice. Experts are int64, and all experts
     of a token are different.
     """

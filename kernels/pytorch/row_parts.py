@@ -92,15 +92,16 @@ def write_part(part: WritePart, at: Frame) -> None:
 
 
 def join_parts(whole: JoinParts, at: Frame) -> None:
-    """Computes all parts of rows and puts the rows in the frame."""
+    """Computes all parts of rows, and puts the whole rows into the frame, which has the rows of all
+    buffers."""
     computed = [part.compute(part.step, at) for part in whole.parts]
     rows = torch.cat(computed, -1) if whole.is_copied else computed[0]
     at.rows[whole.out.index] = rows.flatten(1)
 
 
 def _goes_with(neighbours: Sequence[PartStep], step: PartStep) -> bool:
-    """Returns whether `step` can be joined with `neighbours`: all write different parts of the
-    heads of one buffer, and `step` does not read what the neighbours write."""
+    """Returns whether `step` can be joined with `neighbours`. All must write different parts of the
+    heads of one buffer, and `step` must not read what the neighbours write."""
     place, others = place_of(step), [place_of(each) for each in neighbours]
     return all(
         (other.out, other.n_heads) == (place.out, place.n_heads)
@@ -128,7 +129,7 @@ def _part(step: PartStep) -> WritePart:
 
 @singledispatch
 def place_of(step: Any) -> RowPart:
-    """Returns which part of rows a step writes; raises TypeError if the step writes whole rows."""
+    """Returns which part of rows a step writes. Raises TypeError if the step writes whole rows."""
     raise TypeError(f"{type(step).__name__} writes no part of a row")
 
 

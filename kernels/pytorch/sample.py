@@ -36,7 +36,7 @@ _WIDTHS = (64, 1024)
 def sample(
     logits: Tensor, columns: SamplingColumns, *, greedy: Callable[[Tensor], Tensor] = greedy
 ) -> Tensor:
-    """Returns a token id for each row of `logits` [n_rows, vocab_size]; [n_rows] int64.
+    """Returns a token id for each row of `logits` [n_rows, vocab_size], [n_rows] int64.
 
     The result of a row with a NaN or an infinity is -1. `greedy` is the operation `Ops.greedy` for
     the device of the logits. Only rows with sampling or banned tokens are read a second time.
@@ -78,8 +78,8 @@ def token_weights(logits: Tensor, columns: SamplingColumns) -> Tensor:
 
 
 def _ban(logits: Tensor, columns: SamplingColumns, rows: Tensor) -> None:
-    """Sets the logits of banned tokens to minus infinity. `logits` are those of `rows`, which are
-    in ascending order."""
+    """Sets the logits of banned tokens to minus infinity. The rows of `logits` belong to the rows
+    `rows` of the batch, which are in ascending order."""
     if not len(columns.banned_ids):
         return
     n_rows = len(columns.temperature)
@@ -160,7 +160,7 @@ def _n_most_likely(
 
 
 def _largest(logits: Tensor, n_kept: Tensor, least: Tensor) -> Tensor:
-    """Returns a mask of the `n_kept` [n] largest logits of each row; `least` [n] is the smallest of
+    """Returns a mask of the `n_kept` [n] largest logits of each row. `least` [n] is the smallest of
     these."""
     is_kept = logits >= least[:, None]
     surplus = is_kept.sum(-1) - n_kept

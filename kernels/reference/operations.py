@@ -15,8 +15,8 @@ from kernels.weights.linear import Clamp
 
 
 def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
-    """Returns each token's row of `table`, whose first row belongs to the token `first`; zeros for
-    tokens outside of the table."""
+    """Returns each token's row of `table`, whose first row belongs to the token `first`. Returns
+    zeros for tokens outside of the table."""
     own = range(first, first + len(table))
     nothing = torch.zeros(table.shape[1], dtype=table.dtype, device=table.device)
     rows = [table[token - first] if token in own else nothing for token in token_ids.tolist()]
@@ -24,14 +24,14 @@ def embedding(table: Tensor, token_ids: Tensor, first: int) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Returns `x / sqrt(mean(x^2) + eps) * weight`, the quotient in float32; x is [..., size]."""
+    """Returns `x / sqrt(mean(x^2) + eps) * weight`, the quotient in float32. `x` is [..., size]."""
     wide = x.float()
     normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * normal.to(x.dtype)
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Returns `x` with each pair (x[i], x[i + head_dim / 2]) rotated; `cos` and `sin` are as in
+    """Returns `x` with each pair (x[i], x[i + head_dim / 2]) rotated. `cos` and `sin` are as in
     `Ops.rotary`."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
@@ -40,14 +40,14 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
-    """Returns `gate * sigmoid(gate) * up`; each row of `gate_up` holds `gate` and then `up`."""
+    """Returns `gate * sigmoid(gate) * up`. Each row of `gate_up` holds `gate` and then `up`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size], gate_up[..., size:]
     return gate * torch.sigmoid(gate) * up
 
 
 def sigmoid_and_mul(gate: Tensor, x: Tensor) -> Tensor:
-    """Returns `sigmoid(gate) * x`; a gate of one element applies to the whole token."""
+    """Returns `sigmoid(gate) * x`. A gate of one element applies to the whole token."""
     return (torch.sigmoid(gate.float()) * x.float()).to(x.dtype)
 
 
@@ -72,8 +72,8 @@ def attention(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Returns the attention of all spans, [n_tokens, n_heads, value_dim]; q is [n_tokens, n_heads,
-    head_dim].
+    """Returns the attention of all spans, [n_tokens, n_heads, value_dim]. `q` is [n_tokens,
+    n_heads, head_dim].
 
     A head's entry of `sinks` [n_heads] is the score of one additional key, whose value is zero.
     """
@@ -104,7 +104,8 @@ def attention(
 
 
 def head_products(x: Tensor, weight: Tensor) -> Tensor:
-    """Returns `weight[h] @ x[t, h]` for every token and head; weight is [n_heads, n_out, n_in]."""
+    """Returns `weight[h] @ x[t, h]` for every token and head. `weight` is [n_heads, n_out,
+    n_in]."""
     return torch.einsum("thi,hoi->tho", x.float(), weight.float()).to(x.dtype)
 
 
@@ -155,14 +156,15 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 
 def gelu_and_mul(gate_up: Tensor) -> Tensor:
-    """Returns `gelu_tanh(gate) * up`; each row of `gate_up` holds `gate` and then `up`."""
+    """Returns `gelu_tanh(gate) * up`. Each row of `gate_up` holds `gate` and then `up`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
     return (gelu_tanh(gate) * up).to(gate_up.dtype)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-    """Returns `(x - mean) / sqrt(variance + eps) * weight + bias` in float32; x is [..., size]."""
+    """Returns `(x - mean) / sqrt(variance + eps) * weight + bias` in float32. `x` is [...,
+    size]."""
     wide = x.float()
     centred = wide - wide.mean(-1, keepdim=True)
     normal = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
@@ -184,7 +186,7 @@ def int8_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def clamp_and_mul(gate_up: Tensor, clamp: Clamp) -> Tensor:
-    """Returns `(up + 1) * gate * sigmoid(slope * gate)`, with `gate` and `up` clamped first; each
+    """Returns `(up + 1) * gate * sigmoid(slope * gate)`, with `gate` and `up` clamped first. Each
     row of `gate_up` holds `gate` and then `up`."""
     size = gate_up.shape[-1] // 2
     gate, up = gate_up[..., :size].float(), gate_up[..., size:].float()
@@ -229,7 +231,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tensor]:
-    """Returns the weights and experts of each token; of equal scores the first one is chosen."""
+    """Returns the weights and experts of each token. Of equal scores the first one is chosen."""
     weights, experts = [], []
     for row in scores.double().tolist():
         shares = [math.exp(score - max(row)) for score in row]
@@ -241,7 +243,7 @@ def route(scores: Tensor, n_chosen: int, normalises: bool) -> tuple[Tensor, Tens
 
 
 def route_in_groups(logits: Tensor, form: RoutingForm) -> tuple[Tensor, Tensor]:
-    """Returns the weights and experts of each token; of groups or experts with equal scores the
+    """Returns the weights and experts of each token. Of groups or experts with equal scores the
     first one is chosen."""
     n_experts = logits.shape[1]
     size = n_experts // form.n_groups

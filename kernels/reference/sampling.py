@@ -31,7 +31,8 @@ def penalize(logits: Tensor, penalties: Penalties) -> Tensor:
 
 
 def _not_allowed(allowed: AllowedTokens | None, row: int, *, vocab_size: int) -> set[int]:
-    """Returns the tokens that the mask of `row` bans; an empty set if the row has no mask."""
+    """Returns the tokens that the mask of `row` bans. Returns an empty set if the row has no
+    mask."""
     if allowed is None or row not in allowed.rows.tolist():
         return set()
     words = allowed.masks[allowed.rows.tolist().index(row)].tolist()
@@ -39,8 +40,8 @@ def _not_allowed(allowed: AllowedTokens | None, row: int, *, vocab_size: int) ->
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Tensor:
-    """Returns a token id for each row of `logits` [n_rows, vocab_size]; -1 for a row with a NaN or
-    an infinity.
+    """Returns a token id for each row of `logits` [n_rows, vocab_size]. Returns -1 for a row with a
+    NaN or an infinity.
 
     All tokens of a row are sorted, and all numbers are float64.
     """

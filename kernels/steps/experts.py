@@ -52,8 +52,8 @@ class Gated:
 
     @classmethod
     def of(cls, weight: GatedMatrix) -> Gated:
-        """Returns the description of a matrix and of the gate function that is applied after the
-        product, if the product does not apply the function."""
+        """Returns the description of a matrix, and of the gate function to apply after the product.
+        There is no function if the product applies it itself."""
         if isinstance(weight, GatedInTwo):
             return cls(weight.weight, weight.bias, GateForm.of(weight.gate))
         return cls(weight, None, None)

@@ -111,7 +111,7 @@ def _walk(
     KEYS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Attends to the keys [begin, end); keys after `last_key` must not be read.
+    """Attends to the keys [begin, end). Keys after `last_key` must not be read.
 
     Returns the updated `totals` (weighted sums of values), `sums` of weights and `peaks` (largest
     scores) of each row. All rows see the keys in [inner_begin, inner_end), so steps within this
@@ -211,7 +211,7 @@ def _attend(
     STAGES: tl.constexpr,
     IS_LARGE: tl.constexpr,
 ):
-    """Computes one item for the group of heads with the index `head`."""
+    """Computes one work item for the group of heads with the index `head`."""
     first_row = tl.load(item + _ROW)
     n_queries = tl.load(item + _N_QUERIES)
     position = tl.load(item + _POSITION)
@@ -306,7 +306,7 @@ def _attention_kernel(
     LARGE_KEYS: tl.constexpr,
     LARGE_STAGES: tl.constexpr,
 ):
-    """Computes one item for one group of heads; the groups of an item have adjacent programs.
+    """Computes one item for one group of heads. The groups of an item have adjacent programs.
 
     LARGE_ROWS is 0 if the batch has no large tiles.
     """

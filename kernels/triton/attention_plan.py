@@ -160,8 +160,8 @@ def plan_attention(
 
 
 def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
-    """Returns the items of `plan` for a layer with the given `key_cache`; raises TypeError for a
-    plan of another type."""
+    """Returns the work items of `plan` for a layer with the given `key_cache`. Raises TypeError for
+    a plan of another type."""
     if isinstance(plan, ItemsOfKinds):
         n_kv_heads, head_dim = key_cache.shape[2:]
         return plan.of_kind[n_kv_heads, head_dim]
@@ -173,8 +173,8 @@ def items_for(plan: AttentionPlan, key_cache: Tensor) -> AttentionItems:
 def cut_for(
     n_sharing: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype, device: Device
 ) -> Cut:
-    """Returns the parameters for batches on `device` of a model in which `n_sharing` query heads
-    share a K/V head."""
+    """Returns the parameters for dividing batches into work items. They depend on the device and on
+    the model, in which `n_sharing` query heads share a K/V head."""
     large = tiles_for(Kind.SPANS, head_dim, dtype, device)
     group_size = max(n for n in range(1, large.rows + 1) if n_sharing % n == 0)
     shares = device.n_multiprocessors / (n_kv_heads * (n_sharing // group_size))
@@ -188,7 +188,8 @@ def cut_for(
 
 
 def _holding(group_size: int, tiles: Tiles) -> Tiles:
-    """Returns `tiles` with enough rows for a token of `group_size` heads."""
+    """Returns tile sizes like `tiles`, but with at least `group_size` rows. A tile needs one row
+    for each query head of a token that shares a K/V head."""
     if tiles.rows >= group_size:
         return tiles
     return replace(tiles, rows=triton.next_power_of_2(group_size))
@@ -205,7 +206,8 @@ def cut_batch(
     uploads: Uploads,
     has_fixed_shape: bool,
 ) -> AttentionItems:
-    """Returns the items of a batch with the parameters `cut`; see `plan_attention` for the rest."""
+    """Returns the work items of a batch for the parameters `cut`. `plan_attention` describes the
+    other arguments."""
     widest = None if None in windows else max(w for w in windows if w is not None)
     n_columns = block_tables.shape[1]
     if not has_fixed_shape:
@@ -279,7 +281,7 @@ def _part_keys(n_keys: Ints, is_large: NDArray[np.bool_], cut: Cut) -> Ints:
 
 
 def _divide(tiles: Ints, n_parts: Ints) -> tuple[NDArray[np.int32], int]:
-    """Sets the column PART of tiles with several parts.
+    """Numbers the parts of tiles that are divided into several parts (column PART).
 
     Returns the table of divided tokens and the total number of rows of parts.
     """

@@ -26,8 +26,8 @@ _PART = 2 * _BLOCK
 
 @triton.jit
 def _first_of_largest(value, index, is_bad):
-    """Returns the largest value of a block, the smallest index with this value, and whether any
-    value is bad."""
+    """Returns the largest value of a block, the smallest index with this value, and whether the
+    block has a NaN or an infinity."""
     largest = tl.max(value, 0)
     first = tl.min(tl.where(value == largest, index, 0x7FFFFFFF), 0)
     return largest, first, tl.max(is_bad, 0)

@@ -169,7 +169,7 @@ def _multiply(
     N_STEPS: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Computes a tile of the product for a part of the inputs; if gated, first with the gate's
+    """Computes a tile of the product for a part of the inputs. If gated, first with the gate's
     matrix and then with the matrix of the gated elements."""
     part = tl.program_id(1)
     token, output = tile_of(tl.program_id(0), n_tokens, N_OUT, TOKENS, OUTPUTS, GROUP)
@@ -326,7 +326,7 @@ class TritonGroupsWeight(QuantisedWeight[PackedGroups]):
 
     @classmethod
     def of(cls, matrix: GroupedMatrix, dtype: torch.dtype) -> TritonGroupsWeight:
-        """Packs `matrix` for tokens of `dtype`; `can_take` must be true."""
+        """Packs `matrix` for tokens of `dtype`. `can_take` must be true."""
         return cls(PackedGroups.of(matrix, dtype), dtype)
 
     def rows(self, indices: Tensor) -> Tensor:

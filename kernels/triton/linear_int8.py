@@ -52,8 +52,8 @@ def _sums_of(
     INPUTS: tl.constexpr,
     N_STEPS: tl.constexpr,
 ):
-    """Returns the sums [OUTPUTS, TOKENS] over the inputs from `begin` on, for the first matrix and,
-    if IS_GATED, for the second one, which lies BETWEEN numbers after the first."""
+    """Returns the sums [OUTPUTS, TOKENS] over the inputs from `begin` on. If IS_GATED, also returns
+    the sums for a second matrix, which begins BETWEEN numbers after the first."""
     sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     gated_sums = tl.zeros((OUTPUTS, TOKENS), tl.float32)
     for first in range(begin, begin + N_STEPS * INPUTS, INPUTS):
@@ -158,7 +158,7 @@ class Int8Matrix:
 
     @classmethod
     def of(cls, weight: Tensor) -> Int8Matrix:
-        """Quantises `weight` [n_out, n_in]; raises ValueError if `can_quantise` is false."""
+        """Quantises `weight` [n_out, n_in]. Raises ValueError if `can_quantise` is false."""
         if not can_quantise(weight):
             raise ValueError(f"no int8 for {weight.dtype} {list(weight.shape)} on {weight.device}")
         n_out, n_in = weight.shape

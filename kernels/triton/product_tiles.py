@@ -84,7 +84,8 @@ _DEFAULTS = {
 
 @cache
 def cut_product(product: Product, n_tokens: int, device: Device) -> ProductCut:
-    """Returns the division of `product` with `n_tokens` tokens, at least one, on `device`."""
+    """Returns the division of `product` into tiles for `n_tokens` tokens, at least one, on
+    `device`."""
     found = measured(device.name).get(entry(product, n_tokens))
     tiles = ProductTiles(**found) if found else default_tiles(product, n_tokens)
     return cut_with(tiles, product, n_tokens, device)

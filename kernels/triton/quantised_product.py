@@ -88,7 +88,7 @@ def _with_other_parts(
     OUTPUTS: tl.constexpr,
     N_PARTS: tl.constexpr,
 ):
-    """Writes the sums of a program's part of the inputs; returns sums, gated sums and `is_last`.
+    """Writes the sums of a program's part of the inputs. Returns sums, gated sums and `is_last`.
 
     `is_last` is true for the last program of the tile that writes. Only then are the returned sums
     totals over all parts.
@@ -191,8 +191,8 @@ class KernelMatrix(Protocol):
 
     @property
     def arrivals(self) -> Tensor:
-        """For each tile, the number of programs that have written their part, [MAX_DIVIDED] int32;
-        zeros between calls."""
+        """Number of programs that have written their part, for each tile, [MAX_DIVIDED] int32. The
+        numbers are 0 between calls."""
 
     def operand(self) -> Operand:
         """Returns the kernel, and the kernel's arguments for this matrix."""

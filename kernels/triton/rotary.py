@@ -32,8 +32,8 @@ _N_PAIRS = 1024
 
 @cache
 def head_form(n_heads: int, half: int) -> tuple[int, int]:
-    """Returns the number of heads that a program rotates, and the number of pairs to which a head
-    is padded. `half` is the number of pairs of a head."""
+    """Returns the number of heads that one program of the kernel rotates, and the padded number of
+    pairs of a head. `half` is the number of pairs without padding."""
     padded = triton.next_power_of_2(half)
     return min(triton.next_power_of_2(n_heads), max(1, _N_PAIRS // padded)), padded
 
@@ -151,8 +151,8 @@ def write_kv(k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slots
 
 @triton.jit
 def _weights(q_norm, k_norm, place, is_there, is_query):
-    """Returns the norms' weights [n, pairs] for the elements `place` [1, pairs] of n heads, which
-    are queries where `is_query` [n, 1] and keys elsewhere."""
+    """Returns the norms' weights [n, pairs] of n heads, for the elements `place` [1, pairs]. Heads
+    are queries where `is_query` [n, 1] is true, and keys elsewhere."""
     of_q = tl.load(q_norm + place, is_there, 0.0).to(tl.float32)
     of_k = tl.load(k_norm + place, is_there, 0.0).to(tl.float32)
     return tl.where(is_query, of_q, of_k)
@@ -223,7 +223,7 @@ def rotary_write_kv(
     n_heads: int,
     norms: HeadNorms | None = None,
 ) -> Tensor:
-    """Implements `Ops.rotary_write_kv`; the result is a view of `qkv`."""
+    """Implements `Ops.rotary_write_kv`. The result is a view of `qkv`."""
     n_kv_heads, head_dim = key_cache.shape[2:]
     qkv = qkv.contiguous()
     n_tokens = qkv.shape[0]

@@ -40,8 +40,8 @@ def rows_of(x: Tensor) -> TensorRows:
 
 @cache
 def row_form(size: int) -> tuple[int, int, int]:
-    """Returns, for rows of `size` elements, the number of rows of a program, the number of elements
-    to which a row is padded, and the number of warps of the program."""
+    """Returns three numbers for rows of `size` elements: the rows of one program, the elements to
+    which a row is padded, and the warps of a program."""
     padded = triton.next_power_of_2(size)
     n_rows = max(1, _MIN_ELEMENTS // padded)
     return n_rows, padded, min(_MAX_WARPS, max(1, n_rows * padded // _WARP_ELEMENTS))

@@ -57,8 +57,8 @@ _UNUSED_BITS = {torch.float32: 0, torch.bfloat16: 16, torch.float16: 13}
 
 @triton.jit
 def _order_of(value, SHIFT: tl.constexpr):
-    """Returns integers in the order of the float32 numbers `value`, whose SHIFT lowest bits must be
-    zero."""
+    """Returns integers that have the same order as the float32 numbers `value`. The SHIFT lowest
+    bits of `value` must be zero."""
     bits = tl.where(value == 0.0, 0.0, value).to(tl.int32, bitcast=True)  # -0 is 0
     order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     return (order >> SHIFT).to(tl.int64)
@@ -74,7 +74,7 @@ def _value_of(order, SHIFT: tl.constexpr):
 
 @triton.jit
 def _weight_of(value, largest, scale):
-    """Returns the weights of logits relative to the largest; `scale` is log2(e) / temperature."""
+    """Returns the weights of logits relative to the largest. `scale` is log2(e) / temperature."""
     return tl.exp2((value - largest) * scale)
 
 
@@ -93,7 +93,7 @@ def _load(row, start, N, LANES: tl.constexpr):
 @triton.jit
 def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
     """Returns the largest logit of each lane, the largest logit of the row, and the first token
-    with that logit; the token is -1 if the row has a NaN or an infinity."""
+    with that logit. The token is -1 if the row has a NaN or an infinity."""
     lane = tl.arange(0, LANES)
     peaks = tl.full((LANES,), float("-inf"), tl.float32)
     starts = tl.zeros((LANES,), tl.int32)  # the start of the block of each lane's peak
@@ -111,8 +111,8 @@ def _look(row, N, LANES: tl.constexpr, STAGES: tl.constexpr):
 
 @triton.jit
 def _bound(peaks, largest, n_wanted, SHIFT: tl.constexpr):
-    """Returns a value that the peaks of at least `n_wanted` lanes reach, and of no more unless
-    peaks are equal."""
+    """Returns a lower bound for the `n_wanted` largest logits. At least `n_wanted` lanes have a
+    peak that reaches the bound. More lanes do so only if peaks are equal."""
     low, high = _order_of(tl.min(peaks, 0), SHIFT), _order_of(largest, SHIFT) + 1
     n_reached = n_wanted + 1
     while (high - low > 1) & (n_reached != n_wanted):
@@ -138,7 +138,8 @@ def _gather(
     ROOM: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Writes the values and ids of the logits that reach `bound`, in order, up to ROOM of them.
+    """Writes the values and ids of logits that reach `bound`, up to ROOM of them, in the order of
+    their ids.
 
     Returns the number of logits that reach `bound`, and the weight of the whole row if
     `needs_total`.
@@ -337,7 +338,7 @@ def _choose(
     BLOCKS: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Returns the sampled index of a row; the limits must drop all logits below `low`."""
+    """Returns the sampled index of a row. The limits must drop all logits below `low`."""
     bound, n_kept = low, tl.full((), 0x7FFFFFFF, tl.int64)
     if n_wanted <= N:
         bound, n_kept, total = _limit_count(
@@ -436,7 +437,7 @@ def _sample(
 
 
 def sample(logits: Tensor, columns: SamplingColumns, *, n_lanes: int = _N_LANES) -> Tensor:
-    """Implements `Ops.sample`; the host does not wait for the device.
+    """Implements `Ops.sample`. The host does not wait for the device.
 
     `n_lanes`, a power of two, is the number of logits that a program reads in one step.
     """

@@ -58,13 +58,13 @@ _TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch
 
 
 def candidates(kind: Kind) -> Iterator[Tiles]:
-    """Yields all tiles that are measured, also tiles that do not fit the device."""
+    """Yields all tile sizes to measure. Some of them may not fit the device."""
     for rows, keys, n_warps, n_stages in itertools.product(*_CANDIDATES[kind]):
         yield Tiles(rows, keys, n_warps=n_warps, n_stages=n_stages)
 
 
 def with_tiles(cut: Cut, kind: Kind, tiles: Tiles) -> Cut:
-    """Returns `cut` with `tiles` for items of `kind`."""
+    """Returns the parameters `cut` with the tile sizes `tiles` for batches of one kind."""
     return replace(cut, small=tiles) if kind is Kind.DECODES else replace(cut, large=tiles)
 
 
@@ -86,8 +86,8 @@ class AttentionBench:
         self._q = torch.randn(n_tokens, n_heads, head_dim, dtype=dtype, device="cuda")
 
     def time_ms(self, tiles: Tiles) -> float:
-        """Returns the median time of a call with `tiles` in milliseconds; infinite if the tiles do
-        not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds. The result is infinite if
+        the tiles do not fit the device."""
         uploads = uploads_for(self._q.device)
         plan = cut_batch(
             self._starts,
@@ -110,7 +110,7 @@ class AttentionBench:
 
 
 def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Measures all candidates and returns the fastest tiles for items of `kind`."""
+    """Measures all candidates and returns the fastest tile sizes for work items of `kind`."""
     bench = AttentionBench(kind, head_dim, dtype, device)
     times = {tiles: bench.time_ms(tiles) for tiles in candidates(kind)}
     best = min(times, key=times.__getitem__)
@@ -119,7 +119,7 @@ def fastest(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Ti
 
 
 def product_candidates(n_tokens: int, dtype: torch.dtype) -> Iterator[ProductTiles]:
-    """Yields all tiles that are measured for a product with `n_tokens` tokens."""
+    """Yields all tile sizes to measure for a product with `n_tokens` tokens."""
     tokens = product_tiles.tokens_up_to(n_tokens)
     sizes = _MANY if tokens == product_tiles.MAX_TOKENS else _FEW
     for outputs, inputs, n_programs, n_warps, n_stages in itertools.product(*sizes):
@@ -143,8 +143,8 @@ class ProductBench:
         self._out = self._x.new_empty(n_tokens, product.n_out)
 
     def time_ms(self, tiles: ProductTiles) -> float:
-        """Returns the median time of a call with `tiles` in milliseconds; infinite if the tiles do
-        not fit the device."""
+        """Returns the median time of a call with `tiles` in milliseconds. The result is infinite if
+        the tiles do not fit the device."""
         cut = cut_with(tiles, self._product, len(self._x), self._device)
         gate = int(self._product.is_gated)
         try:

@@ -75,7 +75,7 @@ def device_of(device: torch.device) -> Device:
 
 @cache
 def tiles_for(kind: Kind, head_dim: int, dtype: torch.dtype, device: Device) -> Tiles:
-    """Returns the measured tiles for items of `kind`, or else the default tiles."""
+    """Returns the measured tile sizes for work items of `kind`, or else the default sizes."""
     found = measured(device.name).get(entry(kind, head_dim, dtype))
     return Tiles(**found) if found else default_tiles(kind, head_dim, dtype, device)
 

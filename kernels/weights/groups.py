@@ -85,7 +85,8 @@ class GroupedMatrix:
         )
 
     def rows(self, order: Tensor | slice) -> GroupedMatrix:
-        """Returns the matrix of the outputs that `order` selects, in that order."""
+        """Returns the matrix of some of the outputs. `order` has their indices in the wanted
+        order."""
         offsets = None if self.offsets is None else self.offsets[order]
         return replace(
             self, numbers=self.numbers[order], scales=self.scales[order], offsets=offsets
@@ -167,8 +168,8 @@ def _widened(matrix: GroupedMatrix) -> GroupedMatrix:
 def fits_half(numbers: Tensor, tolerance: float = HALF_STEP) -> bool:
     """Whether `numbers` [n_out, n_groups] are precise enough in float16.
 
-    They are if no rounding error is larger than `tolerance` times the largest absolute number of
-    the same output.
+    No rounding error may be larger than `tolerance` times the largest absolute number of the same
+    output.
     """
     if not numbers.numel():
         return True

@@ -67,8 +67,8 @@ class PanelTable(TableWeight, Protocol):
 
     @property
     def packed(self) -> Tensor:
-        """The rows in panels, [n_panels, n_steps, panel, inputs]: `panel` rows, with `inputs`
-        elements in each word."""
+        """The rows in panels, which are blocks of `panel` adjacent rows: [n_panels, n_steps, panel,
+        inputs]. A word has `inputs` elements."""
 
 
 class GatedWeight(Protocol):

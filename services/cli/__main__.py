@@ -56,7 +56,7 @@ def usage() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a subcommand; returns its exit status."""
+    """Runs a subcommand. Returns its exit status."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["--version"]:
         sys.stdout.write(f"orcinus {VERSION}\n")

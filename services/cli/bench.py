@@ -41,7 +41,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the benchmark and prints the figures; returns the exit status.
+    """Runs the benchmark and prints the figures. Returns the exit status.
 
     The status is 1 if a request failed or the server cannot be used.
     """
@@ -88,7 +88,7 @@ def measure(target: Target, options: argparse.Namespace) -> list[Answered]:
 def figures(answered: Sequence[Answered]) -> dict[str, Any]:
     """Returns the figures that are computed from the results of requests.
 
-    Throughput is in tokens and requests per second; latencies are percentiles in seconds. Failed
+    Throughput is in tokens and requests per second. Latencies are percentiles in seconds. Failed
     requests are counted but are not part of throughput and latencies.
     """
     good = [each for each in answered if not each.error]
@@ -107,7 +107,8 @@ def figures(answered: Sequence[Answered]) -> dict[str, Any]:
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """Returns the percentiles `PERCENTILES` of the values by nearest rank; empty without values."""
+    """Returns the percentiles `PERCENTILES` of the values by nearest rank. The result is empty
+    without values."""
     ordered = sorted(values)
     return {f"p{p}": ordered[-(-p * len(ordered) // 100) - 1] for p in PERCENTILES if ordered}
 

@@ -108,7 +108,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs a conversation until the end of the input; returns the exit status."""
+    """Runs a conversation until the end of the input. Returns the exit status."""
     options, rest = parsed(parser(), arguments)
     given = {"max_tokens": options.max_tokens, "temperature": options.temperature}
     try:
@@ -144,7 +144,7 @@ def _talk(conversation: ChatSession, target: Target) -> None:
 
 
 def _read() -> str | None:
-    """Returns the next line of the input; None at the end of the input."""
+    """Returns the next line of the input. Returns None at the end of the input."""
     while True:
         try:
             return input(PROMPT if sys.stdin.isatty() else "")

@@ -45,7 +45,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Inspects a checkpoint and prints the facts about it; returns the exit status."""
+    """Inspects a checkpoint and prints a report. Returns the exit status."""
     options = parser().parse_args(arguments)
     model = find(options.model)
     done = subprocess.run(

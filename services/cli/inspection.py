@@ -312,7 +312,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Prints the facts about a checkpoint; returns the exit status.
+    """Prints the facts about a checkpoint. Returns the exit status.
 
     The status is 1 if the checkpoint cannot be served.
     """

@@ -37,7 +37,7 @@ class Answered:
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean seconds for each token after the first; None for fewer than two tokens."""
+        """Mean seconds for each token after the first, or None for fewer than two tokens."""
         if self.first is None or self.n_tokens < 2:
             return None
         return (self.last - self.first) / (self.n_tokens - 1)
@@ -145,14 +145,14 @@ class _StreamedAnswer:
         self._parser.feed_data(data)
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of the body of the answer; called by httptools."""
+        """Takes a part of the body of the answer. This method is called by httptools."""
         *lines, self._rest = (self._rest + body).split(b"\n")
         for line in lines:
             if line.startswith(b"data: {"):
                 self._take(json.loads(line.removeprefix(b"data: ")))
 
     def on_message_complete(self) -> None:
-        """Notes the end of the answer; called by httptools."""
+        """Notes the end of the answer. This method is called by httptools."""
         self.is_complete = True
         if self._parser.get_status_code() != 200:
             text = self._rest.decode(errors="replace")

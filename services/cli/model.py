@@ -25,7 +25,7 @@ class FoundModel:
 
 
 def find(text: str) -> FoundModel:
-    """Returns the model that a text names; a model of a remote source is fetched first if needed.
+    """Returns the model that a text names. A model of a remote source is fetched first if needed.
 
     Raises:
         NoModel: there is no such model, or it cannot be fetched.

@@ -66,7 +66,7 @@ def parse(text: str) -> Address:
 
 
 def parse_host(text: str) -> str:
-    """Returns a host, with or without brackets, without them.
+    """Returns a host without brackets. The text may have brackets around the host.
 
     Raises:
         ValueError: the text is neither an IP address nor a name.
@@ -89,8 +89,8 @@ def loopback() -> str:
 
 
 def own_ip(host: str) -> str:
-    """Returns the IP address of this machine that a setting names for other processes to connect
-    to; `localhost` is the machine's address of loopback.
+    """Returns the IP address of this machine to which a setting refers. Other processes can connect
+    to this address. `localhost` means the loopback address.
 
     Raises:
         ValueError: the host is a name, or stands for several addresses.
@@ -108,7 +108,8 @@ def own_ip(host: str) -> str:
 
 
 def reachable(address: Address) -> Address:
-    """Returns an address at which clients on this machine reach a server that listens on `address`.
+    """Returns an address at which clients on this machine reach a server. The server listens on
+    `address`.
 
     Raises:
         OSError: the server listens on loopback, and the machine has none.
@@ -118,8 +119,9 @@ def reachable(address: Address) -> Address:
 
 
 def places(address: Address) -> list[Address]:
-    """Returns the IP addresses that a server listens on to be reached at `address`, all with one
-    port. With port 0, a single address keeps port 0, and several get a port that is free on each.
+    """Returns the IP addresses on which a server must listen so that clients reach it at `address`.
+    All have one port. With port 0, a single address keeps port 0, and several addresses get a port
+    that is free on each.
 
     Raises:
         OSError: a name has no address of this machine.
@@ -132,7 +134,7 @@ def places(address: Address) -> list[Address]:
 
 
 def listen(address: str, *, backlog: int = 128) -> list[socket.socket]:
-    """Returns sockets that listen on `host:port`, all on one port; port 0 takes a free one.
+    """Returns sockets that listen on `host:port`, all on one port. Port 0 takes a free one.
 
     Raises:
         OSError: the address is in use, or is not one of this machine's.
@@ -150,7 +152,8 @@ def listen(address: str, *, backlog: int = 128) -> list[socket.socket]:
 
 
 def bound_address(listeners: Sequence[socket.socket], address: str) -> str:
-    """Returns the `host:port` at which clients reach listeners that were made for `address`."""
+    """Returns the `host:port` of listeners for clients. The host is that of `address`, and the port
+    is the actual one."""
     return str(parse(address)._replace(port=listeners[0].getsockname()[1]))
 
 
@@ -163,13 +166,13 @@ def reason_of(error: OSError) -> str:
 
 
 def of_socket(name: Any) -> Address:
-    """Returns the address of a client from its name, as `getpeername` gives it."""
+    """Returns the address of a client from the result of `getpeername`."""
     return Address(_plain(name[0]), name[1])
 
 
 def of_grpc_peer(peer: str) -> Address | None:
-    """Returns the address of a client from gRPC's name for it, such as `ipv4:127.0.0.1:80` and
-    `ipv6:%5B::1%5D:80`. Returns None for a client of a Unix socket, which has no address."""
+    """Returns the address of a client from gRPC's name of the client, such as `ipv4:127.0.0.1:80`
+    or `ipv6:%5B::1%5D:80`. Returns None for a client of a Unix socket, which has no address."""
     host, _, port = unquote(peer).partition(":")[2].rpartition(":")
     return Address(_plain(host.strip("[]")), int(port)) if port.isdecimal() else None
 
@@ -210,7 +213,7 @@ def _hosts(host: str) -> list[str]:
 
 
 def _here(hosts: Iterable[str]) -> list[str]:
-    """Returns the IP addresses that are this machine's.
+    """Returns the IP addresses of this machine among the given ones.
 
     Raises:
         OSError: none is.

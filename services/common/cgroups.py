@@ -15,8 +15,8 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 def groups_of(
     controller: str, *, cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP
 ) -> Iterator[Path]:
-    """Returns the directories of all groups that this process is in, for one controller such as
-    `cpu`: those of version 2 and those of version 1, the innermost first.
+    """Returns the directories of all groups of this process, for one controller such as `cpu`. The
+    groups of version 2 come first, then those of version 1, the innermost first.
 
     `cgroups` is the directory at which groups are mounted, and `membership` the file in which the
     kernel names this process's groups. A group whose directory is not mounted is left out.
@@ -33,8 +33,8 @@ def groups_of(
 
 
 def _own_paths(membership: Path) -> dict[str, str]:
-    """Returns the path of this process's group for each controller of version 1; the one of
-    version 2 has an empty name."""
+    """Returns the path of this process's group, by the name of the controller. The empty name
+    stands for version 2, which has one group for all controllers."""
     if not membership.is_file():
         return {}
     lines = [line.split(":", 2) for line in membership.read_text().splitlines()]

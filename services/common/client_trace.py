@@ -54,10 +54,10 @@ class ClientTrace:
         """Names of the headers that are read, in lower case."""
 
     def parent_in(self, headers: Iterable[tuple[str, str]]) -> Context:
-        """Returns the context that a client names in headers or metadata, each a name in lower case
-        and a value, in the order in which they came.
+        """Returns the trace context that a client sends in headers or metadata. `headers` are
+        names, in lower case, with their values, in the order of their arrival.
 
-        The context is empty, and begins a new trace, if the client names none, or more than one.
+        The context is empty, so that a new trace begins, if the client sends none or more than one.
         """
         carrier: dict[str, Sequence[str]] = {}
         for name, value in headers:

@@ -21,8 +21,8 @@ NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_s
 
 
 def context_length(model: Path) -> int | None:
-    """Returns the number of tokens of the context of a checkpoint's directory or a GGUF file; None
-    if the files are not there, are broken, or do not state the number."""
+    """Returns the number of tokens of the context of a checkpoint's directory or a GGUF file.
+    Returns None if the files are not there, are broken, or do not state the number."""
     try:
         if is_gguf(model):
             metadata = read_header(model).metadata

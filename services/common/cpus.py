@@ -13,8 +13,8 @@ from services.common.cgroups import CGROUPS, MEMBERSHIP, groups_of
 
 
 def usable_cpus(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
-    """Returns the number of CPUs in this process's affinity, or the lowest quota of its control
-    groups in CPUs if that is smaller; at least 1.
+    """Returns the number of CPUs that this process may use, at least 1. The number is the size of
+    the process's affinity, or the lowest quota of its control groups if that is smaller.
 
     A quota that is no whole number is rounded down: one thread more than the quota has CPUs would
     be throttled, and all others with it. The arguments are those of `groups_of`.
@@ -25,7 +25,7 @@ def usable_cpus(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int:
 
 
 def _quota(group: Path) -> float | None:
-    """Returns the CPU time that a group may use, in CPUs; None without a limit."""
+    """Returns the CPU time that a group may use, in CPUs. Returns None without a limit."""
     unified = group / "cpu.max"  # version 2: "max 100000" or "150000 100000", in microseconds
     if unified.is_file():
         quota, period = unified.read_text().split()

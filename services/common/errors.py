@@ -34,7 +34,7 @@ MAX_QUOTE_LENGTH = 80
 
 
 def shortened(text: str, max_length: int = MAX_QUOTE_LENGTH) -> str:
-    """Returns a text, cut to its beginning if it is long."""
+    """Returns a text. A long text is cut off."""
     return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 

@@ -30,11 +30,11 @@ class Exchange:
         self._context = context
 
     async def receive(self, _: type[Message]) -> Any:
-        """Returns the bytes of the call's next request, or gRPC's EOF; ignores the type."""
+        """Returns the bytes of the call's next request, or gRPC's EOF. Ignores the type."""
         return await self._context.read()
 
     async def write(self, message: Any) -> None:
-        """Sends an answer; returns when gRPC has sent it, or has room for it."""
+        """Sends an answer. Returns when gRPC has sent it, or has room for it."""
         await self._context.write(message)
 
     def hand_over(self, _: Any) -> None:
@@ -44,8 +44,8 @@ class Exchange:
         """Sends the metadata that precedes the only answer of a call, if there is any."""
 
     def close(self, _: object = None) -> None:
-        """Releases the resources that the messages hold; called when the call's task has ended and
-        the call's status is sent."""
+        """Releases the resources that the messages hold. This method is called when the call's task
+        has ended and the call's status is sent."""
 
 
 class LoopTimer:
@@ -120,7 +120,7 @@ class TimedExchange(Exchange):
             raise errors.TimedOut("the request did not come in time") from None
 
     async def write(self, message: Any) -> None:
-        """Sends an answer; returns when gRPC has sent it, or has room for it.
+        """Sends an answer. Returns when gRPC has sent it, or has room for it.
 
         Raises:
             TimedOut: the client did not read in time.
@@ -148,7 +148,7 @@ class TimedExchange(Exchange):
                 await self._context.send_initial_metadata(self._metadata)
 
     def note_unread(self, _: Any) -> None:
-        """Notes that an answer was not read in time, and that gRPC still holds it."""
+        """Called when an answer was not read in time. gRPC still holds the answer."""
 
     def close(self, _: object = None) -> None:
         """Stops the timer."""

@@ -48,7 +48,7 @@ class Health:
         await self._set(True, STARTUP)
 
     async def set_alive(self, is_alive: bool) -> None:
-        """Notes whether this process makes progress; if not, Kubernetes restarts it."""
+        """Notes whether this process makes progress. If not, Kubernetes restarts it."""
         await self._set(is_alive, LIVENESS)
 
     async def set_ready(self, is_ready: bool) -> None:
@@ -71,7 +71,7 @@ class Health:
     def add_to(
         self, server: grpc.aio.Server, *, exchange: rpc_handlers.MakeExchange = _TIMED
     ) -> None:
-        """Adds the health service to a server; each server has watches of its own. `exchange` makes
+        """Adds the health service to a server. Each server has watches of its own. `exchange` makes
         how calls' messages come and go."""
         handler = rpc_handlers.service_handler(
             SERVICE, HealthServicer(self._statuses), exchange=exchange

@@ -42,7 +42,7 @@ class HealthStatuses:
         """Whether no status changes any more, since the process is about to end."""
 
     def get(self, name: str) -> Status | None:
-        """Returns the status of a name; None if it was never set."""
+        """Returns the status of a name. Returns None if it was never set."""
         return self._statuses.get(name)
 
     def all(self) -> dict[str, Status]:
@@ -50,7 +50,7 @@ class HealthStatuses:
         return dict(self._statuses)
 
     def set(self, name: str, status: Status) -> None:
-        """Sets a status and wakes the tasks that wait for a change; never waits itself."""
+        """Sets a status and wakes the tasks that wait for a change. Never waits itself."""
         if self._statuses.get(name) == status:
             return
         self._statuses[name] = status
@@ -85,7 +85,8 @@ class HealthServicer:
     async def Check(
         self, request: health_pb2.HealthCheckRequest, context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """Answers with the status of a name; NOT_FOUND if it was never set."""
+        """Answers with the status of a name. The answer is NOT_FOUND if the status was never
+        set."""
         status = self._statuses.get(request.service)
         if status is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no health is told under this name")

@@ -17,7 +17,7 @@ DIRECTLY = [("grpc.enable_http_proxy", 0)]
 
 
 def reason_against(address: str, service: str, timeout_s: float) -> str | None:
-    """Returns the reason why the service is not healthy; None if it is healthy."""
+    """Returns the reason why the service is not healthy. Returns None if it is healthy."""
     with grpc.insecure_channel(address, options=DIRECTLY) as channel:
         try:
             response = health_pb2_grpc.HealthStub(channel).Check(

@@ -48,12 +48,12 @@ class HttpApi:
         self._timeout_s = timeout_s
 
     def get(self, path: str) -> Any:
-        """Returns the JSON of a path; raises ApiError."""
+        """Returns the JSON of a path. Raises ApiError."""
         with self._called("GET", path, None) as response:
             return _json(response.read(MAX_ANSWER_BYTES))
 
     def post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """Posts a body and returns the JSON of the answer; raises ApiError."""
+        """Posts a body and returns the JSON of the answer. Raises ApiError."""
         with self._called("POST", path, body) as response:
             return _json(response.read(MAX_ANSWER_BYTES))
 
@@ -61,7 +61,7 @@ class HttpApi:
     def events(
         self, path: str, body: Mapping[str, Any] | None = None
     ) -> Iterator[Iterator[dict[str, Any]]]:
-        """Yields the events of a call, each an object; the call is a POST if there is a body.
+        """Yields the events of a call, each an object. The call is a POST if there is a body.
 
         The end of the block ends the call. Raises ApiError, also while events are read.
         """

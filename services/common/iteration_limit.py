@@ -90,7 +90,7 @@ class _LongestTimes:
         self._longest_s[n_bits] = max(elapsed_s, DECAY * (before_s or 0.0))
 
     def expected_s(self, size: int) -> float | None:
-        """Returns a time that grows with the size; None before anything was measured.
+        """Returns a time that grows with the size. Returns None before anything was measured.
 
         The time of the nearest smaller size that was measured is scaled in proportion to the size,
         but the result is not more than the time of the nearest larger size that was measured.

@@ -16,8 +16,8 @@ PROCESS = "the process itself"
 
 
 def memory_limit(cgroups: Path = CGROUPS, membership: Path = MEMBERSHIP) -> int | None:
-    """Returns the memory that this process's control groups may use, in bytes: the lowest limit;
-    None without a limit. The arguments are those of `groups_of`."""
+    """Returns the memory that this process's control groups may use, in bytes: the lowest limit.
+    Returns None without a limit. The arguments are those of `groups_of`."""
     limits = [
         int(limit)
         for group in groups_of("memory", cgroups=cgroups, membership=membership)

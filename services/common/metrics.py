@@ -65,8 +65,8 @@ def new_registry() -> CollectorRegistry:
 
 
 def exposed(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
-    """Returns the metrics in a form that `accept`, the value of the header `Accept`, asks for, and
-    the media type of the form."""
+    """Returns the metrics as text, and the media type of the text. `accept` is the header `Accept`,
+    which chooses the format."""
     encode, media_type = choose_encoder(accept)
     return encode(registry), media_type
 
@@ -159,7 +159,8 @@ def _serving(server: _Server, poll_s: float) -> Iterator[None]:
 
 
 def exemplar() -> dict[str, str] | None:
-    """Returns the current recorded trace as an exemplar for a histogram; None if there is none."""
+    """Returns the current recorded trace as an exemplar for a histogram. Returns None if there is
+    none."""
     context = trace.get_current_span().get_span_context()
     if not context.trace_flags.sampled:
         return None

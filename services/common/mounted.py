@@ -41,7 +41,7 @@ class Mounted(Generic[Content, Value]):
         self._value = parse(self._content)
 
     def latest(self) -> Value:
-        """Returns the newest good content; the same object as long as nothing changes."""
+        """Returns the newest good content. Returns the same object as long as nothing changes."""
         with self._lock:
             try:
                 self._refresh()

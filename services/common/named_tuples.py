@@ -12,5 +12,6 @@ Tuple = TypeVar("Tuple", bound=tuple[Any, ...])
 
 
 def maker(kind: type[Tuple]) -> Callable[[tuple[Any, ...]], Tuple]:
-    """Returns a function that makes a named tuple from a sequence of all its fields, in order."""
+    """Returns a function that makes a named tuple of the class `kind`. Its argument is a tuple of
+    all fields in order."""
     return partial(tuple.__new__, kind)

@@ -57,13 +57,14 @@ def are_traces_wanted(environment: Mapping[str, str]) -> bool:
 
 
 def otlp_variable(environment: Mapping[str, str], name: str) -> str:
-    """Returns the variable that counts: `OTEL_EXPORTER_OTLP_TRACES_name` if it is set, or else
-    `OTEL_EXPORTER_OTLP_name`."""
+    """Returns the name of the variable that applies. `OTEL_EXPORTER_OTLP_TRACES_name` takes
+    precedence over `OTEL_EXPORTER_OTLP_name`."""
     return (_TRACES if environment.get(_TRACES + name) else _ALL) + name
 
 
 def otlp_value(environment: Mapping[str, str], name: str) -> str:
-    """Returns the value of the variable that `otlp_variable` returns; empty if it is not set."""
+    """Returns the value of the variable that `otlp_variable` returns. The result is empty if it is
+    not set."""
     return environment.get(otlp_variable(environment, name), "")
 
 
@@ -73,8 +74,8 @@ def protocol(environment: Mapping[str, str]) -> str:
 
 
 def trouble_with(environment: Mapping[str, str]) -> str:
-    """Returns which variables are wrong, with their values; empty if traces are off or all
-    variables are right."""
+    """Returns which variables are wrong, with their values. The result is empty if traces are off
+    or all variables are right."""
     if not are_traces_wanted(environment):
         return ""
     troubles = [
@@ -152,7 +153,7 @@ def _whole(smallest: int, *, or_else: str = "") -> Check:
 
 
 def _number(value: str) -> float:
-    """Returns the number in a text; NaN if the text is no number."""
+    """Returns the number in a text. Returns NaN if the text is no number."""
     try:
         return float(value)
     except ValueError:

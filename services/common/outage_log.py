@@ -33,8 +33,9 @@ class OutageLog:
         patience_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`failing` and `works` say that the failure has begun and that it is over. `counted` is
-        what is counted. A failure is said once it has lasted for `patience_s` seconds."""
+        """`failing` and `works` are the messages at the beginning and at the end of an outage.
+        `counted` names what is counted. An outage is logged once it has lasted for `patience_s`
+        seconds."""
         self._logger = logger
         self._failing, self._works, self._counted = failing, works, counted
         self._patience_s = patience_s
@@ -51,8 +52,8 @@ class OutageLog:
     def of_peer(
         cls, logger: logging.Logger, peer: str, *, clock: Callable[[], float] = time.monotonic
     ) -> "OutageLog":
-        """Returns the log about a peer that is asked again and again, such as `the worker at
-        10.0.0.7:50053`."""
+        """Returns the log about a peer to which requests are sent repeatedly, such as `the worker
+        at 10.0.0.7:50053`."""
         return cls(
             logger,
             failing=f"{peer} cannot be reached",
@@ -63,7 +64,8 @@ class OutageLog:
         )
 
     def failed(self, reason: object, n: int = 1) -> None:
-        """Notes `n` failures, and says so unless a line of the last `REPEAT_S` did."""
+        """Counts `n` failures. Logs them, unless the last message about failures is younger than
+        `REPEAT_S`."""
         with self._lock:
             now = self._clock()
             if self._n_failed == 0:
@@ -75,10 +77,10 @@ class OutageLog:
                 self._said_at, self._is_said = now, True
 
     def worked(self) -> None:
-        """Notes that it has worked, and says so if a line said that it fails.
+        """Notes a success. Logs the end of the outage if its failures were logged.
 
-        Failures that no line has said are kept for the next line if they were as long as
-        `patience_s`, and are forgotten when `REPEAT_S` seconds have passed since the last line.
+        Failures that were not logged are kept for the next message if they lasted for `patience_s`.
+        They are forgotten when `REPEAT_S` seconds have passed since the last message.
         """
         if not self._n_failed:
             return

@@ -39,7 +39,7 @@ class Distribution:
     __slots__ = ("_bounds", "_counts", "_exemplars", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        """`bounds` are the largest numbers of the buckets, in order; the last bound is infinite."""
+        """`bounds` are the largest numbers of the buckets, in order. The last bound is infinite."""
         self._bounds = bounds
         self._counts = [0] * len(bounds)
         self._exemplars: dict[int, Exemplar] = {}
@@ -60,7 +60,8 @@ class Distribution:
 
     @property
     def buckets(self) -> Sequence[tuple[str, float, Exemplar | None]]:
-        """For each bucket its bound, the count of numbers up to it, and its exemplar."""
+        """Returns, for each bucket, its upper bound, the count of numbers up to this bound, and its
+        exemplar."""
         n_below = accumulate(self._counts)
         return [
             (floatToGoString(bound), n, self._exemplars.get(bucket))
@@ -105,7 +106,8 @@ class _Metric(Collector, Generic[Child]):
         yield self._family({})
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the family with samples; called in the thread that answers Prometheus."""
+        """Yields the family with samples. This method is called in the thread that answers
+        Prometheus."""
         yield self._family(self._children.copy())
 
     @abstractmethod
@@ -144,7 +146,7 @@ class Histogram(_Metric[Distribution]):
         buckets: Sequence[float],
         registry: CollectorRegistry,
     ) -> None:
-        """`buckets` are the largest numbers of the buckets; one more bucket takes all larger
+        """`buckets` are the largest numbers of the buckets. One more bucket takes all larger
         numbers."""
         self._bounds = (*buckets, INF)
         super().__init__(name, documentation, labelnames, registry=registry)

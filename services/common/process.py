@@ -67,13 +67,14 @@ class ReadyPipe:
 
 
 def die_with_parent() -> None:
-    """Makes the kernel kill this process when its parent dies, however it dies; Linux only."""
+    """Makes the kernel kill this process when its parent dies for any reason. Works only on
+    Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def raise_descriptor_limit() -> None:
-    """Raises the limit of open files and connections to the system's maximum; the usual 1,024 is
+    """Raises the limit of open files and connections to the system's maximum. The usual 1,024 is
     too few."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError):  # outside Linux, no limit may be more than there can be
@@ -81,7 +82,7 @@ def raise_descriptor_limit() -> None:
 
 
 def stop_event() -> asyncio.Event:
-    """Returns an event that SIGTERM or SIGINT sets; neither signal ends the process at once any
+    """Returns an event that SIGTERM or SIGINT sets. Neither signal ends the process at once any
     more. A SIGTERM that came while the signal was blocked sets the event, too."""
     event = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -126,7 +127,7 @@ def end_within(limit_s: float, status: int) -> None:
 async def happens_before(
     task: asyncio.Task[Any], event: asyncio.Event, *, cancel: bool = True
 ) -> bool:
-    """Returns whether a task finished before an event was set; if not, the task is cancelled unless
+    """Returns whether a task finished before an event was set. If not, the task is cancelled unless
     `cancel` is false.
 
     If the caller is cancelled, the task is cancelled, too.
@@ -147,7 +148,7 @@ async def happens_before(
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Runs several coroutines until the first ends; cancels the others and raises the first one's
+    """Runs several coroutines until the first ends. Cancels the others and raises the first one's
     error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

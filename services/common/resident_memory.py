@@ -35,7 +35,8 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
-    """Returns the resident memory of this process, in bytes; 0 if the system does not report it."""
+    """Returns the resident memory of this process, in bytes. Returns 0 if the system does not
+    report it."""
     try:
         return int(STATM.read_text().split()[1]) * PAGE_BYTES
     except OSError:
@@ -43,14 +44,14 @@ def resident_bytes() -> int:
 
 
 def limit_arenas() -> None:
-    """Limits the number of the allocator's arenas; must be called before there are threads."""
+    """Limits the number of the allocator's arenas. Must be called before there are threads."""
     if (library := _glibc()) is not None:
         library.mallopt(M_ARENA_MAX, N_ARENAS)
 
 
 async def give_back_memory() -> None:
-    """Gives unused memory back to the system whenever the resident memory has grown by
-    `GROWTH_BYTES` since its lowest point, until cancelled."""
+    """Gives unused memory back to the system, until cancelled. Does so whenever the resident memory
+    has grown by `GROWTH_BYTES` above its lowest value."""
     library = _glibc()
     if library is None:
         return

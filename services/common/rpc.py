@@ -105,7 +105,7 @@ def public_server_options(
 ) -> list[tuple[str, int]]:
     """Returns the options of a public server, whose clients are not trusted.
 
-    `MAX_STREAMS` limits the concurrent calls of one connection; clients of gRPC let further calls
+    `MAX_STREAMS` limits the concurrent calls of one connection. Clients of gRPC let further calls
     wait. gRPC's protection against overload would refuse the next call of such a client, and then
     all waiting calls: a new call begins before the server has removed the call that ended.
 
@@ -195,7 +195,7 @@ def create_server(options: Options = ()) -> grpc.aio.Server:
 def bind(
     server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
 ) -> str:
-    """Binds `host:port`, where port 0 takes a free one; returns the address that clients can use.
+    """Binds `host:port`, where port 0 takes a free one. Returns the address that clients can use.
 
     Raises:
         OSError: the address is taken or is not one of this machine's.
@@ -216,7 +216,7 @@ def bind(
 
 
 def bind_unix(server: grpc.aio.Server, path: Path) -> None:
-    """Binds the path of a Unix socket, in plaintext; raises OSError if the path cannot be bound."""
+    """Binds the path of a Unix socket, in plaintext. Raises OSError if the path cannot be bound."""
     try:
         server.add_insecure_port(f"unix:{quote(str(path))}")
     except RuntimeError as error:
@@ -229,7 +229,7 @@ def method_path(service: ServiceDescriptor, method: str) -> str:
 
 
 def epoch_metadata(epoch: int) -> tuple[tuple[str, str], ...]:
-    """Returns the metadata that says to which epoch a stream belongs."""
+    """Returns metadata with the epoch of a stream."""
     return ((EPOCH_METADATA, str(epoch)),)
 
 

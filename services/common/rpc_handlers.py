@@ -82,9 +82,9 @@ def service_handler(
     observe: Observe | None = None,
     exchange: MakeExchange = Exchange,
 ) -> grpc.GenericRpcHandler:
-    """Returns the handlers of one service; methods in `raw` take and give bytes.
+    """Returns the handlers of one service. Methods in `raw` take and give bytes.
 
-    `callers` has the roles that may call each method; without `callers` every peer may call all
+    `callers` has the roles that may call each method. Without `callers` every peer may call all
     methods. `admit` gets the context of each call and raises an error to refuse the call. Requests
     and answers go through the object that `exchange` makes, except for methods with a stream of
     requests.
@@ -108,7 +108,7 @@ def service_handler(
 
 
 def parse(data: bytes, request_class: type[Request]) -> Request:
-    """Returns the request in a message; raises InvalidRequest if the message holds none."""
+    """Returns the request in a message. Raises InvalidRequest if the message holds none."""
     try:
         return request_class.FromString(data)
     except DecodeError:
@@ -119,8 +119,8 @@ def parse(data: bytes, request_class: type[Request]) -> Request:
 
 
 def status_of(error: BaseException | None, context: Any) -> grpc.StatusCode:
-    """Returns the status with which a call ends. `error` is the error of the call's method; None if
-    there was none."""
+    """Returns the status with which a call ends. `error` is the error of the call's method, or None
+    if there was none."""
     if error is None:
         return grpc.StatusCode.OK
     if isinstance(error, errors.OrcinusError):

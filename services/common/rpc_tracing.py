@@ -33,7 +33,8 @@ SERVER_ERRORS = frozenset(
 def server_spans(
     traces: Tracing, *, is_known: Callable[[str | None], bool]
 ) -> Callable[[str, Any], AbstractContextManager[None]]:
-    """Returns an observer that gives each call a span, which is current in the call's task.
+    """Returns an observer that records a span for each call. The span is the current one in the
+    task of the call.
 
     `is_known` returns whether a caller may call, from the value of `authorization`.
     """

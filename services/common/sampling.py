@@ -100,7 +100,7 @@ class TokenLists:
     max_length: int
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if `value` is longer."""
+        """Raises InvalidRequest, which names `field`, if `value` has too many tokens."""
         if len(value) > self.max_length:
             raise InvalidRequest(field, f"has {len(value)} tokens, {self.max_length} at most")
 
@@ -149,7 +149,7 @@ class Texts:
     max_length: int
 
     def check(self, field: str, value: Any) -> None:
-        """Raises InvalidRequest, which names `field`, if `value` is longer."""
+        """Raises InvalidRequest, which names `field`, if `value` is too long."""
         if len(value) > self.max_length:
             raise InvalidRequest(field, f"has {len(value)} characters, {self.max_length} at most")
 
@@ -189,7 +189,8 @@ def sequences(*, max_tokens: int) -> tuple[tuple[int, ...], ...]:
 
 
 def biases(*, max_length: int, low: float, high: float) -> tuple[tuple[int, float], ...]:
-    """Declares an option that is a number for each of some tokens, none by default."""
+    """Declares an option whose value is a list of tokens, each with a number. The default is an
+    empty list."""
     option = Option(TokenBiases(max_length, low, high), None)
     return dataclasses.field(default=(), metadata={Option: option})
 
@@ -267,13 +268,13 @@ class SamplingParams:
 
     @property
     def has_penalty(self) -> bool:
-        """Whether tokens that have occurred become more or less likely."""
+        """Whether any option makes tokens that have occurred more or less likely."""
         penalties = self.repetition_penalty, self.frequency_penalty, self.presence_penalty
         return penalties != (1, 0, 0)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether every token is the argmax of the logits as the model made them."""
+        """Whether every token is the argmax of the unchanged logits."""
         return (
             self.temperature == 0
             and not self.min_tokens
@@ -291,10 +292,11 @@ class SamplingParams:
         """Checks that the tokens of all options are in the vocabulary, and that at least one token
         can always be sampled.
 
-        `own_stop_token_ids` are the model's tokens among `stop_token_ids`, which may lie outside.
+        `own_stop_token_ids` are the stop tokens of the model itself. They may be outside the
+        vocabulary.
 
         Raises:
-            InvalidRequest: an option breaks a rule; the error names the option.
+            InvalidRequest: an option breaks a rule. The error names the option.
         """
         biased = tuple(token_id for token_id, _ in self.logit_bias)
         stops = frozenset(self.stop_token_ids)
@@ -321,11 +323,11 @@ class SamplingParams:
     def check(self, *, own_stop_token_ids: Collection[int] = ()) -> None:
         """Checks every option, as far as the check needs no vocabulary.
 
-        `own_stop_token_ids` are the model's tokens among `stop_token_ids`; they do not count
+        `own_stop_token_ids` are the model's tokens among `stop_token_ids`. They do not count
         against the number of stop tokens that a client may give.
 
         Raises:
-            InvalidRequest: an option is out of its range; the error names the option.
+            InvalidRequest: an option is out of its range. The error names the option.
         """
         for (name, option), value, default in zip(
             OPTIONS.items(), _values_of(self), _DEFAULTS, strict=True

@@ -35,7 +35,7 @@ def to_proto(params: SamplingParams) -> sampling_pb2.SamplingParams:
 
 
 def from_proto(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Returns the options of a message; options that are not set have their defaults.
+    """Returns the options of a message. Options that are not set have their defaults.
 
     No option is checked: ranks read only messages that the scheduler has checked.
     """

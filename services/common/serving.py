@@ -33,9 +33,9 @@ class ServingWatch:
         progress: str = "token",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`trouble` returns why no request could be served, or an empty text; `details` returns
-        more about that, or an empty text; `n_waiting` returns the number of requests that want
-        tokens; `progress` says what counts as progress."""
+        """`trouble` returns why no request could be served, or an empty text. `details` returns
+        more about that, or an empty text. `n_waiting` returns the number of requests that want
+        tokens. `progress` says what counts as progress."""
         self._trouble = trouble
         self._details = details
         self._n_waiting = n_waiting
@@ -44,11 +44,12 @@ class ServingWatch:
         self._looked_at = self._progress_at = self._well_at = clock()
 
     def note_progress(self) -> None:
-        """Notes that requests have got tokens, are nearer to their tokens, or have ended."""
+        """Notes progress of the requests: a request has got tokens, has come nearer to its next
+        tokens, or has ended."""
         self._progress_at = self._clock()
 
     def look(self) -> None:
-        """Checks the present state; must be called every second or so, from the event loop."""
+        """Checks the present state. Must be called every second or so, from the event loop."""
         self._looked_at = self._clock()
         if not self._n_waiting():
             self._progress_at = self._looked_at
@@ -56,7 +57,8 @@ class ServingWatch:
             self._well_at = self._looked_at
 
     def reason_against(self) -> str:
-        """Returns the reason why new requests would wait; empty if they would be served."""
+        """Returns the reason why new requests would wait. The result is empty if they would be
+        served."""
         now = self._clock()
         if now - self._looked_at > HELD_UP_S:
             return f"this process has been held up for {now - self._looked_at:.0f} s"
@@ -71,7 +73,7 @@ class ServingWatch:
         return ""
 
     async def run(self, tell: Callable[[bool], Awaitable[None]]) -> None:
-        """Calls `tell` once per second until cancelled; the argument says whether this process
+        """Calls `tell` once per second until cancelled. The argument says whether this process
         serves."""
         while True:
             # Reported before `look`, so that a hang of the event loop until now is reported too.

@@ -88,7 +88,7 @@ class ServiceSettings(BaseSettings):
 
         Raises:
             SystemExit: a value is wrong or a name unknown, a variable of OpenTelemetry is wrong, or
-                the service may need more memory than its cgroup allows; the message says which.
+                the service may need more memory than its cgroup allows. The message says which.
         """
         unknown = cls._unknown_variables(os.environ)
         ready_fd = ready_fd_of(arguments)
@@ -155,8 +155,8 @@ class ServerSettings(ServiceSettings):
 
 
 def _explain(error: ValidationError) -> str:
-    """Returns what is wrong with each setting and its value; for one of several types, why no type
-    fits."""
+    """Returns what is wrong with each setting and its value. If a setting may have several types,
+    says for each type why the value does not fit."""
     reasons: dict[str, list[str]] = {}
     values: dict[str, str] = {}
     for item in error.errors():

@@ -31,7 +31,7 @@ class BoundedSpanProcessor(BatchSpanProcessor):
     """
 
     def __init__(self, exporter: SpanExporter, *, endpoint: str, max_queue_size: int) -> None:
-        """`endpoint` is the URL of the collector, for the log, which omits its credentials."""
+        """`endpoint` is the URL of the collector. The URL is logged without its credentials."""
         self._losses = OutageLog(
             log,
             failing="spans are dropped",
@@ -87,7 +87,7 @@ class _ReportingExporter(SpanExporter):
         _GRPC_EXPORTER.filters.clear()  # they would drop a message that is like the last one
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends a batch; returns when the collector has taken it, or when it is lost."""
+        """Sends a batch. Returns when the collector has taken it, or when it is lost."""
         self._on_taken(len(spans))
         self._complaint.is_wanted = True
         result = self._exporter.export(spans)

@@ -21,8 +21,8 @@ class StreamPlaces:
         self._of = of
 
     def take(self) -> None:
-        """Takes a place for the call of the current task, until the call's end is read or its
-        connection is gone.
+        """Counts the call of the current task among the open calls. The call counts until its end
+        is read or its connection is lost.
 
         Raises:
             PoolFull: no place is free.

@@ -68,8 +68,8 @@ Certificates = Mounted[_Files, _Identity]
 
 
 def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
-    """Returns a function that opens channels to peers of one role; in plaintext without a
-    directory.
+    """Returns a function that opens channels to peers of one role. Without a directory, the
+    channels are in plaintext.
 
     A channel keeps the certificate with which it was opened.
 
@@ -93,7 +93,7 @@ def connector(tls_dir: Path | None, *, role: str) -> rpc.Connect:
 def server_credentials(
     tls_dir: Path | None, *, require_client_certificate: bool = True
 ) -> grpc.ServerCredentials | None:
-    """Returns the credentials that a gRPC server shows to new connections; None without a
+    """Returns the credentials that a gRPC server shows to new connections. Returns None without a
     directory.
 
     Raises:
@@ -111,7 +111,8 @@ def server_credentials(
 
 
 def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
-    """Returns the context that an HTTP server uses for new connections; None without a directory.
+    """Returns the context that an HTTP server uses for new connections. Returns None without a
+    directory.
 
     Raises:
         OSError: the files are missing or broken.
@@ -132,8 +133,8 @@ def server_context(tls_dir: Path | None) -> ssl.SSLContext | None:
 def callers(
     tls_dir: Path | None, table: Mapping[str, Collection[str]]
 ) -> Mapping[str, Collection[str]] | None:
-    """Returns the roles that may call each method; None without a directory, since callers cannot
-    prove their roles then."""
+    """Returns the roles that may call each method. Returns None without a directory, since callers
+    cannot prove their roles then."""
     return None if tls_dir is None else table
 
 
@@ -176,7 +177,7 @@ def _read(tls_dir: Path, *, is_mutual: bool) -> _Files:
 
 
 def _load(files: _Files) -> _Identity:
-    """Loads the files and checks them; gRPC itself would fail over wrong files without a
+    """Loads the files and checks them. gRPC itself would fail over wrong files without a
     message."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     directory = files.directory

@@ -35,7 +35,7 @@ def new_provider(
     """Returns the provider of tracers of this process, and the exporter of the provider.
 
     `service_name` is used unless the environment has a name. With `decides`, every trace that
-    begins in this process is recorded; otherwise the sampler of the environment is asked.
+    begins in this process is recorded. Otherwise the sampler of the environment is asked.
     """
     # Propagators would write a line for each malformed header of a client.
     logging.getLogger("opentelemetry").setLevel(logging.ERROR)
@@ -80,7 +80,7 @@ def _http_exporter() -> SpanExporter:
 
 
 def _credentials(environment: Mapping[str, str]) -> grpc.ChannelCredentials | None:
-    """Returns the credentials in the files that variables name; None if they name none."""
+    """Returns the credentials in the files that variables name. Returns None if they name none."""
     names = ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE")
     paths = [otlp_value(environment, name) for name in names]
     if not any(paths):
@@ -91,7 +91,8 @@ def _credentials(environment: Mapping[str, str]) -> grpc.ChannelCredentials | No
 
 
 def _own_decisions() -> Sampler | None:
-    """Returns the sampler of a process that decides; None leaves the choice to the environment."""
+    """Returns the sampler of a process that decides which traces are recorded. With None, the
+    environment chooses the sampler."""
     name = os.environ.get("OTEL_TRACES_SAMPLER", "").lower()
     return None if name.endswith("always_off") else ParentBased(ALWAYS_ON)
 

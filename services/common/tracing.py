@@ -87,7 +87,7 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
     """Returns the traces of this process as the environment asks for them.
 
     `service_name` is used unless the environment has a name. With `decides`, the process records
-    every trace that it begins, since it begins only traces that it has chosen; other processes ask
+    every trace that it begins, since it begins only traces that it has chosen. Other processes ask
     the sampler of `OTEL_TRACES_SAMPLER`. A trace that began in another process is recorded if that
     process records it.
     """
@@ -107,8 +107,8 @@ def start(service_name: str, *, decides: bool = False, max_links: int = 0) -> Tr
 
 @contextlib.contextmanager
 def started(service_name: str, *, decides: bool = False, max_links: int = 0) -> Iterator[Tracing]:
-    """Starts traces for a `with` block and sends the last spans at its end; arguments as for
-    `start`."""
+    """Starts traces for a `with` block and sends the last spans at its end. `start` describes the
+    arguments."""
     tracing = start(service_name, decides=decides, max_links=max_links)
     try:
         yield tracing
@@ -130,8 +130,8 @@ def from_message(message: trace_pb2.TraceContext) -> Context:
 
 
 def current_ids() -> tuple[str, str] | None:
-    """Returns the ids of the current trace and span in hexadecimal, for logs; None without a
-    span."""
+    """Returns the ids of the current trace and span in hexadecimal, for logs. Returns None without
+    a span."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return None

@@ -6,10 +6,11 @@ _CREDENTIALS = re.compile(r"(?:[a-z0-9+.-]*://)?(.*@)", re.IGNORECASE | re.DOTAL
 
 
 def credentials_in(url: str) -> str:
-    """Returns the credentials in a URL, with the sign `@` that ends them; empty if there are none.
+    """Returns the credentials in a URL, including the sign `@` after them. The result is empty if
+    there are none.
 
-    Everything up to the last `@` counts, so that nothing of a mistyped URL or of a password with
-    reserved characters is shown.
+    Everything up to the last `@` counts as credentials. So no part of a password is shown, even if
+    the URL is mistyped or the password has reserved characters.
     """
     found = _CREDENTIALS.match(url)
     return found[1] if found else ""
@@ -21,5 +22,5 @@ def without_credentials(url: str) -> str:
 
 
 def without(credentials: str, text: str) -> str:
-    """Returns a text without credentials, wherever they are in it."""
+    """Returns a text from which credentials are removed wherever they occur."""
     return text.replace(credentials, "") if credentials else text

@@ -51,12 +51,13 @@ class Totals:
 
 
 def step_of(duration_s: float) -> int:
-    """Returns the step in which a duration is counted."""
+    """Returns the number of the histogram step that contains a duration. Steps grow with the
+    logarithm of the duration."""
     return round(math.log(max(duration_s, 1e-6)) * STEPS_PER_E)
 
 
 def quantile_s(durations: Durations, part: float) -> float | None:
-    """Returns the quantile of the durations for the fraction `part`; None if there are no
+    """Returns the quantile of the durations for the fraction `part`. Returns None if there are no
     durations."""
     left = math.floor(part * durations.total())
     for step in sorted(durations):
@@ -77,18 +78,16 @@ class Figures:
         self._are_empty = True
 
     def second(self, time_s: float) -> Totals:
-        """Returns the totals in which an iteration that ended at `time_s` is counted.
-
-        If the figures of that second are made already, the iteration counts in the first second
-        whose figures are not made.
-        """
+        """Returns the totals to which an iteration that ended at `time_s` is added. These are the
+        totals of that second. If they have been yielded already, the totals of the first later
+        second are returned."""
         second = max(math.floor(time_s), self._end or 0)
         if not self._seconds or self._seconds[-1][0] < second:
             self._seconds.append((second, Totals()))
         return self._seconds[-1][1]
 
     def advance(self, now_s: float) -> Iterator[dict[str, Any]]:
-        """Yields the figures of each second that is over at `now_s`; yields nothing while the
+        """Yields the figures of each second that is over at `now_s`. Yields nothing while the
         pipeline is idle."""
         if self._end is None:
             self._begin = self._end = math.floor(now_s)

@@ -160,7 +160,7 @@ class View:
 
 
 def _memory(event: watch_pb2.IterationEvent, n_slots: int) -> Json:
-    """Returns the number of K/V slots of a pipeline by their use."""
+    """Returns how many K/V slots of a pipeline there are for each use."""
     allocated = event.n_allocated_slots
     shared = min(event.n_shared_slots, allocated)
     reserved = max(0, event.n_reserved_slots - allocated)

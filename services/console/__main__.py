@@ -41,7 +41,7 @@ def parser(program: str = "python -m services.console") -> argparse.ArgumentPars
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str | None = None) -> int:
-    """Shows a pipeline; returns the exit status."""
+    """Shows a pipeline. Returns the exit status."""
     made = parser() if program is None else parser(program)
     options = made.parse_args(arguments)
     is_plain = options.plain or not sys.stdout.isatty()

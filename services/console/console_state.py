@@ -116,7 +116,7 @@ class ConsoleState:
     """Number of all marks so far, including marks that are no longer kept."""
 
     def feed(self, event: Json) -> None:
-        """Takes an event; an event of an unknown type changes nothing.
+        """Takes an event. An event of an unknown type changes nothing.
 
         Raises:
             ValueError: a field is missing or wrong.
@@ -136,7 +136,7 @@ class ConsoleState:
 
     @property
     def n_stages(self) -> int:
-        """Number of stages of the pipeline; 0 before the first epoch."""
+        """Number of stages of the pipeline, or 0 before the first epoch."""
         return int(self.epoch.get("n_stages", 0))
 
     def shown_requests(self) -> Sequence[RequestRow]:
@@ -260,7 +260,7 @@ _TAKERS: Mapping[str, Callable[[ConsoleState, Json], None]] = {
 
 
 def _printable(value: Any) -> Any:
-    """Returns a value; in a text, each unprintable character is replaced by a middle dot.
+    """Returns a value. In a text, each unprintable character is replaced by a middle dot.
 
     Unprintable characters could be commands to the terminal.
     """

@@ -69,7 +69,7 @@ class Feed(ABC):
         """Puts events into the queue until there are no more, or until the source is closed."""
 
     def _put(self, event: Json) -> bool:
-        """Puts an event into the queue; returns whether the source goes on."""
+        """Puts an event into the queue. Returns whether the source goes on."""
         while not self._closing.is_set():
             try:
                 self.events.put(event, timeout=TURN_S)
@@ -135,7 +135,7 @@ def read_recording(path: Path) -> Iterator[Json]:
 
     Raises:
         OSError: the file cannot be read.
-        ValueError: the file is no recording; the message names the wrong line.
+        ValueError: the file is no recording. The message names the wrong line.
     """
     with path.open("rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE), b""), start=1):

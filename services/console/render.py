@@ -46,7 +46,7 @@ class Screen:
 
 
 def lines(state: ConsoleState, screen: Screen, *, now: float) -> list[Text]:
-    """Returns the lines that the screen shows at a time, within its width and height."""
+    """Returns the lines of the screen, cut to its width and height."""
     width = max(screen.width, MIN_WIDTH)
     top = [*_header(state), *_lanes(state, screen, width=width, now=now)]
     top += [_kv_bar(state, width), _kv_legend(state), _pool(state)]
@@ -216,7 +216,7 @@ def _request_line(row: RequestRow, widths: Sequence[int]) -> Text:
 
 
 def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Returns one line of columns; a text that is too long for its column ends with an ellipsis."""
+    """Returns one line of columns. A text that is too long for its column ends with an ellipsis."""
     return " ".join(
         (text if len(text) <= width - 1 else text[: width - 2] + "…").ljust(width - 1)
         for text, width in zip(cells, widths, strict=True)

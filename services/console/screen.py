@@ -92,7 +92,7 @@ class _Clock:
         self._is_stopped = False
 
     def now(self, latest: float) -> float:
-        """Returns the time at which lanes end; `latest` is the time of the latest event."""
+        """Returns the time at which lanes end. `latest` is the time of the latest event."""
         if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
         return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard

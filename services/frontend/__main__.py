@@ -15,7 +15,7 @@ end."""
 
 
 def main() -> int:
-    """Reads the settings and serves until a signal; returns the exit status."""
+    """Reads the settings and serves until a signal. Returns the exit status."""
     limit_arenas()
     settings = FrontendSettings.load("frontend", sys.argv[1:])
     configure_logging(

@@ -168,12 +168,12 @@ class Account:
 
     @property
     def name(self) -> str:
-        """Name of the key; empty without a key."""
+        """Name of the key. The value is empty without a key."""
         return "" if self._message is None else self._message.name
 
     @property
     def min_priority(self) -> int:
-        """Best priority that requests of the account may have; a lower number is a better
+        """Best priority that requests of the account may have. A lower number is a better
         priority."""
         return self._min_priority
 
@@ -183,8 +183,8 @@ class Account:
             raise errors.PermissionDenied("this API key may not watch: its entry lacks may_watch")
 
     def to_proto(self) -> scheduler_pb2.Account | None:
-        """Returns the account as a message for the scheduler, which enforces the limits in tokens;
-        None without a key. The message must not be changed."""
+        """Returns the account as a message for the scheduler, which enforces the limits in tokens.
+        Returns None without a key. The message must not be changed."""
         return self._message
 
     def count_call(self, now: float) -> None:
@@ -257,7 +257,7 @@ class ApiKeys:
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the content is wrong; the message says where.
+            ValueError: the content is wrong. The message says where.
         """
         self.refusals = Refusals() if refusals is None else refusals
         self._now = now
@@ -282,7 +282,7 @@ class ApiKeys:
 
         Raises:
             Unauthenticated: there is no key, or it is unknown.
-            PoolFull: the calls of the key are used up; the error says when another call is allowed.
+            PoolFull: the calls of the key are used up. The error says when another call is allowed.
         """
         account = self.account_of(authorization)
         account.count_call(self._now())
@@ -354,7 +354,8 @@ def _parse(path: Path, content: bytes) -> ApiKeyFile:
 
 
 def main() -> int:
-    """Prints a new key, which is stored nowhere, and its entry for the file."""
+    """Prints a new key and its entry for the file of keys. The key itself is not stored
+    anywhere."""
     parser = argparse.ArgumentParser(
         prog="python -m services.frontend.api_keys",
         description="Makes an API key: the first line is for its holder, the second for the file.",

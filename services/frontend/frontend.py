@@ -70,7 +70,7 @@ process ends."""
 
 
 async def serve(settings: FrontendSettings, traces: Tracing = tracing.OFF) -> int:
-    """Serves until a signal; returns the exit status."""
+    """Serves until a signal. Returns the exit status."""
     stop = stop_event()
     raise_descriptor_limit()
     try:
@@ -262,7 +262,7 @@ class Frontend:
         self.metrics_address = self._listeners.enter_context(listening)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Serves until the event is set, then lingers and drains; ends at once if the event is set
+        """Serves until the event is set, then lingers and drains. Ends at once if the event is set
         again."""
         await self._health.start()
         async with asyncio.TaskGroup() as tasks:

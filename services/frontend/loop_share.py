@@ -34,8 +34,9 @@ class LoopShare:
         at_once: int = MIN_AT_ONCE,
         turn_s: float = TURN_S,
     ) -> None:
-        """The share has `at_once` turns in each pass, or one for each `turn_s` seconds that the
-        last pass took, if that is a larger number."""
+        """At least `at_once` pieces of work are done in each pass of the event loop. If a pass
+        takes long, the next pass does one piece for each `turn_s` seconds of that time, if this is
+        more."""
         self._loop = loop
         self._clock = clock
         self._at_once = at_once
@@ -46,7 +47,8 @@ class LoopShare:
         self._began_at = 0.0
 
     def take(self, work: Callable[[], None]) -> None:
-        """Does the work now, or in a later pass if the share of this pass is used up."""
+        """Does the work now. If the limit of this pass of the event loop is reached, does the work
+        in a later pass."""
         if not self._n_taken:  # nothing was taken in the last passes
             self._began_at, self._n_allowed = self._clock(), self._at_once
         if self._n_taken < self._n_allowed and not self._waiting:

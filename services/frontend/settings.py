@@ -302,8 +302,8 @@ class FrontendSettings(ServerSettings):
         return max(FEWEST_CHARACTERS, min(CONTEXT_CHARACTERS * context, self.max_body_bytes))
 
     def memory_parts(self) -> Mapping[str, int]:
-        """Returns the largest memory that the frontend may need, in bytes, in parts by the setting
-        that bounds each."""
+        """Returns the largest memory, in bytes, that each part of the frontend may need. The key of
+        a part is the setting that limits it."""
         views = VIEWS_BYTES + self.max_viewers * VIEWER_BYTES
         return {
             PROCESS: PROCESS_BYTES + GRAMMARS_BYTES,

@@ -100,10 +100,10 @@ class Grammars:
         on_end: Callable[[str], None],
     ) -> None:
         """Compiles a grammar in another thread, and returns at once. Forgets the grammars that are
-        not in `kept`; outputs that follow them go on.
+        not in `kept`. Outputs that follow them go on.
 
         When the grammar is compiled, `on_end` is called, perhaps in the other thread, with the
-        reason why no output can follow the grammar; the reason is empty if outputs can. There is no
+        reason why no output can follow the grammar. The reason is empty if outputs can. There is no
         such call for a grammar that has been forgotten meanwhile.
         """
         self._kept = {
@@ -122,8 +122,8 @@ class Grammars:
         shared.compiling.add_done_callback(end)
 
     def matcher(self, digest: bytes) -> "Matcher | None":
-        """Returns a matcher at the beginning of an output that follows the grammar with a digest;
-        None if that grammar is not compiled."""
+        """Returns a matcher of the grammar with this digest, at the beginning of an output. Returns
+        None if the grammar is not compiled."""
         shared = self._kept.get(digest)
         if shared is None or not shared.compiling.done() or shared.failure:
             return None
@@ -159,8 +159,8 @@ class _Shared:
 
     @property
     def failure(self) -> str:
-        """The reason why the grammar could not be compiled; empty if it could, or is being
-        compiled."""
+        """The reason why the grammar could not be compiled. The value is empty if it could, or is
+        being compiled."""
         error = self.compiling.exception() if self.compiling.done() else None
         if error is None:
             return ""
@@ -174,7 +174,7 @@ class _Shared:
 
     def renewed(self) -> LLMatcher | None:
         """Compiles the grammar again, with an empty lexer, and waits for it. Returns the compiled
-        grammar; None if too many grammars have been compiled again in this iteration.
+        grammar, or None if too many grammars have been compiled again in this iteration.
 
         Raises:
             InvalidGrammar: the grammar could not be compiled again.
@@ -216,7 +216,7 @@ class Matcher:
         """The matcher of llguidance; None before the first mask, and after the end."""
 
     def take(self, token_id: int) -> None:
-        """Advances the state by a token; has no effect after the end of the output."""
+        """Advances the state by a token. Has no effect after the end of the output."""
         self._tokens.append(token_id)
         if self._matcher is not None:
             self._matcher.consume_token(token_id)
@@ -238,7 +238,7 @@ class Matcher:
         return mask
 
     def _next_mask(self) -> bytes | None:
-        """Returns the mask of the tokens that may come next; None if there are none."""
+        """Returns the mask of the tokens that may come next. Returns None if there are none."""
         try:
             for matcher in self._attempts():
                 mask = self._mask_of(matcher)
@@ -254,8 +254,12 @@ class Matcher:
         return mask
 
     def _attempts(self) -> Iterator[LLMatcher]:
-        """Yields the current matcher; then, if its lexer is full, a matcher with the newest lexer;
-        and then a matcher with a new lexer, which has taken only the tokens of this output."""
+        """Yields matchers of the grammar, of which each is tried if the one before it failed.
+
+        The first is the current matcher. If its lexer is full, a matcher with the newest lexer
+        follows. The last is a matcher with a new lexer, which has taken only the tokens of this
+        output.
+        """
         if self._matcher is not None:
             yield self._matcher
         newest = self._shared.newest()
@@ -307,8 +311,8 @@ class _SharedVocabulary:
 
 
 def _tokenizer(tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]) -> LLTokenizer:
-    """Returns the tokenizer, with those of `eos_token_ids` that both the tokenizer and the model
-    have.
+    """Returns the tokenizer for llguidance. It ends outputs with those tokens among `eos_token_ids`
+    that it knows.
 
     Raises:
         ValueError: the file is broken, or none of `eos_token_ids` is such a token.

@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetches a checkpoint, or waits for it; returns the exit status."""
+    """Fetches a checkpoint, or waits for it. Returns the exit status."""
     options = parser().parse_args(arguments)
     wanted, directory = options.source, options.to.absolute()
     # As process 1 of a container, it would ignore the signal without a handler.

@@ -27,8 +27,8 @@ _CERTIFICATE = re.compile(rb"-----BEGIN CERTIFICATE-----[^-]+-----END CERTIFICAT
 
 
 def named_authorities(environment: Mapping[str, str], *others: str) -> str:
-    """Returns the certificates of all authorities that variables name, in PEM; empty if no variable
-    is set. `others` are further variables like `FILES`.
+    """Returns the certificates of all authorities that variables name, in PEM. The result is empty
+    if no variable is set. `others` are further variables like `FILES`.
 
     Raises:
         SourceError: a variable names something without certificates.
@@ -43,8 +43,9 @@ def named_authorities(environment: Mapping[str, str], *others: str) -> str:
 
 
 def context_with(authorities: str) -> ssl.SSLContext | bool:
-    """Returns the argument `verify` of a client of httpx2: a context that trusts `authorities`, or
-    True, which stands for the system's authorities, if `authorities` is empty."""
+    """Returns the argument `verify` for a client of httpx2 that trusts `authorities`. The argument
+    is an SSL context. If `authorities` is empty, the argument is True, which means the authorities
+    of the system."""
     if not authorities:
         return True
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -55,9 +56,12 @@ def context_with(authorities: str) -> ssl.SSLContext | bool:
 def context_beside_system(
     authorities: str, environment: Mapping[str, str]
 ) -> ssl.SSLContext | bool:
-    """Returns the argument `verify` of a client of httpx2 that trusts what the library for storage
-    trusts: `authorities`, and those of the system unless `SSL_CERT_FILE` or `SSL_CERT_DIR` is set,
-    which replace them in that library."""
+    """Returns the argument `verify` for a client of httpx2 that trusts the same authorities as the
+    storage library.
+
+    These are `authorities` and the authorities of the system. The variables `SSL_CERT_FILE` and
+    `SSL_CERT_DIR` replace the latter.
+    """
     if not authorities or any(environment.get(name) for name in (FILES[0], DIRECTORIES)):
         return context_with(authorities)
     context = httpx2.create_ssl_context(trust_env=False)

@@ -45,7 +45,7 @@ def commit_of(name: HubName, cache: Path) -> str | None:
 
 
 def complete_snapshot(name: HubName, cache: Path) -> Path | None:
-    """Returns the directory of a checkpoint in the cache; None if any file is missing."""
+    """Returns the directory of a checkpoint in the cache. Returns None if any file is missing."""
     commit = commit_of(name, cache)
     if commit is None:
         return None

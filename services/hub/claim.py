@@ -24,7 +24,8 @@ def cache_of(directory: Path) -> Path:
 
 
 def there(source: Source, directory: Path) -> Fetched | None:
-    """Returns the fetched checkpoint of a source if `directory` is a link to it; None otherwise."""
+    """Returns the fetched checkpoint of a source if `directory` is a link to it. Returns None
+    otherwise."""
     fetched = source.fetched_in(cache_of(directory))
     if fetched is None or not directory.is_symlink():
         return None

@@ -18,7 +18,8 @@ class HubSource:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names; None if the text is no name of a repository.
+        """Returns the source that a text names. Returns None if the text is no name of a
+        repository.
 
         A text that ends with `.gguf` is the name of a file, and gives None, too.
         """

@@ -12,10 +12,10 @@ _PARSERS: tuple[Callable[[str], Source | None], ...] = (S3Source.parse, HubSourc
 
 
 def source_in(text: str) -> Source | None:
-    """Returns the source that a text names; None if it has the form of no kind.
+    """Returns the source that a text names. Returns None if it has the form of no kind.
 
     Raises:
-        ValueError: the text has the form of a kind, but is wrong; the message says why.
+        ValueError: the text has the form of a kind, but is wrong. The message says why.
     """
     for parse in _PARSERS:
         source = parse(text)

@@ -20,7 +20,8 @@ class HubName:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the repository and revision in a text; None if the text has another form."""
+        """Returns the repository and revision in a text. Returns None if the text has another
+        form."""
         found = _NAME.fullmatch(text)
         return None if found is None else cls(found[1], found[2] or MAIN)
 

@@ -77,7 +77,7 @@ class ObjectFile:
             file.truncate(self.stored.size)
 
     def fetch_piece(self, begin: int, on_progress: TransferProgress) -> None:
-        """Fetches a piece to its place, and notes it.
+        """Fetches a piece of the file, writes it, and notes that it is there.
 
         Raises:
             SourceError: the piece cannot be read.
@@ -98,7 +98,7 @@ class ObjectFile:
         """Checks the content against the ETag, and gives the complete file its final name.
 
         ETags of objects that were uploaded in parts, or are encrypted with a key of KMS, are no
-        digests; such content is not checked.
+        digests. Such content is not checked.
 
         Raises:
             SourceError: the content does not match the ETag.

@@ -46,7 +46,7 @@ def check_proxies(environment: Mapping[str, str]) -> None:
 
 
 def proxy_for(url: str, environment: Mapping[str, str]) -> Proxy | None:
-    """Returns the proxy by which a URL is reached; None if it is reached without one."""
+    """Returns the proxy by which a URL is reached. Returns None if it is reached without one."""
     parts = urlsplit(url)
     own = _named(parts.scheme, environment) if parts.scheme in ("http", "https") else None
     proxy = own or _named("all", environment)

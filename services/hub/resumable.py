@@ -45,8 +45,8 @@ class LargeFile:
         return self.size - min(part.stat().st_size if part.exists() else 0, self.size)
 
     def fetch(self, blobs: Path, on_progress: TransferProgress) -> None:
-        """Fetches the content of the file into `blobs`, the directory of contents of its
-        repository, unless it is there.
+        """Fetches the content of the file, unless the content is there. `blobs` is the directory of
+        contents in the cache of the repository.
 
         Raises:
             SourceError: the digest of the content does not match.

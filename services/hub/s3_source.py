@@ -48,7 +48,7 @@ class S3Source:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Returns the source that a text names; None if it is of another kind.
+        """Returns the source that a text names. Returns None if it is of another kind.
 
         Raises:
             ValueError: the text is of this kind, but wrong.
@@ -197,7 +197,7 @@ def _forget_others(objects: Path, needed: list[ObjectFile]) -> None:
 
 
 def _link(directory: Path, targets: dict[str, Path]) -> None:
-    """Makes a directory of links in one step, unless it exists."""
+    """Creates a directory with links to files in one atomic step, unless the directory exists."""
     if directory.exists():
         return
     new = directory.with_name(f".{directory.name}.new")

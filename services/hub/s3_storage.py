@@ -74,7 +74,7 @@ class Bucket:
     """A bucket, reached with the credentials in the environment."""
 
     def __init__(self, name: str, *, environment: Mapping[str, str] = os.environ) -> None:
-        """Prepares the connection; raises SourceError if the environment is wrong."""
+        """Prepares the connection. Raises SourceError if the environment is wrong."""
         named = [variable for variable in _ENDPOINTS if environment.get(variable)]
         endpoint = environment[named[0]] if named else ""
         if named and not _is_url(endpoint):
@@ -111,7 +111,7 @@ class Bucket:
 
     def objects_in(self, prefix: str) -> list[StoredObject]:
         """Returns the objects directly below a prefix, without further objects that the storage may
-        list. A prefix has no slash at its end; the top of a bucket has the empty prefix."""
+        list. A prefix has no slash at its end. The top of a bucket has the empty prefix."""
         with self._explained(prefix):
             listed = self._store.list_with_delimiter(prefix or None)["objects"]
         begin = f"{prefix}/" if prefix else ""
@@ -200,7 +200,8 @@ class Bucket:
         return SourceError, words
 
     def _unreachable(self, error: Exception, line: str) -> str:
-        """Returns that the endpoint cannot be reached, by which proxy, and why."""
+        """Returns an error message which says that the endpoint cannot be reached, through which
+        proxy, and why."""
         way = "" if self._proxy is None else f" through the proxy {self._proxy}"
         if isinstance(error, httpx2.HTTPError):
             return f"{self.endpoint} cannot be reached{way}: {reason_of(error)}"
@@ -220,7 +221,8 @@ def _is_url(endpoint: str) -> bool:
 
 
 def _proxy(url: str, environment: Mapping[str, str]) -> Proxy | None:
-    """Returns the proxy by which storage is reached; the library has none of the kind SOCKS."""
+    """Returns the proxy by which storage is reached. Returns None if no proxy is needed. Raises
+    SourceError for a SOCKS proxy, which the library does not support."""
     check_proxies(environment)
     proxy = proxy_for(url, environment)
     if proxy is not None and proxy.is_socks:
@@ -240,7 +242,7 @@ def _is_name(name: str) -> bool:
 
 
 def _status(error: Exception, line: str) -> str:
-    """Returns the HTTP status that an error is about; empty if it is about none."""
+    """Returns the HTTP status that an error is about. The result is empty if it is about none."""
     if isinstance(error, httpx2.HTTPStatusError):
         return str(error.response.status_code)
     found = re.search(r"status code: (\d{3})", line)

@@ -60,7 +60,8 @@ def fetch(name: HubName, *, say: Say, cache: Path | None = None) -> Path:
 
 
 def connect(environment: Mapping[str, str]) -> None:
-    """Has the library of the hub trust the authorities that variables name, and use their proxies.
+    """Makes the library of the hub use the proxies and the authorities that environment variables
+    name.
 
     Raises:
         SourceError: a variable is wrong.
@@ -73,7 +74,7 @@ def connect(environment: Mapping[str, str]) -> None:
 
 
 def _listing(name: HubName) -> tuple[str, dict[str, RepoFile]]:
-    """Returns the commit that a name stands for, and the files that are to be fetched."""
+    """Returns the commit to which a branch, tag or commit name refers, and the files to fetch."""
     if constants.HF_HUB_OFFLINE:
         raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
     connect(os.environ)

@@ -35,7 +35,7 @@ class Source(Protocol):
 
     @property
     def model_name(self) -> str:
-        """Name of the model in the API, if the settings do not name the model."""
+        """Name of the model in the API. The settings may name the model otherwise."""
 
     def fetched_in(self, cache: Path) -> Fetched | None:
         """Returns the checkpoint that was last fetched into a cache, without any connection.

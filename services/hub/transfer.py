@@ -41,7 +41,7 @@ def check_space(source: str, directory: Path, n_bytes: int) -> None:
 def transfer(
     parts: Iterable[Callable[[TransferProgress], None]], *, n_connections: int, n_bytes: int
 ) -> None:
-    """Runs the parts of a transfer of `n_bytes` bytes, `n_connections` at a time; raises the error
+    """Runs the parts of a transfer of `n_bytes` bytes, `n_connections` at a time. Raises the error
     of the first part that fails."""
     stopping = threading.Event()
     with _bar(n_bytes) as advance:

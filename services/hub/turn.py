@@ -16,8 +16,8 @@ POLL_S = 0.5
 
 @contextmanager
 def turn_of(folder: Path, *, say: Say, limit_s: float = LIMIT_S) -> Iterator[None]:
-    """Waits for the turn of this process, and holds it until the end of the block. A process that
-    dies gives its turn back.
+    """Waits for the turn of this process among the processes that want to fetch, and keeps the turn
+    until the end of the block. If a process dies, its turn ends.
 
     Raises:
         SourceError: other processes have not finished within `limit_s`.

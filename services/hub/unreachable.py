@@ -12,8 +12,9 @@ from services.hub.proxies import proxy_for
 
 
 def unreachable(endpoint: str, error: BaseException) -> str:
-    """Returns that an endpoint cannot be reached, by which proxy, and why, from an error of
-    httpx2. If the endpoint has sent its client to another server, that one is named."""
+    """Returns an error message which says that an endpoint cannot be reached, through which proxy,
+    and why. If the endpoint has redirected the client to another server, the message names that
+    server."""
     server = next(filter(None, map(_server, _causes(error))), without_credentials(endpoint))
     proxy = proxy_for(server, os.environ)
     way = "" if proxy is None else f" through the proxy {proxy}"
@@ -21,7 +22,8 @@ def unreachable(endpoint: str, error: BaseException) -> str:
 
 
 def _server(error: BaseException) -> str:
-    """Returns the URL of the server that a request was for; empty if the error knows none."""
+    """Returns the URL of the server that a request was for. The result is empty if the error knows
+    none."""
     if not isinstance(error, httpx2.RequestError):
         return ""
     try:
@@ -53,7 +55,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields an error, its cause, the cause of that, and so on."""
+    """Yields an error, followed by its chain of causes."""
     seen: BaseException | None = error
     while seen is not None:
         yield seen

@@ -91,6 +91,11 @@ class Child:
         child._reading = asyncio.create_task(child._read(lines))
         return child
 
+    @property
+    def pid(self) -> int:
+        """Id of the service's process."""
+        return self._process.pid
+
     async def wait_for(self, key: str) -> Any:
         """Returns the value that the service reports under `key`, once it is reported.
 
@@ -119,7 +124,7 @@ class Child:
         return f"{self.name} exited with status {status}"
 
     async def kill_when_hung(self) -> None:
-        """Waits until the service sends no more messages for too long, and kills it then."""
+        """Waits until the service has sent no message for too long, and then kills it."""
         n_messages, n_missed = 0, 0
         while n_missed < (MAX_MISSED_BEATS if n_messages else MAX_TURNS_TO_FIRST_BEAT):
             await asyncio.sleep(BEAT_S)

@@ -71,7 +71,7 @@ class Launcher:
         """Starts all services, waits until the pipeline serves, and returns the addresses.
 
         Raises:
-            ChildDied: a service ended before the pipeline served; `death` has the reason.
+            ChildDied: a service ended before the pipeline served. `death` has the reason.
         """
         self._waves = [[], [], []]
         workers = [
@@ -104,7 +104,7 @@ class Launcher:
         ready_key: str = "ready",
         on_message: OnMessage = lambda _: None,
     ) -> Child:
-        """Starts a service in a wave; `ready_key` is the key that it reports when it is ready."""
+        """Starts a service in a wave. `ready_key` is the key that it reports when it is ready."""
         service = Supervisor(
             name,
             module,
@@ -212,7 +212,7 @@ def share_cpus(
 
     Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the list
     of CPUs is empty, since another pipeline on this machine would choose equal CPUs. `n_usable` is
-    the number of CPUs whose time this process may use; a quota can make it smaller than the number
+    the number of CPUs whose time this process may use. A quota can make it smaller than the number
     of `cpus`.
     """
     n_threads = settings.threads or max(1, n_usable // (settings.stages * settings.tp))

@@ -89,7 +89,7 @@ class Supervisor:
         self._task: asyncio.Task[None]
 
     async def start(self) -> Child:
-        """Starts the first child; from now on the service is kept running."""
+        """Starts the first child. From now on the service is kept running."""
         await self._start_child()
         self._task = asyncio.create_task(self._keep_running(), name=self._name)
         return self.child
@@ -158,7 +158,7 @@ class Supervisor:
 
 
 def _argument(key: str, value: object) -> str:
-    """Returns an option for the command line; a boolean becomes a flag."""
+    """Returns an option for the command line. A boolean becomes a flag."""
     if isinstance(value, bool):
         return f"--{key}" if value else f"--no-{key}"
     return f"--{key}={value}"

@@ -139,7 +139,7 @@ class SchedulerProcess:
             await process.first_of(pods.run(), self._serve_in_turn(client, pods))
 
     async def _serve_in_turn(self, client: "KubernetesClient", pods: PodDirectory) -> None:
-        """Leads once this scheduler is elected, for as long as it holds the lease."""
+        """Waits until this scheduler is elected, and then leads as long as it holds the lease."""
         if self._settings.lease_name is None:
             await self._lead(pods, Unopposed())
             return
@@ -159,21 +159,22 @@ class SchedulerProcess:
             await elector.release()
 
     async def _hand_over(self, elector: LeaderElector) -> None:
-        """Lets another scheduler lead. This one goes on serving until the other holds the lease."""
+        """Lets another scheduler lead. This scheduler keeps serving until the other one holds the
+        lease."""
         await self._health.set_serving(False)
         self._metrics.set_leading(False)
         await elector.release()
         self._has_handed_over.set()
 
     async def _wait_for_successor(self, elector: LeaderElector) -> None:
-        """Returns once another scheduler holds the lease that this one has given away. The stages
-        join the next epoch sooner if this leader has left them by then."""
+        """Waits until another scheduler holds the lease that this one has given away. The stages
+        join the next epoch sooner if this scheduler has closed its connections to them by then."""
         await self._has_handed_over.wait()
         await elector.wait_for_successor()
 
     def _candidate(self, client: "KubernetesClient", lease_name: str) -> LeaderElector:
         """Returns this process as a candidate. A container that starts again in a pod is a new
-        candidate, since it has lost its state; it knows that the former candidate has ended."""
+        candidate, since it has lost its state. It knows that the former candidate has ended."""
         settings = self._settings
         container = f"{settings.pod_name}_{settings.pod_uid}_"
         return LeaderElector(
@@ -188,8 +189,8 @@ class SchedulerProcess:
     async def _lead(
         self, stages: StageDirectory, term: Term, *, hand_over: HandOver | None = None
     ) -> None:
-        """Leads until told to stop. Meanwhile the health of this scheduler reports that it leads,
-        so that frontends find it."""
+        """Leads until told to stop. Meanwhile the health service reports this scheduler as the
+        leader, so that frontends find it."""
         connect = tls.connector(self._settings.tls_dir, role=tls.WORKER)
         spares = SpareWatch(stages, on_unfit=self._note_unfit, connect=connect)
         leader = Leader(
@@ -236,20 +237,21 @@ class SchedulerProcess:
         self._watching.note_unfit(unfit)
 
     async def _announce(self, leader: Leader) -> None:
-        """Tells the process that started this one when the first pipeline serves."""
+        """Waits until the first pipeline serves, and reports this to the parent process."""
         await leader.has_served.wait()
         self._pipe.report({"ready": True})
 
     def _trouble(self) -> str:
-        """Returns why this scheduler could serve no request now; empty if it could serve one."""
+        """Returns why this scheduler could serve no request now. The result is empty if requests
+        could be served."""
         if self._service.is_open:
             return ""
         is_leader = self._elector is None or self._elector.is_leader
         return "no pipeline" if is_leader else "this scheduler has stood by"
 
     async def _tell_readiness(self) -> None:
-        """Keeps the readiness up to date: a leader is ready while it has a pipeline, a standby
-        while it could take over."""
+        """Keeps the readiness of this process up to date. A leader is ready while it has a
+        pipeline. A standby is ready while it could take over."""
         while True:
             elector = self._elector
             if elector is None or elector.is_leader:
@@ -297,7 +299,7 @@ class SchedulerProcess:
 
 
 async def _acquire(elector: LeaderElector, watch: LeaderWatch) -> int:
-    """Waits until this process leads, and watches the current leader meanwhile; returns the
+    """Waits until this process leads, and watches the current leader meanwhile. Returns the
     term."""
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(watch.run())
@@ -314,7 +316,7 @@ async def _hold(elector: LeaderElector) -> None:
 
 
 async def serve(settings: SchedulerSettings, traces: Tracing, build: BuildScheduler | None) -> int:
-    """Serves until told to stop; returns the exit status."""
+    """Serves until told to stop. Returns the exit status."""
     await SchedulerProcess(settings, traces, build).run()
     return 0
 

@@ -74,12 +74,12 @@ class FrontendStream:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the stream is to end, and its last message was taken."""
+        """Whether the stream must end and its last message has been taken."""
         return self._is_ending and not self._has_mail.is_set()
 
     async def next_message(self) -> scheduler_pb2.ConnectResponse:
-        """Waits for news and returns the next message. A call says that the message of the last
-        call has been sent."""
+        """Waits for news and returns the next message. Must be called only when the previous
+        message has been sent."""
         self._n_unsent_bytes -= self._n_leaving_bytes
         self._n_leaving_bytes = 0
         await self._has_mail.wait()
@@ -102,13 +102,13 @@ class FrontendStream:
             self.is_overfull.set()
 
     def note_room(self) -> None:
-        """Tells the frontend that the pool has a free place, if the last message said that the pool
-        has none."""
+        """Tells the frontend that the pool has room for a request, if the last message said that
+        the pool was full."""
         if self._is_told_full:
             self._has_mail.set()
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription) -> None:
-        """Sends the frontend the description of the pipeline; requests may come from now on."""
+        """Sends the frontend the description of the pipeline. Requests may come from now on."""
         self._outbox.pipeline.CopyFrom(pipeline)
         self._outbox.is_closed = False
         self._note_update()
@@ -128,9 +128,9 @@ class FrontendStream:
         self._note_update(text)
 
     def accept(self, request: Request, number: int | None = None) -> None:
-        """Adds a request and tells the frontend that it is accepted. `number`, if given, is the
-        number that the frontend has chosen for the request; columns of tokens name requests by
-        number."""
+        """Adds a request and tells the frontend that the request is accepted. `number`, if given,
+        is a short name that the frontend has chosen for the request. Messages then name the request
+        by this number in their lists of new tokens."""
         self.requests[request.request_id] = request
         if number is not None:
             self._numbers[request] = number
@@ -178,8 +178,8 @@ class FrontendStream:
         self._has_mail.set()
 
     def _add_token(self, request: Request, token_id: int, *, start: int) -> None:
-        """Adds a token as an entry of its own: the first token of a request, or any token of a
-        request without a number."""
+        """Adds a token as a separate entry of the message. The first token of a request is sent
+        like this, and every token of a request without a number."""
         self._outbox.tokens.add(
             request_id=request.request_id,
             token_ids=[token_id],
@@ -192,7 +192,7 @@ class FrontendStream:
         self._numbers.pop(request, None)
 
     def _add_with_logprobs(self, update: Update, logprobs: SpanLogprobs) -> None:
-        """Adds an update that has log-probabilities; many of them are divided among several
+        """Adds an update that has log-probabilities. Many of them are divided among several
         messages."""
         pieces = iter(logprobs.prompt)
         while True:

@@ -84,7 +84,7 @@ class FormingTimeout:
         return left_s
 
     def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
-        """Notes that a pipeline was lost. If it was open, the time starts anew; if it never opened,
+        """Notes that a pipeline was lost. If it was open, the time starts anew. If it never opened,
         the next pause is longer."""
         self._trouble = loss.message
         if was_open:
@@ -112,8 +112,8 @@ class Leader:
         hand_over: HandOver | None = None,
         on_shortfall: OnShortfall = lambda _: None,
     ) -> None:
-        """`hand_over` is called when this leader is told to stop. Without it there is no other
-        scheduler, and no request is accepted any more while running requests finish."""
+        """`hand_over` is called when this leader is told to stop, if there is another scheduler.
+        Otherwise no request is accepted any more while running requests finish."""
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
         self._settings = settings
@@ -190,7 +190,7 @@ class Leader:
             await epoch.engine.close()
 
     def _assemble(self, pipeline: Pipeline) -> "_Epoch":
-        """Creates the parts that serve an epoch; nothing is started yet."""
+        """Creates the parts that serve an epoch. Nothing is started yet."""
         scheduler = self._build(self._settings, pipeline, self._pool)
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
         observers = IterationObservers(
@@ -242,7 +242,7 @@ class Leader:
             )
 
     async def _run_to_the_end(self, loop: ServingLoop, stop: asyncio.Event) -> None:
-        """Runs the loop; when told to stop, gives running requests some time to finish."""
+        """Runs the loop. When told to stop, gives running requests some time to finish."""
         serving = asyncio.create_task(loop.run(), name="serving loop")
         try:
             if not await happens_before(serving, stop, cancel=False):
@@ -365,16 +365,16 @@ def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | 
 
 
 def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
-    """Returns the order that the settings name, still without requests. `now` is the clock of the
-    order."""
+    """Returns the order of requests that the settings name. The order has no requests yet. `now` is
+    its clock."""
     return ORDERS[settings.order].of(
         OrderOptions(settings.ageing_s, settings.fair_batch_tokens), now
     )
 
 
 def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
-    """Returns the policy that the settings name, for `n_shares` batches in flight that share the
-    requests."""
+    """Returns the policy that the settings name. `n_shares` is the number of batches in flight
+    among which the policy divides the requests."""
     return POLICIES[settings.policy].of(
         PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares)
     )

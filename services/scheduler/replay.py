@@ -58,7 +58,7 @@ def replay(lines: Iterable[bytes]) -> Replay:
     Raises:
         NotARecording: the file is no recording.
         NotReplayable: the recording lacks decisions.
-        Difference: the core decided otherwise than in the recording; the error names the line.
+        Difference: the core has decided otherwise than in the recording. The error names the line.
     """
     result, number, n_decisions = Replay(), 1, 0
     try:
@@ -89,7 +89,7 @@ def decision_of(value: dict[str, Any], number: int) -> watch_pb2.DecisionEvent:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replays the recording that the arguments name; returns the exit status."""
+    """Replays the recording that the arguments name. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m services.scheduler.replay", description=__doc__
     )

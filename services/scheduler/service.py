@@ -86,10 +86,12 @@ class SchedulerService:
         self._is_leading = True
 
     def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
-        """Accepts submissions from now on, and passes them to `loop`. If the last pipeline had a
-        model of another name, all waiting requests are cancelled. If it had another checkpoint of
-        the same name, requests that the new checkpoint cannot run are given up: they would end the
-        ranks."""
+        """Accepts submissions from now on, and passes them to `loop`.
+
+        If the last pipeline had a model of another name, all waiting requests are cancelled. If it
+        had another checkpoint of the same name, requests that the new checkpoint cannot run are
+        ended, since they would make the ranks fail.
+        """
         for request in list(self._connections) if pipeline != self._pipeline else ():
             if self._pipeline.model != pipeline.model:
                 self._loop.cancel(request)
@@ -102,7 +104,7 @@ class SchedulerService:
             frontend.open(pipeline)
 
     def close(self) -> None:
-        """Refuses submissions from now on, as UNAVAILABLE; requests in the pool stay there."""
+        """Refuses submissions from now on, as UNAVAILABLE. Requests in the pool stay there."""
         self._is_open = False
         for frontend in self._frontends:
             frontend.close()
@@ -143,9 +145,9 @@ class SchedulerService:
                 frontend.note_room()
 
     def suspend(self, begun: Iterable[Request], ended: Iterable[Update]) -> None:
-        """Refuses submissions until the next pipeline serves, and tells the frontends that their
-        requests wait for it. `begun` are the requests that had begun; `ended` are updates of
-        requests that end instead of waiting."""
+        """Refuses submissions until the next pipeline serves. Tells the frontends that their
+        requests wait for that pipeline. `begun` are the requests that had begun. `ended` are
+        updates of requests that end instead of waiting."""
         self.close()
         for request, frontend in self._connections.items():
             frontend.suspend(request)
@@ -154,8 +156,8 @@ class SchedulerService:
         self.deliver(ended)
 
     def resign(self, message: str) -> None:
-        """Ends every request as UNAVAILABLE, and the streams of all frontends once they have been
-        told, so that they look for the next leader at once."""
+        """Ends every request as UNAVAILABLE, and then the streams of all frontends. The frontends
+        look for the next leader at once."""
         self._is_leading = self._is_open = False
         for request in self._connections:
             self._observer.failed(request)
@@ -244,7 +246,7 @@ class SchedulerService:
 
     def _account_of(self, submission: scheduler_pb2.Submission, now: float) -> AccountUse | None:
         """Returns the account of a request, after a check that the account has room for the
-        request; None if the request has no account."""
+        request. Returns None if the request has no account."""
         if not submission.HasField("account"):
             return None
         account = self._accounts.find(submission.account.name, account_limits(submission), now)

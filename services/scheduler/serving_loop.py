@@ -33,7 +33,7 @@ class Engine(Protocol):
         """Sends a batch into the pipeline."""
 
     def take_results(self) -> Sequence[worker_pb2.IterationResult]:
-        """Returns the results since the last call; raises when the pipeline is lost."""
+        """Returns the results since the last call. Raises when the pipeline is lost."""
 
 
 class ServingLoop:
@@ -67,14 +67,14 @@ class ServingLoop:
         return self._scheduler.pool.n_free
 
     def submit(self, request: Request) -> None:
-        """Puts a request into the pool, from which the next batch may take it. Raises as
-        `Scheduler.submit`."""
+        """Puts a request into the pool. The next batch may contain it. `Scheduler.submit` describes
+        the errors."""
         self._scheduler.submit(request)
         self._has_news.set()
 
     def cancel(self, request: Request) -> None:
-        """Ends a request. Its K/V memory is freed at once, or, if the request is in flight, when
-        the iterations that contain it have returned."""
+        """Ends a request. Its K/V memory is freed at once. If the request is in flight, its memory
+        is freed when the iterations that contain it have returned."""
         self._deliver(self._scheduler.cancel(request))
         self._has_news.set()
 
@@ -95,7 +95,7 @@ class ServingLoop:
         """Serves until drained.
 
         Raises:
-            PipelineLost: the epoch is over; unfinished requests are still in the pool.
+            PipelineLost: the epoch is over. Unfinished requests are still in the pool.
         """
         while not (self._is_draining and self._is_idle):
             await self._send_batches()

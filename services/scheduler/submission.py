@@ -86,7 +86,7 @@ def to_request(
     now: float,
 ) -> Request:
     """Returns the request of a submission that was checked. `sampling` are the options of the
-    submission; their seed is not used."""
+    submission. Their seed is not used."""
     grammar = sampling.grammar.encode()
     return Request(
         request_id=RequestId(submission.request_id),
@@ -111,8 +111,8 @@ def to_request(
 
 
 def refusal(request: Request, pipeline: scheduler_pb2.PipelineDescription) -> InvalidRequest | None:
-    """Returns the reason why a pipeline cannot run a request that was checked for another pipeline;
-    None if the pipeline can run the request."""
+    """Returns the reason why a pipeline cannot run a request that was checked for another pipeline.
+    Returns None if the pipeline can run the request."""
     sampling = replace(
         from_proto(sampling_pb2.SamplingParams.FromString(request.sampling)),
         grammar=request.grammar.decode(),
@@ -132,9 +132,11 @@ def check_sampling(
     *,
     own_stop_token_ids: Collection[int] = (),
 ) -> None:
-    """Checks sampling options for a pipeline: a rank that got refused options would end itself, and
-    with it the requests of all clients. `own_stop_token_ids` are the stop tokens that the model has
-    itself; when empty, they are the end-of-sequence tokens of the pipeline.
+    """Checks the sampling options of a request for a pipeline. A rank would refuse wrong options
+    and end itself, and with it the requests of all clients.
+
+    `own_stop_token_ids` are the stop tokens of the model. If there are none, the end-of-sequence
+    tokens of the pipeline are used.
 
     Raises:
         InvalidRequest: the error names the option.
@@ -203,8 +205,8 @@ def _deadline_of(submission: scheduler_pb2.Submission, now: float) -> float | No
 
 
 def _cache_scope(submission: scheduler_pb2.Submission) -> bytes | None:
-    """Returns the name of the scope in which a request shares keys and values; None if the request
-    shares none."""
+    """Returns the name of the scope in which a request shares keys and values. Returns None if the
+    request shares none."""
     if submission.is_uncached:
         return None
     name = submission.account.name

@@ -22,17 +22,16 @@ class NewTokens:
         return bool(self._newest or self._packed)
 
     def next_iteration(self) -> list[NewToken]:
-        """Packs the tokens that wait, and returns an empty list to which the caller appends the
-        tokens of an iteration. The list may be appended to until the next call, also after
-        `take`."""
+        """Packs the waiting tokens. Returns an empty list, to which the caller appends the tokens
+        of an iteration. The list may be appended to until the next call, also after `take`."""
         self._packed.extend(chain.from_iterable(self._newest))
         self._newest.clear()
         return self._newest
 
     def take(self) -> scheduler_pb2.TokenColumns:
-        """Returns all waiting tokens as columns and forgets them; there must be at least one token.
-        Tokens of one request are joined, so that a slow frontend gets one update for each
-        request."""
+        """Returns all waiting tokens as columns, which are lists of equal length, and forgets the
+        tokens. There must be at least one token. Tokens of one request are joined, so that a slow
+        frontend gets one update for each request."""
         newest, packed = tuple(self._newest), self._packed
         self._newest.clear()
         self._packed = array("I")

@@ -32,7 +32,7 @@ async def tune(
     workload: Workload,
     launcher_class: type[TuneLauncher],
 ) -> Tuned | None:
-    """Returns the result of the tuner; None if the process was told to stop before."""
+    """Returns the result of the tuner. Returns None if the process was told to stop before."""
     stopping = asyncio.create_task(process.stop_event().wait())
     running = asyncio.create_task(
         Tuner(settings, shape, workload, say=progress, launcher_class=launcher_class).run()
@@ -53,7 +53,7 @@ def progress(line: str) -> None:
 
 
 def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
-    """Prints the settings that were found and the reasons for them, and writes the files."""
+    """Prints the best settings and the reasons for them, and writes the files."""
     lines = [
         *table(tuned, workload.unit),
         "",
@@ -66,7 +66,7 @@ def announce(settings: TuneSettings, workload: Workload, tuned: Tuned) -> None:
 
 
 def main(launcher_class: type[TuneLauncher] = TuneLauncher) -> int:
-    """Finds, prints and writes the settings; tests pass a launcher that starts other ranks."""
+    """Finds, prints and writes the settings. Tests pass a launcher that starts other ranks."""
     settings = TuneSettings.load("tune", sys.argv[1:])
     configure_logging("tune", "ERROR")
     if trouble := trouble_with(LocalSettings(model=settings.model)):

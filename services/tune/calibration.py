@@ -45,7 +45,7 @@ class Calibration:
 
 
 def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
-    """Returns the iterations of records, in the order of their numbers."""
+    """Returns the iterations of the records, sorted by their numbers."""
     ordered = sorted(records, key=lambda record: record.iteration)
     next_spans: dict[int, int] = {}  # the number of tokens of a request's next span
     works: list[IterationWork] = []
@@ -62,8 +62,8 @@ def iterations_of(records: Sequence[Record]) -> list[MeasuredIteration]:
 
 
 def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()) -> Calibration:
-    """Returns the model of costs that fits iterations best. From `lone` requests comes the time
-    that a request spends outside of iterations.
+    """Returns the model of costs that fits iterations best. `lone` requests show the time that a
+    request spends outside of iterations.
 
     Raises:
         ValueError: there are no iterations.
@@ -86,8 +86,8 @@ def calibrate(iterations: Sequence[MeasuredIteration], lone: Sequence[Lone] = ()
 
 
 def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]:
-    """Returns the gap after each iteration on a stage, and the time that a plan, activations or a
-    result need to travel. The two times are those for which the sum of the absolute errors of the
+    """Returns two times in seconds: the gap after each iteration on a stage, and the time of travel
+    of a plan, activations or a result. With these times, the sum of the absolute errors of the
     iterations' ends is least."""
     longest_s = max(median(each.end_s - each.start_s for each in iterations), 1e-6)
 
@@ -100,7 +100,7 @@ def explain_ends(iterations: Sequence[MeasuredIteration]) -> tuple[float, float]
 
 def _error(iterations: Sequence[MeasuredIteration], gap_s: float, way_s: float) -> float:
     """Returns the sum of the absolute errors of the iterations' ends, for a gap and a time of
-    travel. Stages behave as in `simulator.virtual_pipeline`; plans are sent at the measured
+    travel. Stages behave as in `simulator.virtual_pipeline`. Plans are sent at the measured
     times."""
     free_s = [0.0] * len(iterations[0].stages_s)
     error_s = 0.0
@@ -132,8 +132,9 @@ def _least(of: Callable[[float], float], highest: float) -> tuple[float, float]:
 
 
 def _with_request_s(costs: LinearCosts, lone: Sequence[Lone]) -> LinearCosts:
-    """Returns costs with the time that a request spends outside of iterations: the median, over
-    lone requests, of the time to the first token less the predicted time of the iteration."""
+    """Returns the costs, completed by the time that a request spends outside of iterations. For
+    each lone request this is the time to the first token minus the predicted time of the iteration.
+    The median counts."""
     if not lone:
         return costs
     extra_s = [

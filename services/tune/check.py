@@ -36,9 +36,11 @@ class Check:
 async def run_load(
     system: System, prompts: Sequence[tuple[float, Prompt]], *, limit_s: float
 ) -> tuple[list[tuple[float, TimedReply]], float]:
-    """Sends each prompt when it is due, in seconds after the start, and cancels requests that have
-    not ended after `limit_s`. Returns a list with the due time and the reply of each prompt, and
-    the time of the start. Returned times are by the event loop's clock.
+    """Sends each prompt at its due time, and cancels requests that have not ended after `limit_s`.
+    Due times are in seconds after the start.
+
+    Returns a list with the due time and the reply of each prompt, and the time of the start.
+    Returned times are by the event loop's clock.
 
     Raises:
         SystemFailed: a request has failed.
@@ -76,7 +78,7 @@ async def check(
     limit_s: float,
 ) -> Check:
     """Runs the requests of a simulation on a real system, then runs the simulation, and compares
-    both. `simulation` has not begun; `prompts` are the tokens of its requests' prompts.
+    both. `simulation` has not begun. `prompts` are the tokens of its requests' prompts.
     `prediction` is for the whole workload.
 
     Raises:
@@ -101,8 +103,8 @@ async def check(
 
 
 def speed(simulation: Simulation, records: Sequence[Record]) -> float:
-    """Returns the speed of a real run relative to a finished simulation: the virtual time in which
-    the simulation computed the run's number of tokens, divided by the time that the run took."""
+    """Returns simulated time divided by real time for the same number of tokens. The simulation
+    must have ended."""
     ordered = sorted(records, key=lambda record: record.iteration)
     n_tokens = sum(sum(record.n_tokens) for record in ordered)
     if not n_tokens or not simulation.progress:
@@ -115,7 +117,7 @@ def speed(simulation: Simulation, records: Sequence[Record]) -> float:
 
 
 def outcome_of(replies: Sequence[tuple[float, TimedReply]], start_s: float) -> Outcome:
-    """Returns the outcome of a run, as clients saw it; all requests must have ended."""
+    """Returns the result of a run with times as clients saw them. All requests must have ended."""
     requests = [
         RequestTimes(
             arrival_s=due_s - start_s,

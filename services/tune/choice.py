@@ -64,7 +64,7 @@ def default_of(n_cpus: int) -> Candidate:
 def to_check(
     tried: Sequence[Tried], checks: Mapping[Candidate, Check], default: Candidate
 ) -> Candidate | None:
-    """Returns the candidate to run next; None if no other candidate may be the best.
+    """Returns the candidate to run next. Returns None if no other candidate may be the best.
 
     The candidate with the best prediction comes first. The default comes next, so that no settings
     are chosen over the default without a measurement of both.
@@ -83,7 +83,7 @@ def check_limits(tried: Sequence[Tried], workload: Workload) -> None:
     """Checks that some settings keep the latency limits, at least at the lowest rate.
 
     Raises:
-        SystemFailed: no settings keep the limits; the error has the lowest latencies.
+        SystemFailed: no settings keep the limits. The error has the lowest latencies.
     """
     outcomes = [each.best.outcome for each in tried]
     if any(map(workload.is_kept_by, outcomes)):

@@ -26,8 +26,8 @@ class LearningScheduler:
         self._scheduler.submit(request)
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run; None if no request can run or enough batches are in
-        flight."""
+        """Returns the next batch to run. Returns None if no request can run or enough batches are
+        in flight."""
         batch = self._scheduler.select()
         if batch is not None:
             self._pace.sent(batch, self._scheduler)

@@ -40,7 +40,7 @@ class ModelShape:
         """Reads a checkpoint's sizes.
 
         Raises:
-            ValueError: a size is missing; the error says which.
+            ValueError: a size is missing. The error says which.
         """
         if is_gguf(model):
             header = read_header(model)

@@ -55,7 +55,7 @@ class Probe:
     def __init__(
         self, system: System, *, vocab_size: int, max_model_len: int, max_group: int
     ) -> None:
-        """Creates a load without groups of more than `max_group` requests."""
+        """Creates a load whose requests arrive alone or in groups of at most `max_group`."""
         self.lone: list[Lone] = []
         """Requests that ran alone. They show the time that a request spends outside of
         iterations."""

@@ -21,7 +21,7 @@ ENV_FILE, COMPONENT_FILE = "local.env", "kustomization.yaml"
 
 
 def table(tuned: Tuned, unit: str) -> list[str]:
-    """Returns the lines of a table of predicted and measured values; the first row has the chosen
+    """Returns the lines of a table of predicted and measured values. The first row has the chosen
     settings."""
     rows = [("", "settings", f"predicted {unit}", "measured")]
     predictions = {each.candidate: each for each in _predictions(tuned)}
@@ -118,7 +118,7 @@ def write(settings: TuneSettings, tuned: Tuned) -> list[Path]:
 
 
 def component(settings: TuneSettings, tuned: Tuned, why: Sequence[str]) -> list[str]:
-    """Returns the lines of a kustomize component with the chosen settings; `why` are comments."""
+    """Returns the lines of a kustomize component with the chosen settings. `why` are comments."""
     candidate, layout = tuned.chosen.candidate, tuned.chosen.candidate.layout
     of_weights = {"DTYPE": settings.dtype, "QUANTIZATION": settings.quantization}
     return [

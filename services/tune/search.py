@@ -218,7 +218,7 @@ def best_of(predictions: Sequence[Prediction]) -> Prediction:
 
 
 def search(layout: Layout, predict: Predict, *, n_requests: int) -> Prediction:
-    """Returns the best prediction for a layout, by coordinate descent: the best batch size is
+    """Returns the best prediction for a layout, found by coordinate descent. The best batch size is
     searched, then the best number of batch tokens, then the batch size again."""
     sizes = [size for size in BATCH_SIZES if size < 2 * n_requests]
     best = predict(Candidate(layout, min(32, sizes[-1]), 512))
@@ -240,7 +240,7 @@ def climb(
     ladder: Sequence[int], change: Callable[[int], Candidate], predict: Predict
 ) -> Prediction:
     """Returns the best prediction for values of one setting. `ladder` has the values in ascending
-    order; `change` makes a candidate with a value. Every second value is tried first, and then the
+    order. `change` makes a candidate with a value. Every second value is tried first, and then the
     neighbours of the best of these values."""
     tried = {index: predict(change(ladder[index])) for index in range(0, len(ladder), COARSE)}
     best = best_of(list(tried.values()))

@@ -141,7 +141,7 @@ class TuneLauncher(Launcher):
 async def running(
     settings: LocalSettings, launcher_class: type[TuneLauncher] = TuneLauncher
 ) -> AsyncIterator[System]:
-    """Yields a system that has started; at the end of the block, ends all processes of the system.
+    """Yields a system that has started. At the end of the block, ends all processes of the system.
 
     Raises:
         SystemFailed: the system did not start.

@@ -69,7 +69,7 @@ class Tuner:
         say: Say,
         launcher_class: type[TuneLauncher] = TuneLauncher,
     ) -> None:
-        """Creates a tuner; `say` is called with lines about progress."""
+        """Creates a tuner. `say` is called with lines about progress."""
         self._settings = settings
         self._shape = shape
         self._workload = workload
@@ -141,8 +141,8 @@ class Tuner:
         return self._start_s + CHECK_S[0] + STOP_S
 
     async def _try(self, layout: Layout, best: Prediction | None) -> Tried:
-        """Calibrates a layout, and finds the best settings with this layout. A layout whose
-        predicted value is far below `best` is calibrated for a shorter time."""
+        """Measures the costs of a layout, and finds the best settings with this layout. If the
+        predicted value is far below `best`, less time is spent on measuring."""
         kv_memory = min(PROBE_KV_BYTES, self._max_kv_bytes(layout))
         began_s = self._clock()
         settings = self.local_settings(
@@ -222,7 +222,7 @@ class Tuner:
         return checks
 
     async def _refitted(self, tried: Tried, iterations: Sequence[MeasuredIteration]) -> Tried:
-        """Returns a tried layout with costs that fit its earlier iterations and `iterations`."""
+        """Returns a tried layout whose costs fit `iterations` and its earlier iterations."""
         if not iterations:
             return tried
         return await self._searched(
@@ -365,9 +365,9 @@ class Tuner:
 async def in_thread(
     predictor: Predictor, function: Callable[..., Prediction], *arguments: object
 ) -> Prediction:
-    """Calls a function in a thread and returns the prediction. A prediction takes seconds, and this
-    process must react to its children meanwhile. If the caller is cancelled, the predictor that the
-    function uses is given up, so that the thread ends."""
+    """Calls a function in a thread and returns the resulting prediction. A prediction takes
+    seconds, and this process must watch its children meanwhile. If the caller is cancelled, the
+    function's predictor is stopped, so that the thread ends."""
     try:
         return await asyncio.to_thread(function, *arguments)
     except asyncio.CancelledError:
@@ -378,7 +378,7 @@ async def in_thread(
 def part_of(
     arrivals: Sequence[Arrival], prediction: Prediction, *, limit_s: float
 ) -> Sequence[Arrival]:
-    """Returns the first requests, as many as can be run within `limit_s` by the prediction; at
+    """Returns the first requests, as many as can be run within `limit_s` by the prediction, at
     least one."""
     limit_s *= PART_OF_LIMIT
     if prediction.rate is not None:

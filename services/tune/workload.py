@@ -71,8 +71,8 @@ class Workload:
         return "requests/s in the limits" if self.limits.are_set else "tokens/s"
 
     def arrivals(self, rate: float | None = None) -> list[Arrival]:
-        """Returns the requests with their times of arrival, at `rate` or else at the workload's
-        rate."""
+        """Returns the requests with their times of arrival. Requests arrive at `rate`, or at the
+        rate of the workload if that is None."""
         rate = rate or self.rate
         n = len(self.lengths)
         times = all_at_once(n) if rate is None else poisson_arrivals(n, rate=rate, seed=self.seed)

@@ -79,7 +79,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a worker; it reports the progress of loading to the launcher."""
+    """Returns the controller of a worker. It reports the progress of loading to the launcher."""
     return Controller(
         tp_size=settings.tp_size,
         place=settings.place,
@@ -93,18 +93,19 @@ def controller_of(
 
 
 def name_of(address: str) -> str:
-    """Returns the name of a worker for people: its host, which in Kubernetes is its pod, and its
-    port."""
+    """Returns the host and port of a worker, as a name for logs. In Kubernetes, the host is the
+    name of the pod."""
     return f"{socket.gethostname()}:{address.rpartition(':')[2]}"
 
 
 async def place_of(
     controller: Controller, endpoints: WorkerEndpoints, ending: asyncio.Task[None]
 ) -> PipelinePlace | None:
-    """Waits until the worker has a stage, and returns it; returns None if `ending` ends first.
+    """Waits until the worker has been assigned a stage, and returns the stage. Returns None if
+    `ending` ends first.
 
-    After SPARE_AFTER_S without a stage the worker is a spare, which is ready until it is assigned
-    a stage.
+    A worker without a stage for SPARE_AFTER_S counts as a spare. A spare is ready, and may be
+    assigned a stage later.
     """
     waiting = asyncio.create_task(controller.assignment.wait())
     try:
@@ -141,7 +142,8 @@ async def has_loaded(
 
 
 async def until_end(controller: Controller, stop: asyncio.Event) -> None:
-    """Waits until a rank is lost, until the process is told to stop, or until it is recalled."""
+    """Waits until a rank is lost, the process is told to stop, or the leader recalls the worker
+    from its stage."""
     told: list[asyncio.Future[Any]] = [
         asyncio.create_task(event.wait()) for event in (stop, controller.assignment.is_recalled)
     ]
@@ -165,7 +167,7 @@ def outcome(controller: Controller, settings: WorkerSettings) -> int:
 
 
 def main(rank_module: str = RANK_MODULE, plan_relay: type[PlanRelay] = PlanRelay) -> int:
-    """Runs a stage and returns the exit status; benchmarks pass other ranks and plan relays."""
+    """Runs a stage and returns the exit status. Benchmarks pass other ranks and plan relays."""
     settings = WorkerSettings.load("worker", sys.argv[1:])
     name = "worker" if settings.stage_index is None else f"worker {settings.stage_index}"
     configure_logging(name, settings.log_level, log_format=settings.log_format)

@@ -97,7 +97,8 @@ class FrameBuffer:
         self._data += data
 
     def take(self) -> tuple[MessageKind, bytes] | None:
-        """Removes and returns the next frame, or returns None if no frame is complete.
+        """Removes and returns the next message (frame). Returns None if none has arrived
+        completely.
 
         Raises:
             BrokenFrame: the frame's kind is unknown, or its length is above MAX_PAYLOAD_BYTES. No
@@ -122,7 +123,7 @@ class FrameBuffer:
 
 
 def encode(kind: MessageKind, payload: bytes) -> bytes:
-    """Returns the bytes of a frame."""
+    """Returns a message as the bytes of a frame: its header and its payload."""
     return HEADER.pack(kind, len(payload)) + payload
 
 
@@ -135,7 +136,7 @@ class RankEnd:
         self._sending = threading.Lock()  # a frame may be sent in several pieces
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Sends a frame.
+        """Sends a message (frame) to the controller, and waits until it is written.
 
         Raises:
             ChannelClosed: the controller is gone.
@@ -147,7 +148,8 @@ class RankEnd:
             raise ChannelClosed from error
 
     def receive(self, timeout_s: float) -> tuple[MessageKind, bytes] | None:
-        """Returns the next frame, or None if no bytes came within `timeout_s`; 0 does not wait.
+        """Returns the next message (frame). Returns None if no bytes came within `timeout_s`. With
+        0, does not wait.
 
         Raises:
             ChannelClosed: the controller is gone.
@@ -180,7 +182,8 @@ class ControllerEnd(asyncio.Protocol):
         self._transport: asyncio.Transport
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a frame; never waits. The depth of the pipeline limits the queue."""
+        """Queues a message (frame) and never waits. The queue stays short, since only a few
+        iterations are in flight."""
         self._transport.write(encode(kind, payload))
 
     def close(self) -> None:

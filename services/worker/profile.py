@@ -20,7 +20,7 @@ from services.common.settings import PREFIX
 
 
 async def take(arguments: argparse.Namespace) -> int:
-    """Orders the profile and waits for it; returns the exit status."""
+    """Orders the profile and waits for it. Returns the exit status."""
     connect = tls.connector(arguments.tls_dir, role=tls.WORKER)
     async with connect(arguments.address) as channel:
         request = worker_pb2.ProfileRequest(
@@ -37,7 +37,7 @@ async def take(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Reads the command line and orders the profile; returns the exit status."""
+    """Reads the command line and orders the profile. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="profile", description="Has a stage write a profile.")
     parser.add_argument("address", metavar="HOST:PORT", help="where the stage's controller listens")
     parser.add_argument("--iterations", type=int, default=10, metavar="K", help="%(default)s")

@@ -228,13 +228,14 @@ class WorkerSettings(SharedSettings, ServerSettings):
         return self
 
     def cpus_of(self, tp_rank: int) -> list[int]:
-        """Returns the CPUs for one rank's threads; empty if the operating system decides."""
+        """Returns the CPUs for one rank's threads. The result is empty if the operating system
+        decides."""
         cpus = [int(cpu) for cpu in self.cpus.split(",") if cpu]
         return cpus[tp_rank * self.n_threads : (tp_rank + 1) * self.n_threads]
 
     @property
     def place(self) -> PipelinePlace | None:
-        """The stage of this worker according to its settings; None if a leader assigns one."""
+        """The stage of this worker according to its settings, or None if a leader assigns one."""
         return None if self.stage_index is None else PipelinePlace(self.stage_index, self.n_stages)
 
     @property

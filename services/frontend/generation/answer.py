@@ -115,7 +115,7 @@ class Answer:
 
     @property
     def stop_met(self) -> str:
-        """Stop string that ended the answer; empty if none did."""
+        """Stop string that ended the answer. The value is empty if none did."""
         return self._stops.met
 
     def take_prompt_logprobs(self, logprobs: Logprobs) -> None:
@@ -124,8 +124,8 @@ class Answer:
         self.is_plain = False
 
     def add(self, token_ids: Sequence[int], logprobs: Logprobs | None = None) -> Piece:
-        """Takes new tokens and returns their piece. Tokens after the one that completes a stop
-        string are left out."""
+        """Takes new tokens and returns the piece of the answer that they make. If a token completes
+        a stop string, later tokens are left out."""
         if self.is_plain:
             return Piece(self.index, self.add_plain(token_ids), tuple(token_ids))
         text, n_taken = "", 0
@@ -169,8 +169,8 @@ class Answer:
         return self._with_logprobs(Piece(self.index, text, (), reason), None)
 
     def _with_logprobs(self, piece: Piece, logprobs: Logprobs | None) -> Piece:
-        """Returns the piece with the log-probabilities of its tokens, and with the
-        log-probabilities of the prompt if no piece has carried these yet."""
+        """Returns the piece with the log-probabilities of its tokens. The first piece of an answer
+        also gets the log-probabilities of the prompt."""
         of_prompt = Logprobs.joined(self._prompt_logprobs) if self._prompt_logprobs else None
         offsets = tuple(self._offsets or ())
         self._prompt_logprobs.clear()

@@ -66,7 +66,7 @@ class Answers:
         return index // self._n_to_each
 
     def tokens_so_far(self, index: int) -> tuple[int, ...]:
-        """Returns the tokens of an answer that its client had before this call."""
+        """Returns the tokens of an answer that the client had received before this call began."""
         return () if self._resumption is None else self._resumption.answers[index].token_ids
 
     def has_ended(self, index: int) -> bool:
@@ -92,7 +92,7 @@ class Answers:
         return answer
 
     def submission(self, index: int) -> scheduler_pb2.Submission:
-        """Returns the message that submits an answer; begins the answer if it has not begun."""
+        """Returns the message that submits an answer. Begins the answer if it has not begun."""
         name, prompt, options = self.name(index), self.prompt(index), self._options
         if name not in self.begun:
             self.begin(index)
@@ -113,8 +113,8 @@ class Answers:
         )
 
     def _n_prompt_logprobs(self, index: int, prompt: EncodedPrompt) -> int | None:
-        """Returns the number of log-probabilities for each token of the prompt; None if none are
-        wanted, the prompt has only one token, or the client has received them."""
+        """Returns the number of log-probabilities for each token of the prompt. Returns None if
+        none are wanted, the prompt has only one token, or the client has received them."""
         if len(prompt.token_ids) < 2 or self.tokens_so_far(index):
             return None
         return self._options.n_prompt_logprobs

@@ -179,7 +179,8 @@ class Generation:
 
     @property
     def is_resumed(self) -> bool:
-        """Whether the client had a part of the answers before this call."""
+        """Whether this call resumes a broken stream, so that the client has a part of the answers
+        already."""
         return self._resumption is not None
 
     @property
@@ -246,11 +247,11 @@ class Generation:
         self._expiry = asyncio.get_running_loop().call_at(deadline, self._expire)
 
     def stop_met(self, index: int) -> str:
-        """Returns the stop string that ended an answer; empty if none did."""
+        """Returns the stop string that ended an answer. The result is empty if none did."""
         return self._answers.begun[self._answers.name(index)].stop_met
 
     def keep(self, n_bytes: int) -> None:
-        """Takes memory for output that is kept until the call ends; raises PoolFull if the memory
+        """Takes memory for output that is kept until the call ends. Raises PoolFull if the memory
         budget has no room for it."""
         self._resources.share.grow(n_bytes)
 
@@ -278,9 +279,9 @@ class Generation:
         await self._submissions.start(missing, until=self._until)
 
     async def pieces(self, outlet: Outlet | None = None) -> AsyncIterator[Piece]:
-        """Yields the pieces of all answers as they come; empty pieces are left out. While the
-        reader waits for the next piece, pieces leave through the outlet instead, if one is given
-        and ready. Pieces with log-probabilities are always yielded.
+        """Yields the pieces of all answers as they come. Empty pieces are left out. While the
+        reader waits for the next piece, pieces may leave through the outlet instead, if one is
+        given and is ready. Pieces with log-probabilities are always yielded.
 
         Raises:
             Unavailable: no pipeline went on with the answers in time.
@@ -301,7 +302,8 @@ class Generation:
                 yield piece if self._checks is None else await self._checked(piece)
 
     async def complete(self) -> list[Piece]:
-        """Returns the finished answers in order, each as one piece; see `WholeAnswers.best`.
+        """Returns the finished answers in order, each as one piece. `WholeAnswers.best` says which
+        answers these are.
 
         Raises:
             PoolFull: the answers take more memory than is left.
@@ -313,8 +315,8 @@ class Generation:
         return answers.best()
 
     def put(self, event: Event, answer: Answer) -> None:
-        """Takes an event of an answer when it arrives, whether the reader waits for an event or
-        not."""
+        """Takes an event of an answer at the moment when the event arrives. The reader of the
+        generation need not be waiting."""
         if isinstance(event, OutputTokens):
             outlet = self._outlet
             if outlet is not None and self._inbox.is_awaited and outlet.is_ready:
@@ -444,7 +446,8 @@ class Generation:
         return self._cut_off(event, piece) if answer.is_finished else piece
 
     def _cut_off(self, event: OutputTokens, last: Piece) -> Piece:
-        """Cancels an answer at the scheduler that has ended here, and returns its last piece."""
+        """Cancels an answer at the scheduler, because the answer has ended here. Returns its last
+        piece."""
         self._submissions.cut_off(event.request_id)
         return last
 

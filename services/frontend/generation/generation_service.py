@@ -126,16 +126,16 @@ class GenerationService:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether requests that come are served: there is a pipeline, or a pipeline is likely to
-        come while requests are held, and new requests are not refused."""
+        """Whether new requests are served. They are if this process refuses none, and there is a
+        pipeline or a pipeline is likely to come while requests are held."""
         return not self._is_stopping and _now() < self._scheduler.pipeline.hold_deadline(
             self._limits.hold_s
         )
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests should be sent to this frontend. A frontend that leaves still takes
-        requests, but they had better be sent elsewhere."""
+        """Whether requests should be sent to this frontend. A frontend that is shutting down still
+        serves requests, but load balancers should choose another."""
         return self.takes_requests and not self._is_leaving
 
     async def wait_taking(self, takes_requests: bool) -> None:
@@ -154,7 +154,7 @@ class GenerationService:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """Names by which clients know the model; answers show the first. Raises Unavailable if
+        """Names by which clients know the model. Answers show the first. Raises Unavailable if
         there has been no pipeline."""
         return self._model_limits(self.describe()).names
 
@@ -164,9 +164,9 @@ class GenerationService:
         return self._model.created
 
     def check_room(self, account: Account) -> None:
-        """Checks that there is room for a new call, and that a request of the best priority that
-        the account allows need not wait too long. To be called before any work is done for the
-        call. Calls that resume a broken stream need not be checked.
+        """Checks that there is room for a new call. Also checks that a request of the account's
+        best priority need not wait too long. Must be called before any work is done for the call.
+        Calls that resume a broken stream need not be checked.
 
         Raises:
             PoolFull: there is too much at once.
@@ -185,7 +185,7 @@ class GenerationService:
         model: str = "",
         options: GenerationOptions | None = None,
     ) -> Sequence[int]:
-        """Returns the tokens that a generation with this prompt and these options would begin with.
+        """Returns the tokens of the prompt with which a generation with these options would begin.
         The call counts as a call with one answer.
 
         Raises:
@@ -256,7 +256,7 @@ class GenerationService:
             return await _until(deadline, self._prompt_encoder.to_text(token_ids, resources.share))
 
     async def names_of(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the names that tokens have in the vocabulary; raises PoolFull if the memory
+        """Returns the names that tokens have in the vocabulary. Raises PoolFull if the memory
         budget has no room for them."""
         names: list[str] = []
         with self._budget.share(TOKEN_NAME_BYTES * len(token_ids)):
@@ -269,10 +269,10 @@ class GenerationService:
     async def open(
         self, request: GenerationRequest, account: Account | None = None
     ) -> AsyncIterator[Generation]:
-        """Yields a generation when the scheduler has accepted its first answers, and cancels the
-        answers that still run at the end of the context. The generation counts for the account
-        until the scheduler has ended it. The generation has the id and the time limit of the
-        current call of this task (`current_call`).
+        """Yields a generation when the scheduler has accepted its first answers. At the end of the
+        context, cancels the answers that still run. The generation counts against the limits of the
+        account until the scheduler has ended it. Its id and its time limit are those of the call
+        that this task serves (`current_call`).
 
         Raises:
             InvalidRequest: the request breaks a rule.
@@ -314,7 +314,7 @@ class GenerationService:
         self._is_leaving = True
 
     def refuse_new(self) -> None:
-        """Refuses new requests; requests that run or are held go on."""
+        """Refuses new requests. Requests that run or are held go on."""
         self._is_leaving = self._is_stopping = True
 
     async def wait_idle(self) -> None:
@@ -323,7 +323,7 @@ class GenerationService:
 
     def _deadline(self) -> float | None:
         """Returns the time at which the call of this task must have ended, by the event loop's
-        clock; None if there is no limit."""
+        clock. Returns None if there is no limit."""
         call = current_call()
         wanted = None if call is None else call.deadline()
         if not self._limits.max_request_s:
@@ -432,8 +432,8 @@ class GenerationService:
             self._idle.set()
 
     def _last_limits(self) -> ModelLimits | None:
-        """Returns the limits of the model of the current or last pipeline; None if there has been
-        no pipeline."""
+        """Returns the limits of the model of the current or last pipeline. Returns None if there
+        has been no pipeline."""
         return self._model_limits(self.describe()) if self._scheduler.pipeline.last_model else None
 
     def _model_limits(self, pipeline: ServedPipeline) -> ModelLimits:
@@ -442,8 +442,8 @@ class GenerationService:
         )
 
     def _n_bytes(self, prompts: Sequence[EncodedPrompt], options: GenerationOptions) -> int:
-        """Returns the approximate memory, in bytes, that a request takes once its prompts are
-        tokens, in addition to the bytes that were counted when the request came."""
+        """Returns the approximate memory, in bytes, that a request takes when its prompts have
+        become tokens. The bytes that were counted when the request came are not included."""
         n_at_once = self._limits.max_answers_at_once
         n_answers = len(prompts) * options.n_generated
         n_grammar_bytes = sum([len(prompt.answer_format.grammar) for prompt in prompts])
@@ -456,7 +456,7 @@ class GenerationService:
 
     def _n_token_bytes(self, prompts: Sequence[EncodedPrompt], n: int) -> int:
         """Returns the approximate memory, in bytes, of the tokens of `prompts` and of the copies of
-        the tokens for the scheduler. Prompts that came as tokens are counted elsewhere; only their
+        the tokens for the scheduler. Prompts that came as tokens are counted elsewhere. Only their
         copies count here. It is assumed that the copies of the longest prompts exist at the same
         time."""
         n_packed = sum(

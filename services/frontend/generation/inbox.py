@@ -69,13 +69,13 @@ class Inbox:
 
     @property
     def error(self) -> Exception | None:
-        """The error that `get` raises, because too many tokens were unread or the call was ended
-        with an error; None if there is no error."""
+        """Error that `get` raises, or None. There is one if too many tokens were unread or the call
+        was ended with an error."""
         return self._error
 
     def put_nowait(self, event: Event) -> None:
-        """Adds an event. If too many tokens are unread then, all events are dropped, and no more
-        events are taken."""
+        """Adds an event. If too many tokens are unread afterwards, drops all events and takes no
+        more."""
         if self._error is not None:
             return
         self._events.append(event)
@@ -90,9 +90,9 @@ class Inbox:
         self._wake()
 
     async def get(self) -> Event:
-        """Waits for the next event and returns it; only one task may wait. If several events wait
-        already, consecutive tokens of one answer are returned as one event, so that a late reader
-        has fewer events to process.
+        """Waits for the next event and returns it. Only one task may wait. If several events are
+        waiting already, consecutive tokens of one answer are returned as one event, so that a slow
+        reader has fewer events to process.
 
         Raises:
             PoolFull: too many tokens were unread.
@@ -161,7 +161,7 @@ class Inbox:
             self.close()
 
     def _count(self, max_loose: int, n_token_bytes: int = 0) -> bool:
-        """Counts the unread events against the budget; returns False if the budget has no room for
+        """Counts the unread events against the budget. Returns False if the budget has no room for
         them."""
         n_bytes = EVENT_BYTES * (max_loose - MAX_LOOSE) + n_token_bytes
         more = n_bytes - self._share.n_bytes
@@ -190,8 +190,9 @@ def _joined(parts: Sequence[OutputTokens]) -> OutputTokens:
 
 
 def _packed(events: Iterable[Event]) -> Iterator[Event]:
-    """Yields the events with the tokens of each answer joined, up to READ_AT_ONCE. The order of
-    events of the same answer stays; the order between answers does not matter."""
+    """Yields the events, with consecutive tokens of one answer joined into events of up to
+    READ_AT_ONCE tokens. The order of the events of one answer is kept. The order between answers is
+    not."""
     firsts: dict[str, OutputTokens] = {}
     tokens: dict[str, array[int]] = {}
     logprobs: dict[str, list[Logprobs]] = {}

@@ -21,4 +21,5 @@ class Outlet(Protocol):
         """Sends a piece."""
 
     def take_text(self, index: int, text: str) -> None:
-        """Sends a piece that has nothing but text and is not the first of its answer."""
+        """Sends new text of the answer with the given index. The text must not be the first of its
+        answer, and nothing but text is sent."""

@@ -28,10 +28,10 @@ async def replay(
     ending: FinishReason | None,
     reader: MessageReader,
 ) -> Piece:
-    """Brings an answer, and the reader of its text, to the state after `token_ids`, the tokens that
-    the client has. Returns the last piece of the answer if the answer ends there, else an empty
-    piece. `ending` is the reason why the answer ends with the last of these tokens, other than a
-    stop string; None if the answer goes on.
+    """Brings an answer and the reader of its text into the state after `token_ids`, the tokens that
+    the client has. If the answer ends there, returns its last piece, else an empty piece. `ending`
+    is the reason for this end, or None if the answer goes on. A stop string is found here and is no
+    such reason.
 
     Raises:
         InvalidRequest: a stop string would have ended the answer before these tokens.

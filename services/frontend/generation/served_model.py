@@ -35,8 +35,8 @@ class ServedModel:
     """Time at which the model's files were written, in seconds since 1970."""
 
     def applied(self, options: GenerationOptions) -> GenerationOptions:
-        """Returns the options with the defaults of the model, and with the format of the output as
-        it is enforced here. Returns `options` itself if nothing differs.
+        """Returns the options with the defaults of the model. The format of the output is replaced
+        by the format that this server enforces. Returns `options` itself if nothing changes.
 
         Raises:
             InvalidRequest: the schema of the format cannot be enforced.

@@ -65,7 +65,7 @@ class Submissions:
         be held for a pipeline until `until`, a time of the event loop's clock.
 
         Raises:
-            OrcinusError: an answer was not accepted; the error is the reason.
+            OrcinusError: the reason why an answer was not accepted.
         """
         self._started = asyncio.get_running_loop().create_future()
         self._waiting.extend(indices)
@@ -74,8 +74,8 @@ class Submissions:
             await self._started
 
     def note_arrival(self, event: Event) -> None:
-        """Takes note of an event of an answer: makes `start` return or raise, or submits the next
-        answers."""
+        """Takes an event of an answer. The event may make `start` return or raise, or cause the
+        next answers to be submitted."""
         if isinstance(event, Failed):
             self._waiting.clear()  # the call ends when its reader gets the error
             if event.request_id in self._unaccepted:
@@ -87,7 +87,7 @@ class Submissions:
             self._started.set_result(None)
 
     def fail_start(self, error: Exception) -> None:
-        """Makes `start` raise the error, if it still waits."""
+        """Makes `start` raise the error, if `start` is still waiting."""
         if self._started is not None and not self._started.done():
             self._started.set_exception(error)
 

@@ -34,9 +34,9 @@ class ValueChecks:
         keep: Callable[[int], None],
         note: Callable[[bool | None], None],
     ) -> None:
-        """`schema` is the schema of the requested format, if there is one. `keep` takes bytes of
-        memory for text that is kept, and `note` takes the verdict on each answer that has values to
-        check."""
+        """`schema` is the schema of the requested format, if there is one. `keep` is called with a
+        number of bytes to count memory for kept text. `note` is called with the result for each
+        answer that has values to check."""
         self._check = check
         self._prompts = prompts
         must_call = any(prompt.answer_format.must_call for prompt in prompts)

@@ -24,7 +24,7 @@ class WholeAnswers:
         self._answers: list[list[Piece]] = [[] for _ in range(n_answers)]
 
     def add(self, piece: Piece) -> None:
-        """Takes the next piece of an answer; raises PoolFull if the memory budget has no room for
+        """Takes the next piece of an answer. Raises PoolFull if the memory budget has no room for
         it."""
         pieces = self._answers[piece.index]
         pieces.append(piece)
@@ -34,9 +34,9 @@ class WholeAnswers:
             self._share.grow(_n_bytes(pieces[0]) - n_before)
 
     def best(self) -> list[Piece]:
-        """Returns the answers in order, each as one piece. If a prompt has more answers (`best_of`)
-        than the client wants (`n`), the `n` answers with the highest mean log-probability are
-        returned, best first."""
+        """Returns the answers in order, each as one piece. If more answers were generated for a
+        prompt (`best_of`) than the client wants (`n`), returns the `n` answers with the highest
+        mean log-probability, the highest first."""
         answers = [self._joined(pieces) for pieces in self._answers]
         n, n_generated = self._options.n, self._options.n_generated
         if n == n_generated:
@@ -50,8 +50,8 @@ class WholeAnswers:
         return best
 
     def _joined(self, pieces: Sequence[Piece]) -> Piece:
-        """Returns the pieces of an answer as one piece, without its tokens if the client does not
-        want to see them."""
+        """Returns the pieces of an answer as one piece. The tokens are left out if the client does
+        not want to see them."""
         joined = Piece.joined(pieces)
         return joined if self._options.shows_tokens else replace(joined, token_ids=())
 
@@ -63,8 +63,8 @@ def _n_bytes(piece: Piece) -> int:
 
 
 def _mean_logprob(piece: Piece) -> float:
-    """Returns the mean log-probability of the tokens of an answer; 0.0 for an answer without
-    any."""
+    """Returns the mean log-probability of the tokens of an answer. Returns 0.0 for an answer
+    without any."""
     if piece.logprobs is None or not len(piece.logprobs):
         return 0.0
     return sum(piece.logprobs.values) / len(piece.logprobs)

@@ -53,7 +53,7 @@ class AnswerMessages:
             }
 
     def whole(self, pieces: Sequence[Piece]) -> inference_pb2.GenerateResponse:
-        """Returns one message with all answers; each of `pieces` is a whole answer."""
+        """Returns one message with all answers. Each of `pieces` is a whole answer."""
         return inference_pb2.GenerateResponse(
             request_id=self._generation.request_id,
             model=self._generation.model,
@@ -64,8 +64,8 @@ class AnswerMessages:
         )
 
     def streamed(self, piece: Piece) -> inference_pb2.GenerateStreamResponse | None:
-        """Returns the stream message for a new piece of an answer; None if the piece shows the
-        client nothing yet."""
+        """Returns the stream message for a new piece of an answer. Returns None if the piece shows
+        the client nothing yet."""
         choice = self._choice(piece)
         if not (choice.text or choice.token_ids or choice.finish_reason) and not (
             choice.reasoning_content or choice.tool_calls or choice.logprobs

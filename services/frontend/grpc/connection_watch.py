@@ -127,14 +127,14 @@ class ConnectionWatch:
         self._connections: dict[Address, _WatchedConnection] = {}
 
     def note_call(self, peer: str, metadata: Metadata) -> None:
-        """Accounts for a call that has begun, by a client that gRPC names `peer`."""
+        """Notes that a call has begun. `peer` is gRPC's name of the client."""
         n_bytes = sum(len(key) + len(value) for key, value in metadata)
         # Its message may fill the window of the call while the call waits, or is refused unread.
         self._earned[peer] += n_bytes + CALL_BYTES + WINDOW_BYTES
 
     async def read(self, context: Any) -> Any:
-        """Returns the next message of a call, or gRPC's EOF, and accounts for its bytes. A message
-        that does not arrive as a whole counts as a message of the largest size."""
+        """Returns the next message of a call, or gRPC's EOF, and counts the bytes of the message. A
+        message that does not arrive completely counts as a message of the largest size."""
         peer, n_bytes = context.peer(), self._max_message_bytes
         self._receiving[peer] += 1
         try:
@@ -169,10 +169,10 @@ class ConnectionWatch:
             wait_s = (time.monotonic() - now) / MAX_PART
 
     def look(self, port: int, for_s: float, *, late_s: float = 0.0) -> None:
-        """Holds back or ends the connections to a port that have sent too many bytes. `for_s` is
-        the time since the last look, in seconds. `late_s` is the part of that time by which this
-        look was late because the process was busy; calls that arrived in that part may not have
-        begun yet."""
+        """Delays or closes the connections to a port that have sent too many bytes. `for_s` is the
+        time since the last look, in seconds. If the process was busy, the look comes late by
+        `late_s`, which is a part of `for_s`. Calls that arrived during that part may not have begun
+        yet."""
         own_s = for_s - late_s
         earned, receiving = _by_address(self._earned), _by_address(self._receiving)
         self._earned.clear()
@@ -215,7 +215,8 @@ class ConnectionWatch:
 
 
 def _by_address(counts: Counter[str]) -> Counter[Address]:
-    """Returns counts by the addresses of clients instead of gRPC's names for them."""
+    """Returns counts by the IP addresses of clients. The given counts are by gRPC's names of
+    clients."""
     found: Counter[Address] = Counter()
     for peer, count in counts.items():
         if address := of_grpc_peer(peer):
@@ -232,8 +233,8 @@ def receive_bytes(min_rtt_us: int) -> int:
 
 
 def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> None:
-    """Adds the bytes that a connection has sent since the last look to its debt, after subtracting
-    the `allowed` bytes."""
+    """Adds the bytes that a connection has sent since the last look to the connection's debt. The
+    `allowed` bytes are subtracted first."""
     # A client that reads answers sends window updates and pings for them.
     allowed += (counts.n_acked - state.n_acked) / 2
     n_received = counts.n_received - state.n_received
@@ -242,7 +243,8 @@ def _note_counts(state: _WatchedConnection, counts: Counts, allowed: float) -> N
 
 
 def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us: int) -> None:
-    """Enlarges the receive buffer of a connection if its round trip needs a larger one."""
+    """Enlarges the receive buffer of a connection whose round trip is too long for the present
+    buffer."""
     if (n_bytes := receive_bytes(min_rtt_us)) > state.receive_bytes:
         server_sockets.set_receive_bytes(connection, n_bytes)
         state.receive_bytes = n_bytes
@@ -251,8 +253,9 @@ def _make_room(state: _WatchedConnection, connection: socket.socket, min_rtt_us:
 def _hold(
     state: _WatchedConnection, connection: socket.socket, address: Address, for_s: float
 ) -> None:
-    """Begins to hold a connection back, or counts another `for_s` seconds for which it has been
-    held back. A connection that the kernel cannot hold back ends after the same time."""
+    """Begins to delay a connection. If the connection is delayed already, adds `for_s` seconds to
+    the time of the delay. A connection that the kernel cannot delay is closed after the same
+    time."""
     if state.is_held:
         state.held_for_s += for_s
     else:

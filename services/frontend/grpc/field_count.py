@@ -47,7 +47,7 @@ def has_more_fields(data: bytes, message_class: type[Message], limit: int) -> bo
 
 @cache
 def _messages_in(kind: Any) -> dict[int, Any]:
-    """Returns the message types of a descriptor's fields, by field number; other fields are left
+    """Returns the message types of a descriptor's fields, by field number. Other fields are left
     out."""
     return {field.number: field.message_type for field in kind.fields if field.message_type}
 

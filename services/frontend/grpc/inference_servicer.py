@@ -100,7 +100,7 @@ class InferenceServicer:
     async def DescribeModel(
         self, _: inference_pb2.DescribeModelRequest, context: Context
     ) -> inference_pb2.DescribeModelResponse:
-        """Sends the name of the model and how it is served."""
+        """Sends the name, the limits and the settings of the served model."""
         pipeline = self._service.describe()
         return inference_pb2.DescribeModelResponse(
             model=self._service.model_names[0],
@@ -117,8 +117,9 @@ class InferenceServicer:
         self._api_keys.admit(_authorization(context))
 
     def uploading(self, context: Context) -> AbstractContextManager[object]:
-        """Returns a context in which a call whose message is being received counts as one answer of
-        its key; entering raises PoolFull if the key has too many."""
+        """Returns a context for the time in which the message of a call is being received. Within
+        the context the call counts as one answer of its API key. Entering raises PoolFull if the
+        key has too many."""
         return self._api_keys.account_of(_authorization(context)).receiving()
 
     def _to_request(
@@ -158,7 +159,7 @@ def add_services(
     *,
     observe: rpc_handlers.Observe | None = None,
 ) -> None:
-    """Adds the services to a server; the messages of all calls go through `transfers`."""
+    """Adds the services to a server. The messages of all calls go through `transfers`."""
     services = (SERVICE, health_servicer.SERVICE, *reflection.SERVICES)
     reflecting = reflection.ReflectionServicer(
         tuple(service.full_name for service in services), transfers.exchange

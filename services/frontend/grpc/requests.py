@@ -74,8 +74,8 @@ def to_request(
 def to_resumed(
     request: GenerationRequest, message: inference_pb2.GenerateStreamRequest
 ) -> GenerationRequest:
-    """Returns the request with the resumption of the message, so that the answers go on where the
-    stream broke.
+    """Returns the request with the resumption that the message describes. The answers then continue
+    at the point where the stream broke.
 
     Raises:
         InvalidRequest: the resumption names another seed than the request.
@@ -102,7 +102,7 @@ def check_stream(options: GenerationOptions) -> None:
 
 
 def to_prompt(prompt: inference_pb2.Prompt) -> Prompt:
-    """Returns the prompt as a text, tokens or a conversation; raises InvalidRequest if the message
+    """Returns the prompt as a text, tokens or a conversation. Raises InvalidRequest if the message
     has none."""
     match prompt.WhichOneof("prompt"):
         case "text":

@@ -66,8 +66,8 @@ def sockets_at(port: int) -> Iterator[socket.socket]:
 
 
 def connections_to(port: int) -> Iterator[tuple[socket.socket, Address]]:
-    """Yields the connections of this process whose local port is `port`, as `sockets_at` does, with
-    their clients' addresses."""
+    """Yields the connections of this process whose local port is `port`, with the addresses of
+    their clients. `sockets_at` describes how long a socket may be used."""
     for connection in sockets_at(port):
         with suppress(OSError):  # the socket listens, or its connection has gone
             yield connection, address_of(connection)
@@ -102,13 +102,12 @@ def counts_of(connection: socket.socket) -> Counts:
 
 
 def set_receive_bytes(connection: socket.socket, n_bytes: int) -> None:
-    """Sets the size in bytes of the buffer in which the kernel keeps what a client sends until gRPC
-    reads it."""
+    """Sets the size, in bytes, of the kernel's receive buffer of a connection."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, n_bytes)
 
 
 def hold(connection: socket.socket, address: Address) -> None:
-    """Makes the kernel drop the packets of a connection; the client then sends the packets again at
+    """Makes the kernel drop the packets of a connection. The client then sends the packets again at
     growing intervals. Packets with a TTL of 255, which can only come from a neighbour with no
     router between, still arrive. A socket filter could let acknowledgements through, but to attach
     a filter to a TCP socket needs a capability. Does nothing if the socket no longer belongs to the

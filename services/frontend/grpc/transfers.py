@@ -154,7 +154,7 @@ class LimitedExchange(TimedExchange):
         return data
 
     async def write(self, message: Any) -> None:
-        """Sends an answer when its turn has come; returns when gRPC has sent the answer, or has
+        """Sends an answer when its turn has come. Returns when gRPC has sent the answer, or has
         room for the next.
 
         Raises:
@@ -175,7 +175,7 @@ class LimitedExchange(TimedExchange):
         self._timer = LoopTimer(self._send_limit_s, partial(self.note_unread, message))
 
     def close(self, _: object = None) -> None:
-        """Gives back the memory that the messages hold. To be called when gRPC has sent the end of
+        """Releases the memory that the messages hold. Must be called when gRPC has sent the end of
         the call to the client, or knows that the client has disconnected."""
         super().close()
         self._share.close()
@@ -192,8 +192,8 @@ class LimitedExchange(TimedExchange):
             raise errors.PoolFull("this connection has too many calls whose answers are not read")
 
     def note_unread(self, message: Any) -> None:
-        """Counts an answer that was not read within the limit, and that gRPC keeps until its client
-        disconnects."""
+        """Counts an answer that the client did not read within the limit. gRPC keeps such an answer
+        until its client disconnects."""
         transfers = self._transfers
         transfers.refusals[Refusal.UNREAD] += 1
         self._unread_peer = self._context.peer()

@@ -47,8 +47,8 @@ class Turns:
         self._timer: asyncio.TimerHandle | None = None
 
     def take(self, peer: str) -> "Turn":
-        """Returns a turn for the call of the client `peer` that runs in this task. Entering the
-        turn as a context waits until the call may receive."""
+        """Returns a turn for the call that runs in this task. `peer` names the client of the call.
+        The turn is a context, and entering the context waits until the call may receive."""
         return Turn(self, peer)
 
     async def begin(self, turn: "Turn") -> None:
@@ -91,8 +91,8 @@ class Turns:
         return errors.PoolFull("too many requests are being received; try again")
 
     def _refuse_oldest(self, peer: str) -> None:
-        """Refuses the call that has waited longest: among the calls of `peer` if these are many,
-        else among all calls."""
+        """Refuses the call that has waited longest. If many calls of `peer` wait, only those are
+        considered, else all calls are."""
         of_peer = self._of_peers.get(peer, {})
         oldest = next(iter(of_peer if len(of_peer) >= self._many else self._waiting))
         self._leave(oldest)

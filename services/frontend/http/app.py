@@ -64,8 +64,8 @@ class App:
         """Dialect of each path whose errors do not have the form of OpenAI's API."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request. An error that is a bug is raised again, so that the server logs the
-        error and closes the connection."""
+        """Answers a request. An unexpected error is answered and raised again, so that the server
+        logs the error and closes the connection."""
         request = Request(scope, receive, send)
         has_begun = False
 
@@ -109,9 +109,9 @@ class App:
         raise HTTPException(405, headers={"Allow": ", ".join(others[0].methods or ())})
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """Returns the dialect of the errors of a request. A path that is not served has the dialect
-        of the served path above, or of the protocol whose header the request has. Other paths have
-        OpenAI's dialect."""
+        """Returns the dialect in which errors of a request are written. A path that is not served
+        has the dialect of the served path above. If there is none, a protocol's header decides, and
+        without such a header the dialect is OpenAI's."""
         if (route := scope.get("route")) is not None:
             return self._dialects.get(route.path, openai_errors.DIALECT)
         names = {name.decode("latin-1") for name, _ in scope["headers"]}
@@ -121,8 +121,8 @@ class App:
         return openai_errors.DIALECT
 
     def _name_request(self, start: Message, scope: Scope) -> None:
-        """Adds the id of a request to the start of the answer, in the header that clients of the
-        protocol read, if the protocol has such a header."""
+        """Adds a header with the id of a request to the start of the answer. The protocol names the
+        header. Without a name, nothing is added."""
         call, header = current_call(), self._dialect(scope).id_header
         if call is not None and header:
             start["headers"] = [*start["headers"], (header.encode(), call.shown_id.encode())]

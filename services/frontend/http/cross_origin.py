@@ -24,7 +24,7 @@ RESPONSE_HEADERS = (
 
 
 def with_cors(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
-    """Returns an app that also serves pages of these origins; `*` stands for all origins. Without
+    """Returns an app that also serves pages of these origins. `*` stands for all origins. Without
     origins returns `app` itself.
 
     A browser's preflight request needs no API key. Requests may have any headers, since clients for

@@ -181,8 +181,8 @@ _METRICS = (
 
 
 def served_routes(*, has_page: bool, has_metrics: bool) -> tuple[Route, ...]:
-    """Returns the routes of a server that has, or does not have, the page that shows the pipeline
-    and the metrics."""
+    """Returns the routes of a server. The page that shows the pipeline, and the metrics, may be
+    left out."""
     return (
         *_OPENAI,
         *_OTHER_PROTOCOLS,

@@ -36,7 +36,7 @@ class KnownPipeline:
 
     @property
     def last(self) -> ServedPipeline:
-        """Pipeline that serves, or else the last pipeline that did.
+        """Current pipeline, or the last one if there is none now.
 
         Raises:
             Unavailable: there has been no pipeline, or this process is stopping.
@@ -49,21 +49,22 @@ class KnownPipeline:
 
     @property
     def last_model(self) -> str:
-        """Name of the model that is served, or was served last; empty before the first pipeline."""
+        """Name of the model that is served, or was served last. The value is empty before the first
+        pipeline."""
         return "" if self._last is None else self._last.model
 
     def was(self, pipeline: ServedPipeline) -> bool:
-        """Returns whether `pipeline` equals the pipeline that serves, or else the last pipeline
-        that did."""
+        """Returns whether `pipeline` equals the current pipeline, or the last one if there is none
+        now."""
         return pipeline == self._last
 
     def hold_deadline(self, hold_s: float) -> float:
-        """Returns the time until which clients should send requests to this frontend, if no
-        pipeline comes or goes before. Requests may be held for `hold_s` seconds.
+        """Returns the time until which clients should send requests to this frontend, unless a
+        pipeline comes or is lost before.
 
-        The time is infinite while a pipeline serves, and `hold_s` seconds after the loss of a
-        pipeline, whichever scheduler leads. Before the first pipeline the time is in the past,
-        since there may never be a pipeline.
+        The time is infinite while there is a pipeline. After the loss of a pipeline, requests may
+        be held for `hold_s` seconds, whichever scheduler leads. Before the first pipeline the time
+        is in the past, since there may never be a pipeline.
         """
         return math.inf if self.is_open else self._last_open + hold_s
 

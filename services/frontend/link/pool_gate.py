@@ -45,7 +45,7 @@ class PoolGate:
         self._late: dict[str, Lateness] = {}  # by account
 
     def reset(self) -> None:
-        """Drops the last reported number of free places; the scheduler or the stream is new."""
+        """Drops the last reported number of free places. The scheduler or the stream is new."""
         self._n_free, self._n_unanswered = None, 0
         self._late.clear()
 
@@ -72,15 +72,15 @@ class PoolGate:
             raise errors.PoolFull("too many requests")
 
     def note_late(self, account: str, priority: int, for_s: float, *, now: float) -> None:
-        """Notes that for the next `for_s` seconds, requests of an account with this or a lower
-        priority would have their first token too late."""
+        """Notes that the account's requests would have their first token too late during the next
+        `for_s` seconds. This holds for requests of the given priority and of lower priorities."""
         known = self._late.get(account)
         if known is None or known.priority >= priority or now >= known.believed_until:
             believed_until = now + min(for_s, BELIEVED_S)
             self._late[account] = Lateness(priority, believed_until, now + for_s)
 
     def check_time(self, account: str, priority: int, *, now: float) -> None:
-        """Checks that a request of an account can have its first token in time.
+        """Checks that a request of an account would have its first token in time.
 
         Raises:
             PoolFull: the first token of the request would be too late.

@@ -105,8 +105,8 @@ class SchedulerClient:
             self._gate.check(now=_now())
 
     def check_time(self, account: str, priority: int) -> None:
-        """Returns if a request of an account can have its first token in time. Always returns
-        without a pipeline, since the request may be held.
+        """Checks that a request of an account would have its first token in time. Without a
+        pipeline the check always succeeds, since the request may be held.
 
         Raises:
             PoolFull: its first token would be too late.
@@ -125,7 +125,7 @@ class SchedulerClient:
         was_held: bool = False,
         span: RequestSpan = UNRECORDED,
     ) -> None:
-        """Sends a request for a model; the inbox gets its events until the request ends or is
+        """Sends a request for a model. The inbox gets its events until the request ends or is
         cancelled.
 
         Until the time `until`, the request is held while it can't be sent, and sent again when it
@@ -152,7 +152,7 @@ class SchedulerClient:
         self._attempt(request)
 
     def cancel(self, request_id: str) -> None:
-        """Ends a request if it still runs; no more of its events are delivered."""
+        """Ends a request if it still runs. No more of its events are delivered."""
         request = self._requests.get(request_id)
         if request is None:
             return
@@ -294,7 +294,7 @@ class SchedulerClient:
     def _deliver_news(
         self, request: SubmittedRequest, event: OutputTokens | PromptLogprobs
     ) -> None:
-        """Delivers the new part of an event, if there is one; ends the request if the event does
+        """Delivers the new part of an event, if there is one. Ends the request if the event does
         not fit the tokens that the request has."""
         try:
             if isinstance(event, OutputTokens):
@@ -314,7 +314,7 @@ class SchedulerClient:
         self._end(request, error)
 
     def _attempt(self, request: SubmittedRequest) -> None:
-        """Sends a request, or holds it if it can't be sent."""
+        """Sends a request, or holds the request if it cannot be sent now."""
         request.release()
         pipeline = self.pipeline.current
         if self.pipeline.is_stopping:

@@ -99,8 +99,8 @@ Event = Accepted | PromptLogprobs | OutputTokens | Suspended | Completed | Faile
 
 
 def news_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the events of one message in the order in which they happened. The tokens in the
-    columns of the message and the ends of requests are left out."""
+    """Yields the events of one message in the order in which they happened. New tokens and the ends
+    of requests are left out."""
     for suspension in response.suspended:  # a message with a loss begins with it
         yield Suspended(suspension.request_id, suspension.n_losses)
     for accepted in response.accepted:
@@ -138,8 +138,8 @@ def columns_of(
 
 
 def ends_of(response: scheduler_pb2.ConnectResponse) -> Iterator[Event]:
-    """Yields the ends of requests in one message, which happened after the tokens in its
-    columns."""
+    """Yields the ends of requests in one message. They happened after the new tokens of the
+    message."""
     for completed in response.completed:
         yield _end(completed)
 

@@ -107,7 +107,7 @@ class SchedulerStream:
                 call.cancel()
 
     async def _write(self, call: Any) -> None:
-        """Sends the queued messages until the stream breaks; `_read` finds the reason."""
+        """Sends the queued messages until the stream breaks. `_read` finds the reason."""
         try:
             while True:
                 data = await self._outbox.get()
@@ -130,7 +130,7 @@ async def _read(
     opened: Callable[[], None],
     received: Callable[[scheduler_pb2.ConnectResponse], None],
 ) -> str:
-    """Receives messages until the stream breaks; returns the reason why it did."""
+    """Receives messages until the stream breaks. Returns the reason why it did."""
     try:
         await call.wait_for_connection()
         opened()

@@ -65,7 +65,8 @@ class SubmittedRequest:
         return self.next_attempt is not None
 
     def message(self) -> scheduler_pb2.ConnectRequest:
-        """Returns the message that submits the request, with the tokens that it has."""
+        """Returns the message that submits the request, with all tokens that were generated
+        before."""
         submission = self.submission
         submission.generated_token_ids.extend(self.token_ids[len(submission.generated_token_ids) :])
         return scheduler_pb2.ConnectRequest(submission=submission)
@@ -79,9 +80,9 @@ class SubmittedRequest:
         self.span.suspended(self.request_id, n_losses)
 
     def lose(self, *, until: float) -> None:
-        """Notes that the scheduler does not have the request, or no longer has it. If the scheduler
-        had accepted the request, the request may now be held until `until`. This happens for at
-        most MAX_EXTENSIONS losses in a row."""
+        """Notes that the scheduler has lost the request or never received it. If the scheduler had
+        accepted the request, the request may now be held until `until`. This extension is given for
+        at most MAX_EXTENSIONS losses in a row."""
         if self.is_accepted and self.n_extensions < MAX_EXTENSIONS:
             self.was_lost = True
             self.n_extensions += 1
@@ -90,7 +91,7 @@ class SubmittedRequest:
         self.is_accepted = False
 
     def release(self) -> None:
-        """Stops holding the request; the next attempt is no longer scheduled."""
+        """Stops holding the request. The next attempt is no longer scheduled."""
         if self.next_attempt is not None:
             self.next_attempt.cancel()
             self.next_attempt = None
@@ -130,7 +131,7 @@ class SubmittedRequest:
 
     def new_prompt_logprobs(self, event: PromptLogprobs) -> PromptLogprobs | None:
         """Notes log-probabilities of the prompt, and returns the event with only the
-        log-probabilities that are new; None if none is new.
+        log-probabilities that are new. Returns None if none is new.
 
         Raises:
             RequestFailed: log-probabilities of earlier tokens are missing.

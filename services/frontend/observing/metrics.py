@@ -59,7 +59,7 @@ class MeasuredCall:
 
     @property
     def time_to_first_token_s(self) -> float | None:
-        """Seconds from the start of the call to the first token of any answer; None before the
+        """Seconds from the start of the call to the first token of any answer, or None before the
         first token."""
         first = min(self._first_token_at.values(), default=None)
         return None if first is None else first - self._started_at

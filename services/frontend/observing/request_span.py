@@ -33,7 +33,7 @@ class RequestSpan:
 
     @property
     def message(self) -> trace_pb2.TraceContext | None:
-        """The trace context that the submissions of a recorded call carry; None otherwise."""
+        """The trace context that the submissions of a recorded call carry, or None otherwise."""
         return tracing.to_message(self._span) if self._is_recorded else None
 
     def checked(self, request: GenerationRequest) -> None:
@@ -43,8 +43,7 @@ class RequestSpan:
             self._span.set_attributes(_attributes(request))
 
     def submitted(self, request_id: str, *, model: str, n_prompt_tokens: int) -> None:
-        """Notes that the answers are about to be submitted, under ids that begin with
-        `request_id`."""
+        """Notes that the answers are about to be submitted. Their ids begin with `request_id`."""
         if self._is_recorded:
             self._span.set_attributes(
                 {
@@ -59,7 +58,8 @@ class RequestSpan:
         self._note(semconv.HELD, request_id, reason)
 
     def resubmitted(self, request_id: str, reason: str) -> None:
-        """Notes that an answer which a scheduler had accepted is sent again."""
+        """Notes that an answer is sent to a scheduler again, after a scheduler had accepted it
+        before."""
         self._note(semconv.RESUBMITTED, request_id, reason)
 
     def suspended(self, request_id: str, n_losses: int) -> None:
@@ -105,11 +105,11 @@ UNRECORDED = RequestSpan()
 def request_span(
     tracer: Tracer, request: GenerationRequest, *, model: str
 ) -> AbstractContextManager[RequestSpan]:
-    """Returns a context manager that records the span of the call that runs inside its block. The
-    span is recorded only if the current span, which the protocol has begun, is recorded.
+    """Returns a context manager that records the span of the call inside its block. The call is
+    recorded only if the protocol's span, which is the current span, is recorded.
 
-    `model` is the name of the model that is served, or empty. The name that the client asks for is
-    not used, since clients could invent names.
+    `model` is the name of the served model, or empty. The name in the client's request is not used,
+    since clients could invent names.
     """
     if not trace.get_current_span().is_recording():
         return nullcontext(UNRECORDED)

@@ -44,12 +44,13 @@ class ClientCall:
 
     @property
     def shown_id(self) -> str:
-        """Id that the client is shown: the client's own id if it gave one, else `request_id`."""
+        """Id of the call in replies to the client. This is the client's own id, or else
+        `request_id`."""
         return self.client_id or self.request_id
 
     def deadline(self) -> float | None:
-        """Returns the time at which the call must have ended, by the event loop's clock; None if
-        there is no limit.
+        """Returns the time at which the call must have ended, by the event loop's clock. Returns
+        None if there is no limit.
 
         Raises:
             InvalidRequest: the client's timeout is not a number of seconds, or too large.
@@ -73,8 +74,8 @@ _current: ContextVar[ClientCall | None] = ContextVar("current", default=None)
 def begin_call(
     client_id: str | None, *, timeout: str | None = None, time_left_s: float | None = None
 ) -> ClientCall:
-    """Makes a call, sets it as the current call of this task, and returns it. A client's id is
-    ignored if its form could harm logs."""
+    """Makes a call, sets it as the current call of this task, and returns it. The id that a client
+    gives is ignored if its form could harm logs."""
     if client_id is not None and _CLIENT_ID.fullmatch(client_id) is None:
         client_id = None
     call = ClientCall(
@@ -94,7 +95,7 @@ def current_call() -> ClientCall | None:
 
 
 def current_id() -> str | None:
-    """Returns the id, as the client is shown it, of the call that this task answers; None if there
-    is no call."""
+    """Returns the id of the call that this task serves, as the client sees the id. Returns None if
+    there is no call."""
     call = _current.get()
     return None if call is None else call.shown_id

@@ -49,7 +49,7 @@ class EarlierCall:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, and one more."""
+        """Number of characters that came from the client, plus one for the call itself."""
         return 1 + len(self.id) + len(self.name) + len(self.arguments)
 
     @property
@@ -73,8 +73,7 @@ class ChatMessage:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, and one more, since turns without
-        characters are work too."""
+        """Number of characters that came from the client, plus one for the turn itself."""
         texts = (self.role, self.content, self.name, self.tool_call_id, self.reasoning_content)
         of_calls = sum(call.n_characters for call in self.tool_calls)
         return 1 + sum(len(text or "") for text in texts) + of_calls
@@ -104,7 +103,7 @@ class Tool:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, and one more."""
+        """Number of characters that came from the client, plus one for the tool itself."""
         return 1 + len(self.name) + len(self.description) + len(self.parameters)
 
     @property
@@ -141,7 +140,7 @@ class Conversation:
 
     @property
     def n_characters(self) -> int:
-        """Number of characters that came from the client, and one more for each part."""
+        """Number of characters that came from the client, plus one for each part."""
         n_characters = sum(turn.n_characters for turn in self.messages)
         n_characters += sum(tool.n_characters for tool in self.tools)
         return n_characters + self._n_kwargs
@@ -170,10 +169,10 @@ class Conversation:
         return len(pydantic_core.to_json(self.template_kwargs)) if self.template_kwargs else 0
 
     def check(self) -> None:
-        """Checks everything that doesn't depend on the model.
+        """Checks all rules that do not depend on the model.
 
         Raises:
-            InvalidRequest: a rule is broken; the error names the field, as clients spell it.
+            InvalidRequest: a rule is broken. The error names the field, as clients spell it.
         """
         if len(self.tools) > MAX_TOOLS:
             raise errors.InvalidRequest(

@@ -33,11 +33,11 @@ class GenerationDefaults:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
-        """Reads the file in a checkpoint's directory; if there is none, there are no defaults.
+        """Reads the file in a checkpoint's directory. If there is none, there are no defaults.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: the file is broken, or a value is outside its range; the message says which.
+            ValueError: the file is broken, or a value is outside its range. The message says which.
         """
         path = directory / FILE
         if not path.is_file():

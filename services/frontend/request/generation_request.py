@@ -117,9 +117,9 @@ class GenerationOptions:
 
     @property
     def n_ranked(self) -> int | None:
-        """Number of alternatives of each token that the scheduler is asked for. If
-        log-probabilities are needed only to find the best answers, the number is 0; if they are not
-        needed at all, None."""
+        """Number of alternatives of each token for which the scheduler is asked. The number is 0 if
+        log-probabilities are needed only to find the best answers, and None if they are not needed
+        at all."""
         if self.n_logprobs is None and self.n_generated > self.n:
             return 0
         return self.n_logprobs
@@ -256,8 +256,8 @@ class GenerationRequest:
 
 
 def n_characters(prompt: Prompt) -> int:
-    """Returns the number of characters of a prompt: of the text, or of all parts of a conversation;
-    0 for tokens."""
+    """Returns the number of characters of a prompt: of the text, or of all parts of a conversation.
+    Returns 0 for tokens."""
     match prompt:
         case str():
             return len(prompt)
@@ -267,7 +267,7 @@ def n_characters(prompt: Prompt) -> int:
 
 
 def prompt_field(prompt: Prompt) -> str:
-    """Returns the name of the field that has the prompt, as clients spell it."""
+    """Returns the name of the field of the client's request that has the prompt."""
     return "messages" if isinstance(prompt, Conversation) else "prompt"
 
 

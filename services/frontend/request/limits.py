@@ -22,11 +22,11 @@ class ModelLimits:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names by which clients know the model; answers show the first."""
+        """Names by which clients know the model. Answers show the first."""
         return self.served_names or (self.pipeline.model,)
 
     def check_model(self, model: str) -> None:
-        """Raises UnknownModel if the client names another model; an empty name is allowed."""
+        """Raises UnknownModel if the client names another model. An empty name is allowed."""
         if model and model not in self.names:
             raise errors.UnknownModel(model, served=self.names[0])
 

@@ -88,8 +88,8 @@ class Logprobs:
         )
 
     def alternatives(self, place: int, n_top: int) -> list[tuple[int, float]]:
-        """Returns up to `n_top` of the most likely tokens at a position, most likely first, each
-        with its log-probability."""
+        """Returns the most likely tokens at a position, up to `n_top`, each with its
+        log-probability. The most likely token comes first."""
         start = place * self.n_top
         tops = slice(start, start + min(n_top, self.n_top))
         return list(zip(self.top_token_ids[tops], self.top_values[tops], strict=True))

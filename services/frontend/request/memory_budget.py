@@ -54,7 +54,7 @@ class Share:
         """Takes `n_bytes` more bytes, if the budget then still has `leaving` bytes for others.
 
         Raises:
-            PoolFull: the budget has less left; the share stays as it is.
+            PoolFull: the budget has less left. The share stays as it is.
         """
         budget = self._budget
         if budget.n_bytes > self.n_bytes and not budget.has_room(n_bytes + leaving):

@@ -63,7 +63,7 @@ class OutputFormat:
 
     @classmethod
     def of_schema(cls, field: str, schema: ClientSchema) -> Self:
-        """Returns the format of JSON that keeps a schema; raises what `json_schema` raises."""
+        """Returns the format of JSON that keeps a schema. Raises what `json_schema` raises."""
         return cls(field, json_schema(schema), schema)
 
     def with_additional(self, additional_properties: AdditionalProperties) -> "OutputFormat":
@@ -184,7 +184,7 @@ def parts(grammar: str) -> list[dict[str, Any]]:
 
 
 def check_length(field: str, n_characters: int, max_length: int = MAX_LENGTH) -> None:
-    """Raises InvalidRequest if a text is longer than `max_length`; to be called before the text is
+    """Raises InvalidRequest if a text is longer than `max_length`. To be called before the text is
     parsed."""
     if n_characters > max_length:
         raise errors.InvalidRequest(field, f"has {n_characters} characters, {max_length} at most")

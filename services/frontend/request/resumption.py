@@ -29,7 +29,7 @@ class AnswerSoFar:
         self, *, max_new_tokens: int, stop_token_ids: Collection[int]
     ) -> FinishReason | None:
         """Returns the reason why the answer ends with the last of `token_ids`, apart from stop
-        strings; None if the answer goes on.
+        strings. Returns None if the answer goes on.
 
         Raises:
             InvalidRequest: the answer would have ended before the last of `token_ids`.

@@ -50,8 +50,8 @@ class ChatTemplate:
 
     @classmethod
     def from_model(cls, model: Path) -> Self | None:
-        """Returns the template of a checkpoint's directory or of a GGUF file; None if there is
-        none.
+        """Returns the template of a checkpoint's directory or of a GGUF file. Returns None if there
+        is none.
 
         Raises:
             OSError: the file cannot be read.
@@ -64,7 +64,7 @@ class ChatTemplate:
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self | None:
-        """Returns the template in a checkpoint's directory; None if there is none.
+        """Returns the template in a checkpoint's directory. Returns None if there is none.
 
         Raises:
             ValueError: the template, or the configuration that may contain it, is broken.
@@ -78,7 +78,8 @@ class ChatTemplate:
 
     @classmethod
     def _from_files(cls, files: TemplateFiles, *, name: str) -> Self | None:
-        """Returns the template of a checkpoint. Errors call it `name`."""
+        """Returns the template in the files of a checkpoint. Returns None if there is none. Error
+        messages name the template `name`."""
         if DEFAULT not in files.sources:
             return None
         try:
@@ -149,7 +150,7 @@ class _FittedTemplate:
 
 
 def _tagged(conversation: Conversation, tag: str) -> tuple[ChatMessage, ...]:
-    """Returns the messages; the content of the last one ends with a tag, unless it is blank."""
+    """Returns the messages. The content of the last one ends with a tag, unless it is blank."""
     *others, last = conversation.messages
     content = last.content or ""
     return (*others, replace(last, content=content + tag) if content.strip() else last)
@@ -161,8 +162,8 @@ def _broken(name: str, error: Exception) -> ValueError:
 
 
 def _new_tag() -> str:
-    """Returns a random text: digits, which templates leave as they are, and a space, which shows
-    whether they strip contents."""
+    """Returns a random text of digits with a space at its end. Templates do not change digits. The
+    space shows whether a template strips contents."""
     return f"{secrets.randbelow(10**18):018} "
 
 

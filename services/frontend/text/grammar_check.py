@@ -63,7 +63,7 @@ class GrammarCheck:
         grammar. During the check, its memory is added to the share of the call.
 
         Raises:
-            InvalidRequest: the grammar cannot be followed; the message says where.
+            InvalidRequest: the grammar cannot be followed. The message says where.
             PoolFull: too many grammars wait, or this grammar could not be checked.
         """
         if not pipeline.can_follow_grammars or self._tokenizer_file is None:
@@ -88,8 +88,8 @@ class GrammarCheck:
     async def is_valid(
         self, schema: ClientSchema, value: str, pipeline: ServedPipeline, share: Share
     ) -> bool | None:
-        """Returns whether a text is JSON that matches a client's schema; None if that could not be
-        found out within the limits."""
+        """Returns whether a text is JSON that matches a client's schema. Returns None if that could
+        not be found out within the limits."""
         if self._tokenizer_file is None or len(value) > MAX_VALUE_LENGTH:
             return None
         work = partial(self._is_valid, schema.text, value, pipeline, self._tokenizer_file)
@@ -119,8 +119,8 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
 
     def _verdict(self, grammar: str, pipeline: ServedPipeline, tokenizer_file: Path) -> str:
-        """Returns the reason why a grammar cannot be followed; empty if it can be followed. Runs in
-        the thread for grammars."""
+        """Returns the reason why a grammar cannot be followed. The result is empty if it can be
+        followed. Runs in the thread for grammars."""
         process = self._of(pipeline, tokenizer_file)
         try:
             reason = process.reason_against(grammar)
@@ -133,7 +133,7 @@ class GrammarCheck:
         return "" if reason is None else f"cannot be followed: {reason}"[:MAX_MESSAGE_LENGTH]
 
     def _of(self, pipeline: ServedPipeline, tokenizer_file: Path) -> GrammarProcess:
-        """Returns the process that checks grammars for a model; ends the process for another model,
+        """Returns the process that checks grammars for a model. Ends the process for another model,
         if there is one."""
         model = CheckedModel(
             tokenizer_file=str(tokenizer_file.absolute()),

@@ -105,7 +105,8 @@ def main() -> None:
 def reason_against(
     grammars: Grammars, grammar: str, *, compile_s: float | None = None
 ) -> str | None:
-    """Returns the reason why a grammar cannot be followed; None if the grammar can be followed.
+    """Returns the reason why a grammar cannot be followed. Returns None if the grammar can be
+    followed.
 
     A child process compiles the grammar, in at most `compile_s` seconds of processor time.
 
@@ -124,8 +125,9 @@ def reason_against(
 
 
 def is_valid(schema: str, value: str, *, value_s: float = VALUE_S) -> bool | None:
-    """Returns whether a text is JSON that matches a schema; None if the schema is wrong, or the
-    check takes too long. A child process checks, in at most `value_s` seconds of processor time.
+    """Returns whether a text is JSON that matches a schema. Returns None if the schema is wrong, or
+    the check takes too long. A child process checks, in at most `value_s` seconds of processor
+    time.
 
     Raises:
         ChildProcessError: the child process ended for another reason.

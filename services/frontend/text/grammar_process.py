@@ -41,7 +41,7 @@ class GrammarProcess:
         self._process: _StartedProcess | None = None
 
     def reason_against(self, grammar: str) -> str | None:
-        """Returns the reason why a grammar cannot be followed; None if it can.
+        """Returns the reason why a grammar cannot be followed. Returns None if it can.
 
         Raises:
             CannotFollow: the model can follow no grammar.
@@ -51,8 +51,8 @@ class GrammarProcess:
         return reason
 
     def is_valid(self, schema: str, value: str) -> bool | None:
-        """Returns whether a text is JSON that matches a schema; None if that could not be found out
-        within the limits.
+        """Returns whether a text is JSON that matches a schema. Returns None if that could not be
+        found out within the limits.
 
         Raises:
             CannotFollow: the model can follow no grammar.

@@ -53,7 +53,7 @@ class MessageFormat:
         additional_properties: AdditionalProperties = "declared",
     ) -> None:
         """`template` is the source of the chat template, and `renders_parallel_calls` whether it
-        shows several calls in one turn; if it does not, answers have one call at most.
+        shows several calls in one turn. If it does not, answers have one call at most.
         `tool_parser` and `reasoning_parser` are names of formats, `auto` or `none`."""
         self._renders_parallel_calls = renders_parallel_calls
         self._tokenizer = tokenizer
@@ -72,17 +72,18 @@ class MessageFormat:
 
     @property
     def tools(self) -> str:
-        """Name of the format of tool calls; `none` if there is no such format, or none is known."""
+        """Name of the format of tool calls. `none` if there is no such format, or none is known."""
         return "none" if self._family is None else self._family.name
 
     @property
     def reasoning(self) -> str:
-        """Name of the format of reasoning; `none` if there is no such format, or none is known."""
+        """Name of the format of reasoning. `none` if there is no such format, or none is known."""
         return "none" if self._reasoning is None else self._reasoning.name
 
     @property
     def end_tokens(self) -> tuple[int, ...]:
-        """Tokens that end a turn, besides those that the checkpoint's generation config names."""
+        """Tokens that end a turn according to the format of messages. The checkpoint's generation
+        config may name more."""
         names = () if self._family is None else self._family.end_tokens
         return tuple(self._tokenizer.special_tokens(names).values())
 
@@ -166,8 +167,8 @@ class MessageFormat:
         }
 
     def _is_single(self, choice: ToolChoice) -> bool:
-        """Returns whether an answer has one call at most: the next turn, which sends the calls
-        back, must be one that the template takes."""
+        """Returns whether an answer has one call at most. This is the case if the client asks for
+        it, or if the template cannot show several calls of one turn in the next prompt."""
         is_one_asked = not choice.allows_parallel or choice.mode == "named"
         return is_one_asked or not self._renders_parallel_calls
 
@@ -202,8 +203,8 @@ class MessageFormat:
         is_thinking: bool,
         asked: str,
     ) -> str:
-        """Returns the grammar of answers that call tools, or follow the grammar `asked`, after the
-        reasoning. `schemas` learn which of their keywords the format cannot enforce."""
+        """Returns the grammar of answers. After the reasoning, they call tools or follow the
+        grammar `asked`. The keywords that the format cannot enforce are noted in `schemas`."""
         markers = Markers(self._special)
         rules = (
             ""
@@ -235,10 +236,12 @@ class MessageFormat:
         *,
         has_other: bool,
     ) -> str:
-        """Returns the rule `answer` of a grammar. The rule allows only calls; or text with calls in
-        it, if the model may choose whether to call and the client requests no other grammar
-        (`has_other`). If the model may choose, only the arguments of strict tools must match their
-        schemas."""
+        """Returns the rule `answer` of a grammar. If the model may choose whether to call, and the
+        client requests no other grammar (`has_other`), the rule allows text with calls in it.
+        Otherwise the rule allows only calls.
+
+        If the model may choose, only the arguments of strict tools must match their schemas.
+        """
         choice, markers = conversation.tool_choice, Markers(self._special)
         is_free = choice.mode == "auto"
         is_single = self._is_single(choice)

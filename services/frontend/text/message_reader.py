@@ -41,8 +41,8 @@ class MessageDelta:
 
     @property
     def only_words(self) -> Words | None:
-        """The characters of the delta, if all of them are content or all are reasoning in one part;
-        else None."""
+        """Words of the delta, if it is a single part that is content or reasoning. Otherwise the
+        value is None."""
         if len(self.parts) != 1:
             return None
         (part,) = self.parts
@@ -67,7 +67,7 @@ class MessageDelta:
         return bool(self.parts)
 
     def __add__(self, later: "MessageDelta") -> "MessageDelta":
-        """Returns the additions of this delta and of a later delta."""
+        """Returns a delta with the parts of this delta, followed by the parts of a later delta."""
         return MessageDelta(self.parts + later.parts)
 
     def _words(self, *, is_reasoning: bool) -> str:

@@ -49,9 +49,9 @@ _WORDS = {
 
 
 def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
-    """Returns the object that a text stands for; None if the text stands for nothing that could be
-    an object. An empty text is an empty object. If the text is cut (`is_cut`), the object has the
-    members that are complete."""
+    """Returns the object that a text stands for. Returns None if the text stands for nothing that
+    could be an object. An empty text is an empty object. If the text is cut (`is_cut`), the object
+    has the members that are complete."""
     if not text.strip():
         return {}
     try:
@@ -62,7 +62,7 @@ def object_of(text: str, *, is_cut: bool = False) -> dict[str, Any] | None:
 
 
 def string_of(text: str) -> str | None:
-    """Returns the value of a string; None if the text is not one."""
+    """Returns the value of a string. Returns None if the text is not one."""
     try:
         value = _value_of(text, is_cut=False)
     except ValueError:

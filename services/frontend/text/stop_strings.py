@@ -43,8 +43,8 @@ class StopStrings:
         return self._deliver(len(self._held) - max(m.n_characters for m in self._matches))
 
     def flush(self) -> str:
-        """Ends the text, and returns the part that was held back; empty if a stop string was
-        met."""
+        """Ends the text, and returns the part that was held back. The result is empty if a stop
+        string was met."""
         return "" if self.is_met else self._held
 
     def _deliver(self, n_characters: int) -> str:
@@ -61,7 +61,7 @@ class _Match:
         self.n_characters = 0
 
     def advance(self, character: str) -> int:
-        """Reads a character; returns the length of the stop string if it is complete, else 0."""
+        """Reads a character. Returns the length of the stop string if it is complete, else 0."""
         n = self.n_characters
         while n and self._stop[n] != character:
             n = self._borders[n - 1]

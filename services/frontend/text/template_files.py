@@ -99,7 +99,7 @@ def _tekken_template(tokenizer: Path) -> str | None:
 
 
 def _named(template: object) -> dict[str, str]:
-    """Returns templates by their names; a single template is the default."""
+    """Returns templates by their names. A single template has the name of the default."""
     if isinstance(template, list):
         return {named["name"]: str(named["template"]) for named in template}
     if isinstance(template, dict):

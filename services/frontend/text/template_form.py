@@ -51,7 +51,7 @@ class TemplateForm:
 
     @classmethod
     def of_source(cls, source: str) -> Self:
-        """Returns the form as far as the source of a template shows it."""
+        """Returns what the source of a template reveals about its form."""
         words = set(re.findall(r"\w+", source))
         names = tuple(name for name in REASONING_NAMES if name in words)
         return cls(
@@ -61,7 +61,7 @@ class TemplateForm:
     def turns(
         self, messages: Sequence[ChatMessage], *, continues_last: bool = False
     ) -> list[dict[str, Any]]:
-        """Returns the turns of a conversation; missing fields are left out. With `continues_last`
+        """Returns the turns of a conversation. Missing fields are left out. With `continues_last`
         the last message stays the last one.
 
         Raises:

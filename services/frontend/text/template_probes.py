@@ -72,8 +72,8 @@ class TemplateProbes:
         self._tools = _TOOLS if has_tools else ()
 
     def run(self) -> TemplateForm:
-        """Runs all probes and returns the form. A template that takes too much ends the probes, and
-        keeps the form that was found before."""
+        """Runs all probes and returns the form of the template. If the template takes too long or
+        writes too much, returns what has been found until then."""
         try:
             self._find_tools()
             self._find_contents()
@@ -88,15 +88,15 @@ class TemplateProbes:
         return self.form
 
     def _find_tools(self) -> None:
-        """Finds out whether the template refuses all tools; then the other probes have none, since
+        """Finds out whether the template refuses all tools. Then the other probes have none, since
         their errors would say nothing."""
         parts = replace(self.form, part_roles=frozenset(["user"]))
         if all(self._text(form, (_USER,)) is None for form in (self.form, parts)):
             self._tools = ()
 
     def _find_contents(self) -> None:
-        """Finds the forms of contents, except those of tools. A role `developer` whose content does
-        not appear is one that the template does not know."""
+        """Finds the forms of contents for all roles except tools. If the content of the role
+        `developer` does not appear, the template does not know this role."""
         says = ChatMessage("assistant", _SAYS)
         self._find_content("user", _ASKS, (_USER,))
         self._find_content("assistant", _SAYS, (_USER, says, _USER))
@@ -115,13 +115,14 @@ class TemplateProbes:
             self.form = form
 
     def _find_left_out(self, role: str, word: str, messages: Sequence[ChatMessage]) -> None:
-        """Finds out whether a template takes messages of a role, but does not show their words."""
+        """Finds out whether a template accepts messages of a role but leaves out their text."""
         text = self._text(self.form, messages)
         if text is not None and word not in text:
             self.form = replace(self.form, left_out_roles=self.form.left_out_roles | {role})
 
     def _find_arguments(self) -> None:
-        """Finds the form of calls: the first that the template shows well, or at least takes."""
+        """Finds the form of calls that the template shows best. Takes the first form that is shown
+        well, or else the first that the template accepts."""
         forms = [
             replace(self.form, has_null_content=is_null, has_text_arguments=is_text)
             for is_null, is_text in product((True, False), (False, True))
@@ -148,8 +149,8 @@ class TemplateProbes:
         self.form = replace(self.form, takes_tool_results=is_taken)
 
     def _find_parallel_calls(self) -> None:
-        """Finds out whether the second of two calls is shown as the first of one is: by its name,
-        by its arguments, or by both."""
+        """Finds out whether a template shows the second of two calls like the first of a single
+        call. The calls are compared by names, by arguments, or by both."""
         plain, one, two = (
             self._text(self.form, messages) or ""
             for messages in ((_USER,), _calling(1), _calling(2))
@@ -191,7 +192,7 @@ class TemplateProbes:
     def _text(
         self, form: TemplateForm, messages: Sequence[ChatMessage], tools: Iterable[Tool] = ()
     ) -> str | None:
-        """Returns what the template writes; None if the template refuses the messages.
+        """Returns what the template writes. Returns None if the template refuses the messages.
 
         Raises:
             TooMuch: the template takes too long or writes too much.

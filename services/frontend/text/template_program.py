@@ -46,7 +46,8 @@ class TemplateProgram:
 
         Raises:
             TooMuch: the text is too long, or the time of the meter is over.
-            Exception: one of `TEMPLATE_ERRORS`; the template does not support the variables.
+            Exception: the template does not support the variables. The error is one of
+                `TEMPLATE_ERRORS`.
         """
         text: list[str] = []
         n_characters = 0

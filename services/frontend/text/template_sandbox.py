@@ -71,7 +71,7 @@ class Meter:
             raise TooSlow(f"it takes longer than {self._limit_s:g} s")
 
     def write(self, n_characters: int) -> None:
-        """Counts handled characters; raises TooMuch if they are too many."""
+        """Counts handled characters. Raises TooMuch if they are too many."""
         self._n_left -= n_characters
         if self._n_left < 0 or n_characters > self.max_characters:
             raise self.too_much()
@@ -115,7 +115,8 @@ _meter: ContextVar[Meter] = ContextVar("meter")
 
 @contextmanager
 def metered(meter: Meter) -> Iterator[None]:
-    """Counts the time and the characters of templates inside the `with` block, in this thread."""
+    """Counts the time and the characters of templates that run in this thread inside the `with`
+    block."""
     token = _meter.set(meter)
     try:
         yield
@@ -177,7 +178,7 @@ def _filtered(value: nodes.Node, name: str, *arguments: nodes.Expr) -> nodes.Fil
 
 
 def _replace_concatenations(parent: nodes.Node) -> None:
-    """Replaces `a ~ b` by a filter, since the sandbox cannot intercept this operator."""
+    """Replaces each `a ~ b` by a filter. The sandbox cannot intercept the operator itself."""
     for field, value in parent.iter_fields():
         if isinstance(value, nodes.Concat):
             setattr(parent, field, _joined(value))
@@ -253,7 +254,7 @@ def _length(value: object) -> int:
 
 
 def _check_format(meter: Meter, text: object, *values: object) -> None:
-    """Raises TooMuch for a format that may write a long text for a short value."""
+    """Raises TooMuch if a format string may write a long text for a short value."""
     if isinstance(text, str) and _WIDE.search(text):
         raise meter.too_much()
     meter.write(meter.size([text, *values]))

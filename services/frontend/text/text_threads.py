@@ -43,7 +43,7 @@ Result = TypeVar("Result")
 
 
 def encode_bytes(text: str) -> int:
-    """Returns an upper estimate of the memory that it takes to make tokens of a text, in bytes."""
+    """Returns an upper bound, in bytes, of the memory for turning a text into tokens."""
     n_utf8 = len(text) if text.isascii() else len(text.encode(errors="replace"))
     return ENCODE_BYTES * (len(text) + n_utf8)
 

@@ -42,7 +42,7 @@ class EventReceiver(Protocol):
         """Takes events."""
 
     def lost(self, reason: str, /) -> None:
-        """Notes that the watch has ended, or could not begin; `reason` is a text for people."""
+        """Notes that the watch has ended, or could not begin. `reason` is a text for people."""
 
 
 class Subscription:
@@ -73,8 +73,8 @@ class Subscription:
     async def _watch(
         self, watcher: EventReceiver, *, has_decisions: bool
     ) -> grpc.aio.AioRpcError | None:
-        """Receives events until the stream breaks, and returns the error; None if the scheduler
-        ended the stream."""
+        """Receives events until the stream breaks, and returns the error. Returns None if the
+        scheduler ended the stream."""
         async with self._connect(self._address, CHANNEL_OPTIONS) as channel:
             await wait_leader(channel)
             call: Any = channel.unary_stream(

@@ -56,12 +56,12 @@ STOPPING = "the server is stopping"
 
 
 def as_json(value: Json) -> bytes:
-    """Returns an object as one line of JSON in ASCII, as server-sent events need it."""
+    """Returns an object as one line of JSON in ASCII. Server-sent events need this form."""
     return pydantic_core.to_json(value, ensure_ascii=True, inf_nan_mode="null")
 
 
 def note(kind: str, **fields: str) -> bytes:
-    """Returns one of the feed's own objects (`here`, `gap` or `away`), with the time of this
+    """Returns an object of the feed itself (`here`, `gap` or `away`), with the time of this
     machine."""
     return as_json({"t": round(time.time(), 6), "type": kind, **fields})
 
@@ -103,7 +103,7 @@ class Viewer:
         self._arrival.set()
 
     async def next(self) -> Sequence[bytes]:
-        """Waits for changes; returns at least one.
+        """Waits for changes. Returns at least one.
 
         Raises:
             Unavailable: this process is stopping.
@@ -260,7 +260,7 @@ class ViewFeed:
                 viewer.put(news, n_bytes)
 
     def lost(self, reason: str) -> None:
-        """Tells viewers that no scheduler is watched; repeated calls send nothing."""
+        """Tells viewers that no scheduler is watched. Repeated calls send nothing."""
         self._state = None
         if self._away:
             return

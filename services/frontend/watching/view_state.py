@@ -41,7 +41,7 @@ class History:
         self._changes: deque[tuple[float, bytes]] = deque()
 
     def add(self, at: float, data: bytes) -> None:
-        """Adds the latest change; drops the oldest changes beyond the limits."""
+        """Adds the latest change. Drops the oldest changes beyond the limits."""
         self._changes.append((at, data))
         self._n_bytes += len(data)
         while self._changes and not self._fits(at):
@@ -77,7 +77,7 @@ class KnownRequests:
             yield from turns
 
     def add(self, change: Json, data: bytes) -> None:
-        """Adds a turn of a request; drops the oldest requests beyond the limits, and ended requests
+        """Adds a turn of a request. Drops the oldest requests beyond the limits, and ended requests
         first."""
         at, number = change["t"], change["number"]
         turns = self._live.setdefault(number, [])
@@ -112,7 +112,7 @@ class ViewState:
         self._pool: bytes | None = None
 
     def add(self, change: Json, data: bytes) -> None:
-        """Keeps a change that was sent to viewers, given as an object and as JSON; decisions are
+        """Keeps a change that was sent to viewers, given as an object and as JSON. Decisions are
         not kept."""
         at = change["t"]
         match change["type"]:
@@ -132,7 +132,7 @@ class ViewState:
                 self._pool = data
 
     def told(self) -> Iterator[bytes]:
-        """Yields the changes that a new viewer gets, each as JSON; the first is an epoch."""
+        """Yields the changes that a new viewer gets, each as JSON. The first is an epoch."""
         yield from self._earlier_epochs
         if self._epoch is not None:
             yield self._epoch[1]

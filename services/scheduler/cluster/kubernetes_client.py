@@ -63,7 +63,7 @@ class KubernetesClient:
         self._api: client.ApiClient
 
     async def __aenter__(self) -> Self:
-        """Reads the configuration; nothing is connected yet.
+        """Reads the configuration. Nothing is connected yet.
 
         Raises:
             Unavailable: there is no configuration.
@@ -75,11 +75,12 @@ class KubernetesClient:
         await self._api.close()
 
     def lease_store(self, namespace: str, name: str) -> KubernetesLeaseStore:
-        """Returns the store of a Lease object; the first write creates it."""
+        """Returns the store of a Lease object. The first write creates it."""
         return KubernetesLeaseStore(self._api, namespace, name, self._call_timeout_s)
 
     async def pod_state(self, namespace: str, name: str, uid: str) -> PodState:
-        """Returns whether a pod is there and runs, as its node has last reported.
+        """Returns whether a pod exists and whether it runs, as the node of the pod has last
+        reported.
 
         Raises:
             PodsUnavailable: the pods could not be listed.
@@ -129,7 +130,7 @@ class KubernetesPods:
         self._silence_limit_s = silence_limit_s
 
     async def list_pods(self) -> tuple[Sequence[Pod], str]:
-        """Lists the pods; raises as `PodSource.list_pods`."""
+        """Lists the pods. Raises as `PodSource.list_pods`."""
         try:
             response = await self._request({}, self._call_timeout_s)
             async with response:
@@ -139,7 +140,7 @@ class KubernetesPods:
             raise self._translated("list", error) from error
 
     async def watch_pods(self, version: str) -> AsyncIterator[PodEvent]:
-        """Yields changes of the pods; raises as `PodSource.watch_pods`."""
+        """Yields changes of the pods. Raises as `PodSource.watch_pods`."""
         try:
             query = {
                 "watch": "true",
@@ -212,7 +213,7 @@ async def _request_pods(
 
 
 async def _checked(response: aiohttp.ClientResponse) -> Any:
-    """Returns the JSON of an answer; raises ApiException if the answer reports an error."""
+    """Returns the JSON of an answer. Raises ApiException if the answer reports an error."""
     text = await response.text()
     if response.status != HTTPStatus.OK:
         raise client.ApiException(response.status, response.reason, body=text)
@@ -248,7 +249,7 @@ def _pod(item: Any) -> Pod:
 
 
 def _state(item: Any) -> PodState:
-    """Returns the state of a pod: it runs if one of its containers runs."""
+    """Returns the state of a pod. A pod runs if one of its containers runs."""
     statuses = (item.get("status") or {}).get("containerStatuses") or ()
     runs = any("running" in (status.get("state") or {}) for status in statuses)
     return PodState.RUNS if runs else PodState.IDLE
@@ -265,7 +266,7 @@ def _version(item: Any) -> str:
 
 
 def _part(item: Any, name: str, kind: type[Any]) -> Any:
-    """Returns a field that every answer of the API has; raises ValueError if the field is missing,
+    """Returns a field that every answer of the API has. Raises ValueError if the field is missing,
     since then another server may have answered."""
     part = item.get(name) if isinstance(item, dict) else None
     if not isinstance(part, kind) or not part:

@@ -16,13 +16,13 @@ FAILURES = (
 
 
 def status_of(error: Exception) -> int | None:
-    """Returns the HTTP status of a failed call; None if there was no answer."""
+    """Returns the HTTP status of a failed call. Returns None if there was no answer."""
     return error.status if isinstance(error, client.ApiException) else None
 
 
 def explain(action: str, error: Exception) -> str:
-    """Returns the reason of a failure in one line. It contains the message of the API server, if
-    there is one, since that message names the account and the right that the account lacks."""
+    """Returns the reason of a failure in one line. The message of the API server is included, if
+    there is one, since it names the account and the missing right."""
     if not isinstance(error, client.ApiException):
         return f"cannot {action}: {str(error) or type(error).__name__}"
     try:

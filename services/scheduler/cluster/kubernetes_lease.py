@@ -31,7 +31,7 @@ class KubernetesLeaseStore:
         return client.V1ObjectMeta(name=self._name, namespace=self._namespace)
 
     async def read(self) -> LeaseRecord:
-        """Reads the lease; raises as `LeaseStore.read`."""
+        """Reads the lease. Raises as `LeaseStore.read`."""
         try:
             lease = await self._api.read_namespaced_lease(
                 self._name, self._namespace, _request_timeout=self._call_timeout_s
@@ -44,7 +44,7 @@ class KubernetesLeaseStore:
         return self._record(lease)
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces or creates the lease; raises as `LeaseStore.write`.
+        """Replaces or creates the lease. Raises as `LeaseStore.write`.
 
         Both are a PUT: the API creates a Lease that is not there, and refuses to replace one
         without its version. The right to create by a PUT can be limited to one name, unlike the
@@ -117,9 +117,12 @@ def _micro_time(time: datetime | None) -> datetime | None:
 
 
 def _is_conflict(error: Exception, record: LeaseRecord) -> bool:
-    """Returns whether a write of a lease failed because the lease is not what `record` was made
-    from: another process has written it (409), it was deleted (404), or it is there although the
-    record has no version (422 for the missing version)."""
+    """Returns whether a write of a lease failed because the stored lease is not the one from which
+    `record` was made.
+
+    Another process has written the lease (409), the lease was deleted (404), or it exists although
+    the record has no version (422 for the missing version).
+    """
     if not isinstance(error, client.ApiException):
         return False
     if error.status == HTTPStatus.NOT_FOUND:

@@ -57,7 +57,7 @@ SUCCESSION_PERIOD_S = 0.2
 
 
 def wall_clock() -> datetime:
-    """Returns the time of day, for people who look at the lease."""
+    """Returns the time of day, which the lease shows to operators."""
     return datetime.now(UTC)
 
 
@@ -113,22 +113,24 @@ class LeaderElector:
 
     @property
     def identity(self) -> str:
-        """Name of this process in the lease, which no other process may ever have."""
+        """Name of this process in the lease. No other process may ever have the same name."""
         return self._identity
 
     @property
     def leader(self) -> str:
-        """Identity of the holder of the lease when last read; empty if there was none."""
+        """Identity of the holder of the lease when last read. The value is empty if there was
+        none."""
         return self._record.holder if self._record else ""
 
     @property
     def leader_address(self) -> str:
-        """Address of the holder of the lease when last read; empty if the lease has none."""
+        """Address of the holder of the lease when last read. The value is empty if the lease has
+        none."""
         return self._record.address if self._record else ""
 
     @property
     def leader_renews(self) -> bool:
-        """Whether this process has seen the holder of the lease renew it."""
+        """Whether the present holder has renewed the lease since this process first read it."""
         return self._leader_renews
 
     @property
@@ -138,21 +140,22 @@ class LeaderElector:
 
     @property
     def could_take_over(self) -> bool:
-        """Whether this candidate could take over the lead: the store has answered within the
-        lease's duration, and the lease has not been free for longer than a call's timeout, within
-        which this candidate should have taken it."""
+        """Whether this candidate could take over the lead. The store must have answered within the
+        duration of the lease. And the lease must not have been free for longer than the timeout of
+        a call, since this candidate should have taken it by then."""
         now = self._clock()
         has_waited = self._free_since is not None and now - self._free_since > self._call_timeout_s
         return now - self._contact_at < self._lease_duration_s and not has_waited
 
     def note_death(self, holder: str) -> None:
-        """Notes that a process has ended; this candidate takes its lease at once."""
+        """Notes that a process has ended. This candidate takes its lease at once."""
         self._dead_holder = holder
         self._has_news.set()
 
     async def acquire(self) -> int:
-        """Waits until this process leads; returns its term, 1 for a new lease. No call of any
-        process returns a term twice, unless the lease was deleted while no process led."""
+        """Waits until this process leads. Returns its term, which is 1 for a new lease. No two
+        calls of any processes return the same term, unless the lease was deleted while no process
+        led."""
         while True:
             self._term = self._loss = None
             self._has_news.clear()
@@ -171,8 +174,8 @@ class LeaderElector:
             await self._pause(started_at)
 
     async def hold(self) -> None:
-        """Renews the lease again and again, also while the store does not answer, until this
-        process gives the lease away or loses the lead.
+        """Renews the lease repeatedly, until this process gives the lease away or loses the lead.
+        Failures of the store do not end this.
 
         Raises:
             LeadershipLost: another process holds the lease, or has held it.
@@ -204,8 +207,8 @@ class LeaderElector:
         self._lose(f"the stages know term {beyond}, and the lease cannot be kept: {trouble}")
 
     async def release(self) -> None:
-        """Ends leadership and gives the lease away, so that another candidate takes it at once.
-        Takes one call's timeout at most, and raises nothing if the store does not answer."""
+        """Gives the lease away, so that another candidate can take it at once. Takes at most the
+        timeout of one call. Raises nothing if the store does not answer."""
         self._term = None
         self._loss = GivenAway(f"{self._identity} has given the lease away")
         if not self._has_claimed:
@@ -247,8 +250,8 @@ class LeaderElector:
             self._term = claim.transitions
 
     async def _try_to_renew(self, at_least: int = 0) -> int | None:
-        """Writes the lease as its holder; returns its count of acquisitions, which is never lower
-        than before or than `at_least`, or None if the lease could not be written now.
+        """Writes the lease as its holder. Returns its number of acquisitions, or None if the lease
+        could not be written now. The number is never lower than before, nor than `at_least`.
 
         Raises:
             LeadershipLost: this process does not lead any more.
@@ -287,8 +290,8 @@ class LeaderElector:
         return transitions
 
     async def _check_holder(self) -> None:
-        """Reads the lease, and ends the lead if another process holds or has held it. A lease that
-        was only deleted or emptied still belongs to this leader."""
+        """Reads the lease. Ends the lead if another process holds the lease or has held it since. A
+        lease that was only deleted or emptied still belongs to this leader."""
         record = await self._read()
         if record.holder not in ("", self._identity):
             self._lose(f"{record.holder} holds the lease")
@@ -351,8 +354,9 @@ class LeaderElector:
         return record
 
     def _expires_in_s(self) -> float:
-        """Returns the seconds from the last read of the lease until this process may take it: 0 if
-        it was given away, or its holder is dead or this process, whose claim seemed lost."""
+        """Returns the seconds from the last read of the lease until this process may take it. The
+        result is 0 if the lease was given away or its holder is dead. It is also 0 if this process
+        is the holder, and has missed that its claim succeeded."""
         record = self._record
         if record is None or self._is_free(record):
             return 0.0
@@ -369,8 +373,8 @@ class LeaderElector:
         return holder in (self._identity, self._dead_holder) or is_predecessor
 
     async def _pause(self, since: float) -> None:
-        """Waits until a retry period after `since`, or until the lease expires or its holder has
-        died."""
+        """Waits until a retry period after `since`. Returns earlier if the lease expires or its
+        holder dies."""
         pause_s = since + self._period_s() - self._clock()
         expires_in_s = self._expires_in_s()
         if expires_in_s > 0:
@@ -383,7 +387,7 @@ class LeaderElector:
         return self._retry_period_s / (1 + (JITTER - 1) * self._jitter())
 
     def _report(self, trouble: str) -> None:
-        """Logs a change of the problem with the lease; an empty text means that there is none."""
+        """Logs a change of the problem with the lease. An empty text means that there is none."""
         if trouble and trouble != self._trouble:
             log.warning("the lease cannot be kept: %s", trouble)
         elif self._trouble and not trouble:
@@ -391,8 +395,8 @@ class LeaderElector:
         self._trouble = trouble
 
     def _timestamp(self) -> datetime:
-        """Returns the present time, but never that of the record: a write that changes nothing
-        would not be seen as a renewal."""
+        """Returns the present time, or a time just after that of the record if both are equal.
+        Otherwise other candidates would not see the write as a renewal."""
         now = self._now()
         if self._record is not None and now == self._record.renew_time:
             now += timedelta(microseconds=1)

@@ -105,7 +105,7 @@ class LeaderWatch:
         period_s: float = PERIOD_S,
         renewal_s: float,
     ) -> None:
-        """Creates a watch. `pod_state` takes the name and the uid of a pod; it may raise
+        """Creates a watch. `pod_state` takes the name and the uid of a pod. It may raise
         `PodsUnavailable` or `PodsRefused`. A living leader renews its lease within `renewal_s`."""
         self._election = election
         self._pod_state = pod_state
@@ -133,7 +133,7 @@ class LeaderWatch:
             self._election.note_death(holder)
 
     async def _reason_for_death(self, watched: Watched, address: str) -> str:
-        """Returns why the leader is taken for dead; an empty text if it may live."""
+        """Returns why the leader is taken for dead. Returns an empty text if it may live."""
         if not watched.had_pod:
             state = await self._state_of_pod(watched.holder)
             if state is PodState.GONE:
@@ -154,8 +154,8 @@ class LeaderWatch:
         return ""
 
     async def _refuses(self, watched: Watched, address: str) -> str:
-        """Returns why a leader whose address refuses connections is taken for dead for this reason
-        alone."""
+        """Returns the reason why the leader is taken for dead because its address refuses
+        connections."""
         if watched.was_reached:
             await asyncio.sleep(AGAIN_S)
             is_refused = await self._ask(address) is ProbeResult.REFUSES

@@ -56,7 +56,8 @@ class LeaseStore(Protocol):
     """A store of one lease."""
 
     async def read(self) -> LeaseRecord:
-        """Returns the lease as it is now; a record without holder and version if there is none.
+        """Returns the lease as it is now. If there is no lease, returns a record without holder and
+        version.
 
         Raises:
             LeaseUnavailable: the lease could not be read.
@@ -64,11 +65,11 @@ class LeaseStore(Protocol):
         ...
 
     async def write(self, record: LeaseRecord) -> LeaseRecord:
-        """Replaces the lease, if it still has the version that the record has; creates the lease
-        if the record has no version. Returns the new state of the lease.
+        """Replaces the lease, if it still has the version that the record has. Creates the lease if
+        the record has no version. Returns the new state of the lease.
 
         Raises:
             LeaseConflict: the lease has another version, or was deleted or created meanwhile.
-            LeaseUnavailable: the call failed; the lease may have been written or not.
+            LeaseUnavailable: the call failed. The lease may have been written or not.
         """
         ...

@@ -150,8 +150,9 @@ class PodDirectory:
         await self._has_changed.wait()
 
     async def run(self) -> None:
-        """Keeps the directory up to date until cancelled, also when the API server fails. A right
-        that is taken away later, with a deleted Role, is waited for: the known workers still serve.
+        """Keeps the list of pods up to date until cancelled. Failures of the API server do not end
+        this. If the right to list pods is taken away later, waits until it is given back, since the
+        known workers still serve.
 
         Raises:
             PodsForbidden: this process may not list or watch pods.

@@ -79,8 +79,8 @@ class Batch:
         return sum(self.columns.is_sampled)
 
     def sampled_requests(self, places: Sequence[int]) -> Iterator[Request]:
-        """Yields the requests to which some of the batch's new tokens belong. `places` are the
-        places of these tokens among all new tokens of the batch."""
+        """Yields the requests of some of the batch's new tokens. `places` are the indices of these
+        tokens among all new tokens of the batch."""
         if places:
             requests = [
                 span.request for span in self.spans for _ in range(span.is_sampled + span.n_drafts)

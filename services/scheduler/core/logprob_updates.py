@@ -6,8 +6,8 @@ from services.scheduler.core.span_logprobs import SpanLogprobs
 
 
 def with_logprobs(request: Request, update: Update | None, logprobs: SpanLogprobs) -> Update | None:
-    """Returns the update of a request with the log-probabilities that its span produced. If there
-    is no update and the request has not ended, a new update without a token is made."""
+    """Returns the update of a request, with the log-probabilities of its span. If there is no
+    update and the request has not ended, makes an update without a token."""
     if update is None and request.state is not RequestState.FINISHED:
         update = Update(request, None, None, len(request.generated_token_ids))
     if update is None or update.finish_reason is FinishReason.CANCELLED:

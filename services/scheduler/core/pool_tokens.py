@@ -11,8 +11,7 @@ OPTION_BYTES = 4
 
 
 def pool_tokens(request: Request) -> int:
-    """Returns the number of tokens that a request counts for in the pool: the largest length of its
-    sequence, plus tokens for the memory of its options where these are long, such as a large
-    grammar."""
+    """Returns the number of tokens that a request counts for in the pool. The number is the largest
+    length of its sequence. Long options, such as a large grammar, add tokens for their memory."""
     n_bytes = max(0, request.n_option_bytes - SMALL_OPTIONS_BYTES)
     return request.max_sequence_len + n_bytes // OPTION_BYTES

@@ -146,17 +146,17 @@ class Request:
 
     @property
     def n_option_bytes(self) -> int:
-        """Number of bytes of the request's options, its grammar included."""
+        """Number of bytes of the request's options, including its grammar."""
         return len(self.sampling) + len(self.grammar)
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the request may be the cause of a loss."""
+        """Whether the request may have caused the loss of a pipeline."""
         return self.n_losses > 0
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the next span comes after the prefill."""
+        """Whether the prefill is over, so that the next span is a decode."""
         return self.n_scheduled >= self.n_prefill_tokens
 
     @property
@@ -172,10 +172,10 @@ class Request:
 
     @property
     def max_sequence_len(self) -> int:
-        """The largest length that the sequence may reach, and so the number of K/V slots that the
+        """Largest length that the sequence may reach. This is also the number of K/V slots that the
         request may need.
 
-        The paper calls this length `max_tokens`; for a client of the API, `max_tokens` is the
+        The paper calls this length `max_tokens`. For a client of the API, `max_tokens` is the
         number of new tokens.
         """
         return self.n_prompt_tokens + self.max_new_tokens
@@ -184,15 +184,15 @@ class Request:
         """Returns whether the request could join the next iteration, even if it is in other
         batches.
 
-        A part of the prompt can run meanwhile, since it depends on nothing that these batches
-        compute. The request cannot run while its last token is awaited, or while its drafts are
-        being verified.
+        While a part of the prompt is in flight, the next part can run, since it depends on nothing
+        that these batches compute. The request cannot run while its last token is awaited, or while
+        its drafts are being verified.
         """
         return self.n_scheduled < self.n_tokens and not (self.is_cancelled or self.drafts)
 
     def can_run_ahead(self) -> bool:
-        """Returns whether the request could join the next iteration with token hand-off. In that
-        case the request can also run with a token that a rank will have sampled by then."""
+        """Returns whether the request could join the next iteration with token hand-off. With
+        hand-off, the request can also run if a rank will have sampled its last token by then."""
         if self.is_cancelled or self.drafts:
             return False
         if self.n_scheduled < self.n_tokens:
@@ -219,8 +219,8 @@ class Request:
         return (packed + self.generated_token_ids[: n_tokens - len(packed)]).tobytes()
 
     def begin_anew(self) -> None:
-        """Resets the request, so that it is computed again from the start with all tokens that it
-        has. The caller must have released the memory of the request on the ranks."""
+        """Resets the request, so that all its tokens are computed again. The caller must have
+        released the memory of the request on the ranks."""
         self.state = RequestState.INITIATION
         self.reservation = None
         self.n_scheduled = self.n_awaited = self.n_in_flight = 0
@@ -229,7 +229,7 @@ class Request:
         self.n_prefill_tokens = self.n_tokens
 
     def accept(self, token_id: int) -> FinishReason | None:
-        """Appends a sampled token; returns the reason if the request ends with this token,
+        """Appends a sampled token. Returns the reason if the request ends with this token,
         otherwise None."""
         self.generated_token_ids.append(token_id)
         self.n_tokens = n_tokens = self.n_tokens + 1

@@ -47,8 +47,8 @@ class RequestPool:
         order: Order | None = None,
         control: AdmissionControl | NoControl = NO_CONTROL,
     ) -> None:
-        """`order` is first come, first served, as in the paper, unless given. `control` is notified
-        of each request that begins or ceases to wait."""
+        """`order` decides which request comes first. The default is first come, first served, as in
+        the paper. `control` is notified of each request that begins or ceases to wait."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
         self.n_tokens = 0
@@ -83,33 +83,33 @@ class RequestPool:
 
     @property
     def n_running(self) -> int:
-        """Number of admitted requests: these have run, or are running, and have not ended."""
+        """Number of admitted requests. These have run or are running, and have not ended."""
         return len(self._admitted)
 
     @property
     def running(self) -> Collection[Request]:
-        """The admitted requests: these have run, or are running, and have not ended."""
+        """Admitted requests. These have run or are running, and have not ended."""
         return self._admitted.keys()
 
     @property
     def ready(self) -> Sequence[Request]:
-        """The admitted requests that can be in the next iteration, by rank: a snapshot."""
+        """Snapshot of the admitted requests that can be in the next iteration, sorted by rank."""
         return tuple(sorted(self._ready, key=self.order.rank))
 
     @property
     def ready_by_place(self) -> Sequence[Request]:
-        """The admitted requests that can be in the next iteration, by place: a snapshot."""
+        """Snapshot of the admitted requests that can be in the next iteration, sorted by their
+        places in the order."""
         return tuple(self._ready)
 
     @property
     def last(self) -> Request:
-        """The admitted request that would be preempted first; at least one request must be
-        admitted."""
+        """Admitted request that would be preempted first. At least one request must be admitted."""
         return max(self._admitted, key=self.order.rank)
 
     @property
     def has_suspects(self) -> bool:
-        """Whether the pool has requests, waiting or running, that may have ended a pipeline."""
+        """Whether any request of the pool, waiting or running, may have ended a pipeline."""
         return self._suspects.are_in(self._admitted)
 
     def fits_ever(self, request: Request) -> bool:
@@ -144,7 +144,7 @@ class RequestPool:
         self._suspects.add(request)
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests that have waited too long; the caller must remove them from the
+        """Returns the requests that have waited too long. The caller must remove them from the
         pool."""
         return self.waiting.expired(now)
 
@@ -154,23 +154,23 @@ class RequestPool:
         return self.grammars.passing(self.selectable())
 
     def selectable(self) -> Iterator[Request]:
-        """Yields the same requests as `candidates`, and also requests that wait while their
-        grammars are compiled."""
+        """Yields the requests of `candidates`, and also requests that wait for the compilation of
+        their grammars."""
         if not len(self.order):
             return iter(self._ready)
         return self.order.line_up(self._ready, self._suspects.may_be_admitted(self._admitted))
 
     def next_grammar(self) -> DueGrammar | None:
-        """Returns the grammar that the ranks must compile next; None if there is none, or while
-        they compile another one."""
+        """Returns the grammar that the ranks must compile next. Returns None if there is none, or
+        while they compile another one."""
         if not self.grammars.is_needed:
             return None
         may_wait = self._suspects.may_be_admitted(self._admitted)
         return self.grammars.next_due(self.order.line_up((), may_wait))
 
     def batch_limits(self) -> BatchLimits | None:
-        """Returns the limits of the order for the next batch; None where the order limits no
-        request."""
+        """Returns the limits of the order for the next batch. Returns None where the order limits
+        no request."""
         if self.has_suspects:
             return None
         return self.order.batch_limits(self._admitted, self._ready)
@@ -223,7 +223,7 @@ class RequestPool:
         self._make_ready(request)
 
     def move(self, request: Request, place: int) -> None:
-        """Gives an admitted request another place, which must be free."""
+        """Gives an admitted request another place in the order. The place must be free."""
         is_ready = self._place(request) is not None
         self.hold_back(request)
         request.place = place
@@ -231,15 +231,16 @@ class RequestPool:
             self._make_ready(request)
 
     def preempt(self, request: Request) -> None:
-        """Lets an admitted request, which must be in no batch, wait again at its place."""
+        """Makes an admitted request wait again at its place in the order. The request must be in no
+        batch."""
         self.hold_back(request)
         del self._admitted[request]
         self.grammars.preempt(request)
         self._restore([request])
 
     def preempt_all(self) -> list[Request]:
-        """Lets all admitted requests wait again at their places, since the epoch is over; returns
-        these requests."""
+        """Makes all admitted requests wait again, since the epoch is over. Returns these
+        requests."""
         begun = list(self._admitted)
         self._admitted.clear()
         self._ready.clear()

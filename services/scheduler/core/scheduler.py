@@ -96,8 +96,8 @@ class Scheduler:
         self.pool.add(request)
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run; None if no request can run or enough batches are in
-        flight."""
+        """Returns the next batch to run. Returns None if no request can run or enough batches are
+        in flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
         if self._in_flight and self._drafting.awaits:
@@ -154,9 +154,9 @@ class Scheduler:
         return [*drafted, *[update for update in updates if update is not None]]
 
     def cancel(self, request: Request) -> list[Update]:
-        """Cancels a request. A running request ends when its next batch returns; any other request
-        ends at once. Returns the update that ends the request; an empty list if the request has
-        ended already or will end later."""
+        """Cancels a request. A running request ends when its next batch returns. Any other request
+        ends at once. Returns the update that ends the request. Returns an empty list if the request
+        has ended already or will end later."""
         if request.state is RequestState.FINISHED:
             return []
         if request.state is RequestState.RUNNING:
@@ -171,19 +171,20 @@ class Scheduler:
         return [self._finish(request, FinishReason.TIMED_OUT) for request in self.pool.expired(now)]
 
     def give_up(self, request: Request, message: str) -> list[Update]:
-        """Fails a request that has not begun in this epoch because the epoch cannot serve the
-        request. Returns the update that ends the request."""
+        """Fails a request that the current epoch cannot serve and has not begun. Returns the update
+        that ends the request."""
         return [self._finish(request, FinishReason.FAILED, message=message)]
 
     def next_grammar(self) -> DueGrammar | None:
-        """Returns a grammar that the ranks must compile now, beside their iterations; None if no
-        grammar is due. `note_grammar` must be called when they have compiled it."""
+        """Returns a grammar that the ranks must compile now, beside their iterations. Returns None
+        if no grammar is needed. Once the ranks have compiled the grammar, `note_grammar` must be
+        called."""
         return self.pool.next_grammar()
 
     def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:
-        """Notes that the ranks have compiled the grammar that was due. With a `failure`, the reason
-        why they could not, the requests that wait for the grammar fail. Returns the updates that
-        end these requests."""
+        """Notes that the ranks have compiled the grammar of the last order. `failure` is the reason
+        why they could not. With a failure, the requests that wait for the grammar fail. Returns the
+        updates that end these requests."""
         if not failure:
             self.pool.grammars.note_compiled(digest)
             return []
@@ -194,7 +195,7 @@ class Scheduler:
 
     def adopt(self) -> list[Update]:
         """Takes over the requests that the pool has from the previous epoch. Requests that do not
-        fit into the memory of this epoch fail; returns the updates that end these requests."""
+        fit into the memory of this epoch fail. Returns the updates that end these requests."""
         return [
             self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
             for request in list(self.pool)
@@ -221,7 +222,7 @@ class Scheduler:
         return begun, ends
 
     def learn_overhead(self, n_tokens: int) -> bool:
-        """Tells the policy that the overhead of an iteration is `n_tokens` prompt tokens; returns
+        """Tells the policy that the overhead of an iteration is `n_tokens` prompt tokens. Returns
         whether the value is new to the policy."""
         return self.policy.prompt_groups.learn_overhead(n_tokens)
 
@@ -283,8 +284,8 @@ class Scheduler:
         return batch
 
     def _apply_to(self, request: Request, token_id: int | None) -> Update | None:
-        """Applies the last token that a span of a request produced; `token_id` is None if no token
-        was sampled after the span. Returns the update; None if nothing is to be reported."""
+        """Applies the last token that a span of a request produced. `token_id` is None if no token
+        was sampled after the span. Returns the update, or None if nothing is to be reported."""
         request.n_in_flight -= 1
         request.n_awaited -= token_id is not None
         if request.state is _FINISHED:

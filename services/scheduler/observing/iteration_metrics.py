@@ -103,7 +103,7 @@ class IterationMetrics:
         )
 
     def of_stage(self, index: int, n_stages: int) -> "StageTimes":
-        """Returns the histograms of one stage; the first stage receives nothing, and the last stage
+        """Returns the histograms of one stage. The first stage receives nothing, and the last stage
         sends nothing."""
         stage = str(index)
         return StageTimes(

@@ -19,7 +19,7 @@ class IterationObserver(Protocol):
     """An observer of one epoch, from the first iteration to the last."""
 
     def opened(self) -> None:
-        """Notes that the pipeline has formed; iterations may come."""
+        """Notes that the pipeline has formed. Iterations may come."""
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
         """Notes that a batch is about to be sent. `scheduler` is in its state after the selection
@@ -27,7 +27,7 @@ class IterationObserver(Protocol):
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
         """Notes that an iteration has returned and that its result has been applied. `updates` are
-        the updates of requests that the result caused."""
+        the resulting updates of requests."""
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
         """Notes the times that a stage spent on an iteration. The call may come before the
@@ -35,7 +35,7 @@ class IterationObserver(Protocol):
 
     def closed(self, loss: str | None) -> None:
         """Notes the end of the epoch. `loss` is the reason why the pipeline was lost or never
-        formed; None if this scheduler ended the pipeline itself."""
+        formed, or None if this scheduler ended the pipeline itself."""
 
 
 ObserveEpoch = Callable[[Pipeline, Scheduler], IterationObserver]

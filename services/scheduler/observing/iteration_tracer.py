@@ -44,7 +44,7 @@ class TraceBudget:
         self._filled_at = clock()
 
     def take(self) -> bool:
-        """Returns whether an event may pass now, and counts it if so."""
+        """Returns whether an event may be recorded now. If so, counts the event."""
         now = self._clock()
         self._tokens = min(self._capacity, self._tokens + (now - self._filled_at) * self._per_s)
         self._filled_at = now
@@ -165,8 +165,8 @@ class IterationTracer:
         }
 
     def trace_of(self, iteration: int) -> trace_pb2.TraceContext | None:
-        """Returns the trace context that the plan of an iteration carries; None if the iteration is
-        not recorded."""
+        """Returns the trace context that the plan of an iteration carries. Returns None if the
+        iteration is not recorded."""
         span = self._in_flight[iteration].span
         return None if span is None else tracing.to_message(span)
 
@@ -184,7 +184,7 @@ class IterationTracer:
                 flight.span = self._begin(flight, riders)
 
     def returned(self, iteration: int, updates: Sequence[Update], scheduler: Scheduler) -> None:
-        """Ends the span of the iteration; begins a span afterwards if the iteration was slow."""
+        """Ends the span of the iteration. Begins a span afterwards if the iteration was slow."""
         flight = self._in_flight.pop(iteration)
         flight.end_ns = self._clock_ns()
         # The pipeline has room for one iteration in each stage; a further one waits for a return.
@@ -203,7 +203,8 @@ class IterationTracer:
             self._end_if_complete(iteration, flight)
 
     def timed(self, stage_index: int, timing: worker_pb2.IterationTiming) -> None:
-        """Keeps the timing of a stage until it is known whether the iteration was slow."""
+        """Keeps the timing that a stage reports. The timing is needed only if the iteration turns
+        out to be slow."""
         iteration = timing.iteration
         if iteration in self._in_flight:
             self._in_flight[iteration].timings[stage_index] = timing

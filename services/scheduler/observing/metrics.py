@@ -40,7 +40,7 @@ class SchedulerMetrics:
         self._leader.set(is_leading)
 
     def note_unfit(self, unfit: Collection[UnfitWorker]) -> None:
-        """Notes the workers that do not fit, in place of those noted before."""
+        """Sets the workers that do not fit. Replaces the earlier ones."""
         self._unfit.clear()
         for worker in unfit:
             self._unfit.labels(worker.name or worker.address, worker.says).set(1)

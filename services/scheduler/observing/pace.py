@@ -37,7 +37,7 @@ class Pace:
         self._last_return = 0.0
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "Pace":
-        """Prepares for the epoch that is about to form; returns this observer."""
+        """Prepares for the epoch that is about to form. Returns this observer."""
         n_shares = 1 if pipeline.n_stages == 1 else scheduler.pipeline_depth
         settings = self._settings
         self._in_flight.clear()

@@ -74,7 +74,8 @@ class PipelineMetrics:
         return 0 if self.pool is None else self.pool.waiting.n_of(kind)
 
     def _read(self, read: Callable[[Scheduler], float]) -> float:
-        """Returns a gauge's value; called from the thread that answers Prometheus."""
+        """Returns a gauge's value. This method is called from the thread that answers
+        Prometheus."""
         scheduler = self.scheduler
         return 0 if scheduler is None else read(scheduler)
 

@@ -19,11 +19,11 @@ class IterationProgress:
 
     @property
     def n_requests(self) -> int:
-        """Number of requests in the pool; 0 without a pipeline."""
+        """Number of requests in the pool, or 0 without a pipeline."""
         return 0 if self._scheduler is None else len(self._scheduler.pool)
 
     def observe(self, pipeline: Pipeline, scheduler: Scheduler) -> "IterationProgress":
-        """Prepares for the epoch that is about to form; returns this observer."""
+        """Prepares for the epoch that is about to form. Returns this observer."""
         self._scheduler = scheduler
         return self
 

@@ -137,7 +137,8 @@ class RequestMetrics:
             self._prompt_tokens.inc(request.n_prompt_tokens)
 
     def first_token(self, request: Request) -> None:
-        """Does nothing: the frontend measures the time to the first token, as a client sees it."""
+        """Does nothing. The time to the first token is measured by the frontend, where it includes
+        what a client waits for."""
 
     def suspended(self, request: Request) -> None:
         self._suspended.inc()

@@ -20,7 +20,7 @@ class RequestObserver(Protocol):
         """Notes that a request is in the pool."""
 
     def rejected(self, submission: scheduler_pb2.Submission, error: OrcinusError) -> None:
-        """Notes that a submission was rejected, so that its request never was in the pool."""
+        """Notes that a submission was rejected. Its request has never been in the pool."""
 
     def admitted(self, request: Request) -> None:
         """Notes that a request is admitted: the iteration that is about to be sent is the request's
@@ -34,15 +34,15 @@ class RequestObserver(Protocol):
         """Notes that a request waits for the next pipeline, since the pipeline was lost."""
 
     def preempted(self, request: Request) -> None:
-        """Notes that a request was preempted: its memory goes to other requests, and it waits to be
+        """Notes that a request was preempted. Other requests get its memory, and it waits to be
         admitted again."""
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         """Notes that a request has finished, was cancelled, or can't be served."""
 
     def failed(self, request: Request) -> None:
-        """Notes that a request ended as UNAVAILABLE, because this scheduler lost the lead or the
-        time to drain was over."""
+        """Notes that a request ended with the status UNAVAILABLE. The scheduler has lost the lead,
+        or the time for draining is over."""
 
 
 class RequestObservers:

@@ -42,8 +42,8 @@ class AskedWorker:
         last: worker_pb2.DescribeResponse | None = None,
         is_gone: bool = False,
     ) -> None:
-        """`last` is the description of a member of the last pipeline; with `is_gone`, it
-        was silent or the connection to it has broken, so that nothing waits for its answer."""
+        """`last` is the description of a member of the last pipeline. With `is_gone`, it was silent
+        or the connection to it has broken, so that nothing waits for its answer."""
         self.address = address
         self.description: worker_pb2.DescribeResponse | None = None
         """The worker's latest answer; None if the worker did not answer the latest question."""
@@ -67,8 +67,8 @@ class AskedWorker:
 
     @property
     def offer(self) -> Offer | None:
-        """The worker as it answers, or as it answered last; None if it has not answered, or for
-        longer than `CLAIM_S`."""
+        """Worker as described by its last answer. None if the last answer is older than `CLAIM_S`,
+        or if there was none."""
         if self.description is not None:
             return Offer(self.address, self.description)
         if self._last is None or asyncio.get_running_loop().time() >= self._last_until:

@@ -19,12 +19,13 @@ MAX_KV_GROUPS = 16
 
 
 def traits_of(answer: worker_pb2.DescribeResponse) -> Traits:
-    """Returns the traits of a worker; empty if its ranks have not told them yet."""
+    """Returns the traits of a worker. The result is empty if its ranks have not told them yet."""
     return tuple(sorted(answer.traits.items()))
 
 
 def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
-    """Returns why a worker cannot be in any pipeline of `n_stages` stages; empty if it can."""
+    """Returns why a worker cannot be in any pipeline of `n_stages` stages. The result is empty if
+    it can."""
     if answer.protocol != PROTOCOL:
         return f"protocol {answer.protocol}, not {PROTOCOL}"
     if answer.is_fixed and answer.n_stages != n_stages:
@@ -35,9 +36,8 @@ def fault_of(answer: worker_pb2.DescribeResponse, n_stages: int) -> str:
 def differences(traits: Mapping[str, Traits], chosen: Traits | None) -> dict[str, str]:
     """Returns, for each worker that does not fit, in what it differs: `block_size 16, not 32`.
 
-    `traits` are those of each worker, by the worker's address. A worker does not fit if its traits
-    are not the `chosen` ones. If none are chosen, every worker is compared with all workers that
-    differ from it.
+    `traits` are the traits of each worker, by the worker's address. A worker fits if its traits
+    equal the `chosen` ones. If none are chosen, every worker is compared with all other workers.
     """
     kinds = sorted(set(traits.values())) if chosen is None else [chosen]
     return {

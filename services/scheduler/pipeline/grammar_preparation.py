@@ -69,13 +69,14 @@ class GrammarPreparation:
         self._task: asyncio.Task[Prepared | None] | None = None
 
     def begin(self, due: DueGrammar) -> None:
-        """Begins the compilation of a grammar. The grammar before it must have been taken."""
+        """Begins the compilation of a grammar. The outcome for the previous grammar must have been
+        taken."""
         self._task = asyncio.create_task(self._prepare(due), name="grammar preparation")
         self._task.add_done_callback(lambda _: self._wake())
 
     def take(self) -> Prepared | None:
-        """Returns the grammar whose compilation has ended since the last call; None if there is
-        none. Raises an unexpected error of the call, which is a bug."""
+        """Returns the grammar whose compilation has ended since the last call. Returns None if
+        there is none. Raises an unexpected error of the call, which is a bug."""
         task = self._task
         if task is None or not task.done():
             return None
@@ -89,7 +90,7 @@ class GrammarPreparation:
             await asyncio.wait([self._task])
 
     async def _prepare(self, due: DueGrammar) -> Prepared | None:
-        """Returns the outcome; None if the stage is gone."""
+        """Returns the outcome. Returns None if the stage is gone."""
         request = worker_pb2.PrepareGrammarRequest(
             digest=due.digest, grammar=due.grammar.decode(), kept_digests=due.kept
         )
@@ -111,7 +112,7 @@ class NoGrammarPreparation:
     """Stands in where no request has a grammar."""
 
     def begin(self, due: DueGrammar) -> None:
-        """Does nothing: a request with a grammar waits until its deadline."""
+        """Does nothing, so that a request with a grammar waits until its deadline."""
 
     def take(self) -> Prepared | None:
         """Returns None: no grammar is compiled."""

@@ -20,10 +20,11 @@ Reports = grpc.aio.UnaryStreamCall[object, object]
 async def join_all(
     pipeline: Pipeline, stubs: Sequence[worker_pb2_grpc.WorkerServiceStub]
 ) -> list[Reports]:
-    """Makes all stages of a pipeline join its epoch, and returns the streams of their reports.
+    """Makes all stages of a pipeline join the epoch of the pipeline. Returns the streams of the
+    stages' reports.
 
     Raises:
-        PipelineLost: a stage could not join; the error names the stage.
+        PipelineLost: a stage could not join. The error names the stage.
     """
     await asyncio.gather(*(_join(pipeline, index, stub) for index, stub in enumerate(stubs)))
     metadata = rpc.epoch_metadata(pipeline.epoch)

@@ -56,7 +56,8 @@ class Lateness:
         self._sent[batch.iteration] = _Sent(batch, now, self._now_s)
 
     def note_returned(self, iteration: int) -> None:
-        """Notes that an iteration has returned, and learns how long iterations of its size take."""
+        """Notes that an iteration has returned, and learns the usual time of iterations of this
+        size."""
         now = asyncio.get_running_loop().time()
         sent = self._sent.pop(iteration, None)
         if sent is not None:
@@ -64,7 +65,8 @@ class Lateness:
         self._returned_at, self._returned_at_s = now, self._now_s
 
     def batch_of(self, iteration: int) -> Batch | None:
-        """Returns the batch of an iteration in flight; None if no such iteration is in flight."""
+        """Returns the batch of an iteration in flight. Returns None if no such iteration is in
+        flight."""
         sent = self._sent.get(iteration)
         return None if sent is None else sent.batch
 

@@ -65,8 +65,8 @@ class Pipeline:
 
     @property
     def kv_windows(self) -> tuple[int | None, ...]:
-        """Attention windows of the model's K/V groups, in tokens; None for a group that attends to
-        all tokens."""
+        """Attention windows of the model's K/V groups, in tokens, or None for a group that attends
+        to all tokens."""
         return tuple(window or None for window in self.first.kv_windows) or (None,)
 
     @property
@@ -87,12 +87,12 @@ class LastPipeline:
     for: a free worker may get the stage at once."""
 
     def description_of(self, address: str) -> worker_pb2.DescribeResponse | None:
-        """Returns how a member described itself; None if no member has the address."""
+        """Returns how a member described itself. Returns None if no member has the address."""
         found = (it.description for it in self.members if it.address == address)
         return next(found, None)
 
     def is_gone(self, address: str) -> bool:
-        """Whether the worker at an address was silent, or its connection has broken."""
+        """Whether the worker at an address did not answer, or its connection has broken."""
         return self.gone is not None and self.members[self.gone].address == address
 
 
@@ -111,7 +111,7 @@ async def gather(
     is the pipeline before.
 
     Raises:
-        Unavailable: there was no pipeline within `timeout_s`; the error says what was missing last.
+        Unavailable: there was no pipeline within `timeout_s`. The error says what was missing last.
         LeadershipLost: another scheduler leads.
     """
     call = RollCall(stages, term, connect, last=last, on_shortfall=on_shortfall)
@@ -158,7 +158,7 @@ class RollCall:
         self._n_assigned: Counter[str] = Counter()
 
     async def until_complete(self) -> list[Member]:
-        """Returns all members, in the order of their stages.
+        """Waits until every stage has a worker, and returns the workers in the order of the stages.
 
         Raises:
             LeadershipLost: another scheduler leads.
@@ -175,7 +175,7 @@ class RollCall:
 
     @property
     def newest_epoch(self) -> int:
-        """The newest epoch that any worker has seen; 0 if no worker has answered."""
+        """The newest epoch that any worker has seen, or 0 if no worker has answered."""
         return max((answer.epoch for answer in self._answers.values()), default=0)
 
     async def close(self) -> None:
@@ -195,7 +195,7 @@ class RollCall:
         every worker has answered or failed to answer, and raises.
 
         Raises:
-            Unavailable: a stage has no ready worker; the error says which, and which workers do not
+            Unavailable: a stage has no ready worker. The error says which, and which workers do not
                 fit.
         """
         answers = self._answers
@@ -234,7 +234,7 @@ class RollCall:
         )
 
     def _tell(self, shortfall: Shortfall) -> None:
-        """Tells the shortfall if it has changed, and logs each worker that has become unfit."""
+        """Reports the shortfall if it has changed. Logs each worker that has become unfit."""
         before, self._shortfall = self._shortfall, shortfall
         if shortfall != before:
             log_new(before.unfit if before is not None else (), shortfall.unfit)
@@ -271,7 +271,7 @@ def check_layers(members: Sequence[Member]) -> None:
     have the same K/V groups. Workers that fit together always do.
 
     Raises:
-        Unavailable: two stages do not fit; the error names both and says what each has.
+        Unavailable: two stages do not fit. The error names both and says what each has.
     """
     next_layer, before = 0, members[0]
     for index, member in enumerate(members):

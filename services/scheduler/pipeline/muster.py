@@ -111,8 +111,8 @@ def muster(
 
 
 def unfit_beside(offers: Sequence[Offer], chosen: Traits, n_stages: int) -> dict[str, str]:
-    """Returns the workers that do not fit to a pipeline that serves, and in what each differs, by
-    their addresses. `chosen` are the traits of the pipeline's workers."""
+    """Returns, by its address, each worker that does not fit the running pipeline, and in what it
+    differs. `chosen` are the traits of the workers in the pipeline."""
     return _unfit(offers, _faults_of(offers, n_stages), chosen)
 
 
@@ -144,8 +144,8 @@ class _Group:
     def __init__(
         self, n_stages: int, n_assigned: Mapping[str, int], starting: Collection[int]
     ) -> None:
-        """`starting` are the stages, by their settings, of workers that have not told their traits
-        yet."""
+        """`starting` are the stages of workers whose traits are not known yet. Their settings name
+        the stages."""
         self._starting = starting
         self._n_stages = n_stages
         self._n_assigned = n_assigned
@@ -155,7 +155,7 @@ class _Group:
         self._n_ended = 0
 
     def add(self, place: int, offer: Offer) -> None:
-        """Adds a worker; `place` is higher for newer pods."""
+        """Adds a worker. `place` is the higher, the newer its pod is."""
         self._places[offer.address] = place
         if offer.presence is Presence.HERE:
             self._here[offer.address] = offer.answer
@@ -166,14 +166,15 @@ class _Group:
 
     @property
     def rank(self) -> tuple[bool, bool, int, int, int]:
-        """The group's rank; the group with the highest rank is chosen."""
+        """The group's rank. The group with the highest rank is chosen."""
         n_held = self._n_stages - max(0, len(self._to_assign) - self._n_ended)
         size, newest = len(self._places), max(self._places.values())
         return (self.is_complete, self.can_complete, n_held, size, newest)
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The ready workers of all stages in order; empty if a stage has none."""
+        """Ready workers of all stages, in the order of the stages. The result is empty if a stage
+        has no ready worker."""
         ready = [self._best(stage, only_ready=True) for stage in range(self._n_stages)]
         members = tuple(address for address in ready if address is not None)
         return members if len(members) == self._n_stages else ()
@@ -195,7 +196,7 @@ class _Group:
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """Stages that no worker holds that answers."""
+        """Stages whose worker does not answer, or that no worker holds."""
         return tuple(
             stage
             for stage, holder in enumerate(self._holders)
@@ -221,9 +222,9 @@ class _Group:
 
     @property
     def _takers(self) -> list[str]:
-        """The workers that may get a stage: free workers first. The others hold a stage that is not
-        used, because another worker holds it or because the pipeline has another number of
-        stages."""
+        """Workers that may be assigned a stage. Free workers come first. Then come workers whose
+        stage is not used, because another worker has the same stage or because the pipeline has
+        another number of stages."""
         holders = self._holders
         free = [address for address, answer in self._here.items() if _is_free(answer)]
         surplus = [
@@ -234,7 +235,7 @@ class _Group:
         return [*sorted(free, key=lambda address: self._n_assigned.get(address, 0)), *surplus]
 
     def _best(self, stage: int, *, only_ready: bool = False) -> str | None:
-        """Returns the address of the best worker that holds a stage, or None."""
+        """Returns the address of the best worker of a stage, or None if the stage has none."""
         holders = [
             address
             for address, answer in self._here.items()

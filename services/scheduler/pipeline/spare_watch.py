@@ -50,7 +50,8 @@ class SpareWatch:
             await asyncio.sleep(self._period_s)
 
     async def ask_all(self, pipeline: Pipeline) -> None:
-        """Asks each worker beside a pipeline once, and tells those that do not fit."""
+        """Asks each worker that is not in the pipeline once, and reports the workers that do not
+        fit."""
         members = {member.address for member in pipeline.members}
         beside = [it for it in self._stages.addresses() if it not in members]
         answers = await asyncio.gather(*(self._ask(address) for address in beside))
@@ -62,7 +63,7 @@ class SpareWatch:
         self._on_unfit(unfit)
 
     async def _ask(self, address: str) -> Offer | None:
-        """Returns a worker's description of itself; None if the worker does not answer."""
+        """Returns a worker's description of itself. Returns None if the worker does not answer."""
         async with self._connect(address, rpc.RECONNECT_OPTIONS) as channel:
             stub = worker_pb2_grpc.WorkerServiceStub(channel)
             try:

@@ -24,7 +24,8 @@ send."""
 
 
 def tell_calls(core: Scheduler, decisions: Decisions) -> None:
-    """Wraps the methods of a new core, so that watchers get an event about each further call."""
+    """Wraps the methods of a new scheduling core. From then on, watchers get an event about each
+    call."""
     number = decisions.n_cores
     decisions.n_cores += 1
     for method, decision_of in _DECISIONS.items():

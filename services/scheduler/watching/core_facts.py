@@ -54,8 +54,8 @@ class CoreFacts(BaseModel):
 
 
 def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
-    """Returns the facts of a core; None if the settings have no name for the core's policy or for
-    its order."""
+    """Returns the description of a scheduling core. Returns None if the settings have no name for
+    its policy or for its order."""
     kv_manager, pool, drafter = scheduler.kv_manager, scheduler.pool, scheduler.drafter
     policy, order = named_policy(scheduler.policy), named_order(pool.order)
     if policy is None or order is None:
@@ -90,10 +90,10 @@ def facts_of(scheduler: Scheduler, *, is_first: bool) -> CoreFacts | None:
 
 
 def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
-    """Returns a new scheduling core that has these facts and schedules the requests of a pool.
+    """Returns a new scheduling core as described, which schedules the requests of a pool.
 
     Raises:
-        ValueError: no core can have these facts.
+        ValueError: no core can have this description.
     """
     drafts = facts.drafts
     policy = POLICIES[facts.policy].of(
@@ -124,5 +124,6 @@ def core_of(facts: CoreFacts, pool: RequestPool) -> Scheduler:
 
 
 def order_of(facts: CoreFacts, now: Callable[[], float]) -> Order:
-    """Returns an empty order for a core's pool; `now` is the clock of the order."""
+    """Returns the order of waiting requests for the pool of a scheduling core, without requests.
+    `now` is its clock."""
     return ORDERS[facts.order].of(OrderOptions(facts.ageing_s, facts.fair_batch_tokens), now)

@@ -80,8 +80,7 @@ class Decisions:
         return self._audience.wants_decisions
 
     def begin(self) -> None:
-        """Notes that a call of a core begins, and forgets earlier readings of the clock, which do
-        not belong to the call."""
+        """Notes that a call of a core begins. Forgets the earlier readings of the clock."""
         self.clock.forget_readings()
 
     def tell(self, core_number: int, **decision: Any) -> None:

@@ -48,7 +48,7 @@ class EpochTeller:
         return list(self._scheduler.pool)
 
     def opened(self) -> None:
-        """Tells that the pipeline serves, and which requests are suspected to have ended an earlier
+        """Tells watchers that the pipeline serves, and which requests may have ended an earlier
         pipeline."""
         self._has_opened = True
         self._on_open(self)
@@ -80,7 +80,7 @@ class EpochTeller:
         self._iterations.timed(stage_index, timing)
 
     def closed(self, loss: str | None) -> None:
-        """Tells that the pipeline was lost, if it had served."""
+        """Tells watchers that the pipeline was lost. Tells nothing if it has never served."""
         if loss is not None and self._has_opened and self._audience.is_there:
             # The text after the first colon comes from other processes and may contain addresses.
             text = loss.partition(":")[0]

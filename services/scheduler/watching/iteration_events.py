@@ -57,7 +57,7 @@ class IterationTeller:
         return len(self._entries)
 
     def sent(self, batch: Batch, scheduler: Scheduler) -> None:
-        """Begins an iteration; `scheduler` is in its state after the selection."""
+        """Begins an iteration. `scheduler` is in its state after the selection."""
         if not self._audience.is_there:
             return
         kv_manager, pool = scheduler.kv_manager, scheduler.pool

@@ -45,7 +45,7 @@ class Recording:
     """The file of one recording."""
 
     def __init__(self, path: Path, *, max_bytes: int = MAX_BYTES) -> None:
-        """Opens the file; an existing file is renamed to `NAME.1`.
+        """Opens the file. An existing file is renamed to `NAME.1`.
 
         Raises:
             OSError: the file cannot be opened or renamed.
@@ -64,7 +64,7 @@ class Recording:
         JSON line for each change.
 
         Raises:
-            RecordingFull: the file has reached its maximum size; the last line says so.
+            RecordingFull: the file has reached its maximum size. The last line says so.
             OSError: the changes could not be written.
         """
         changes = chain.from_iterable(map(self._view.take, message.events))

@@ -42,7 +42,7 @@ class ReplayClock:
         self._readings: list[float] = []
 
     def set(self, readings: Sequence[float]) -> None:
-        """Sets the readings that the next calls return; further calls raise."""
+        """Sets the readings that the next calls return. Further calls raise."""
         self._readings = list(reversed(readings))
 
     def __call__(self) -> float:
@@ -63,7 +63,7 @@ class ReplayPool(RequestPool):
     """The requests that the next call of `expired` returns."""
 
     def expired(self, now: float) -> list[Request]:
-        """Returns the requests that expired in the recording; `now` is not used."""
+        """Returns the requests that expired in the recording. `now` is not used."""
         return list(self.expiring)
 
 
@@ -198,7 +198,8 @@ class Replay:
 
 
 def _prepare_grammar(core: Scheduler, decision: watch_pb2.DecisionEvent, kind: str) -> None:
-    """Asks for the grammar that was due, or tells the core that the ranks have compiled it."""
+    """Repeats a decision about a grammar. The decision is that the ranks must compile a grammar, or
+    that they have compiled it."""
     if kind == "grammar":
         failure = "it failed" if decision.grammar.has_failed else ""
         core.note_grammar(_name(decision.grammar.number), failure)
@@ -222,7 +223,7 @@ def _tokens(numbers: Sequence[int]) -> "array[int]":
 
 
 def _token(number: int) -> int:
-    """Returns a token id that stands for the number of a token.
+    """Returns a token id for the number of a token.
 
     The drafter searches for equal tokens byte by byte. The last byte of every token id has a value
     that no other byte has, so that a match always begins and ends between two tokens.

@@ -38,7 +38,7 @@ class RequestTeller:
         """Tells nothing, since a rejected request has no number."""
 
     def admitted(self, request: Request) -> None:
-        """Tells that a request runs, and how many tokens of its prompt were cached."""
+        """Tells watchers that a request runs, and how many tokens of its prompt were cached."""
         if self._audience.is_there:
             event = self._change(request, watch_pb2.REQUEST_TURN_ADMITTED)
             event.n_cached_tokens = request.n_cached_tokens
@@ -48,7 +48,7 @@ class RequestTeller:
         """Tells nothing, since the event of an iteration has the numbers of new tokens."""
 
     def suspended(self, request: Request) -> None:
-        """Tells that a request lost its pipeline."""
+        """Tells watchers that the pipeline of a request was lost."""
         self._tell_put_down(request, watch_pb2.REQUEST_TURN_SUSPENDED)
 
     def preempted(self, request: Request) -> None:

@@ -13,7 +13,7 @@ from services.scheduler.core.request import Request
 def selection_of(
     batch: Batch | None, number: Callable[[Request], int]
 ) -> watch_pb2.SelectionDecision:
-    """Returns the event of a selection; `batch` is None if no batch was selected. `number` returns
+    """Returns the event of a selection. `batch` is None if no batch was selected. `number` returns
     the number by which events name a request."""
     if batch is None:
         return watch_pb2.SelectionDecision()

@@ -20,7 +20,8 @@ class ToldRequest:
     """Number of tokens of the request whose keys and values were in memory and were lost."""
 
     def put_down(self) -> None:
-        """Notes that the request's keys and values were lost: it was preempted or suspended."""
+        """Notes that the keys and values of the request were lost, because it was preempted or
+        suspended."""
         self.n_lost = max(self.n_lost, self.n_computed)
         self.n_computed = 0
 
@@ -36,7 +37,7 @@ class ToldRequests:
         return len(self._told)
 
     def of(self, request: Request) -> ToldRequest:
-        """Returns the entry of a request; a request without an entry gets one, with a new
+        """Returns the entry of a request. A request without an entry gets one, with a new
         number."""
         told = self._told.get(request)
         if told is None:
@@ -53,7 +54,7 @@ class ToldRequests:
         return self.of(request).number
 
     def get(self, request: Request) -> ToldRequest | None:
-        """Returns the entry of a request; None if no event has named the request."""
+        """Returns the entry of a request. Returns None if no event has named the request."""
         return self._told.get(request)
 
     def forget(self, request: Request) -> None:

@@ -64,17 +64,17 @@ class Watcher:
         self._has_news.set()
 
     def end(self, reason: str) -> None:
-        """Ends the watch; events that wait are still sent."""
+        """Ends the watch. Events that wait are still sent."""
         if not self.is_gone:
             self.is_gone, self._end = True, reason
             self._is_over.set()
             self._has_news.set()
 
     async def next_message(self) -> watch_pb2.WatchResponse:
-        """Waits for an event, and then `batch_s` for further events; returns the events in order.
+        """Waits for an event, and then `batch_s` for further events. Returns the events in order.
 
         Raises:
-            Unavailable: the watch has ended; the message says why.
+            Unavailable: the watch has ended. The message says why.
         """
         await self._has_news.wait()
         if self._n_pending_bytes < MAX_MESSAGE_BYTES and not self.is_gone:

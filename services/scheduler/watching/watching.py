@@ -79,7 +79,8 @@ class Watching:
             self._audience.leave(watcher)
 
     def note_unfit(self, unfit: tuple[UnfitWorker, ...]) -> None:
-        """Tells which workers do not fit, unless that was told before."""
+        """Tells watchers which workers do not fit. Tells nothing if the workers are the same as
+        before."""
         before, self._unfit = self._unfit, unfit
         if self._audience.is_there:
             for worker in unfit:

@@ -32,7 +32,7 @@ class Assignment:
             self._has_place.set()
 
     def check(self, place: PipelinePlace) -> None:
-        """Raises InvalidRequest if this worker can never be the stage `place`."""
+        """Raises InvalidRequest if this worker can never serve the stage `place`."""
         if place.stage_index >= place.n_stages:
             raise InvalidRequest("stage_index", f"there is no {place}")
         if place.n_stages > MAX_STAGES:
@@ -41,7 +41,8 @@ class Assignment:
             raise InvalidRequest("stage_index", f"this worker is {self.place} by its settings")
 
     def take(self, place: PipelinePlace) -> None:
-        """Makes this worker the stage `place`; recalls the worker if it is another stage."""
+        """Assigns the stage `place` to this worker. If the worker has another stage, it is
+        recalled: its process ends and starts again."""
         if self.place is None:
             self.place = place
             self._has_place.set()

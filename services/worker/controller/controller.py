@@ -73,8 +73,8 @@ class Controller:
         self._is_ending = False
 
     def attach(self, ranks: Sequence[RankLink], *, tracer: StageTracer | None = None) -> None:
-        """Takes the ranks of the stage, in the order of their tp_rank, and the tracer that makes
-        spans of recorded iterations."""
+        """Sets the ranks of the stage, in the order of their tp_rank. Also sets the tracer that
+        makes spans of recorded iterations."""
         self._tracer = tracer
         self.epoch.attach(ranks)
         self.plans.attach(ranks, tracer=tracer)
@@ -161,7 +161,8 @@ class Controller:
         await self.plans.close()
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Passes a frame from a rank to the part of the controller that handles it."""
+        """Passes a message from a rank to the part of the controller that handles messages of this
+        kind."""
         match kind:
             case MessageKind.REPORT:
                 self.reports.publish(payload)
@@ -199,15 +200,15 @@ class Controller:
         self.rank_watch.lose(whose + reason)
 
     def _on_answer(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Passes on a rank's answer to an order."""
+        """Passes the answer of a rank to the part of the controller that waits for the answer."""
         if kind is MessageKind.GRAMMAR_PREPARED:
             self.grammar_orders.note_answer(tp_rank, payload)
         else:
             self.profile_orders.on_message(kind, payload)
 
     def _forget_unreached(self, number: int) -> None:
-        """Recalls the worker and raises Unavailable if the newest epoch is too large for any
-        leader, and `number`, the epoch of a leader, is not newer."""
+        """Recalls the worker and raises Unavailable if its newest epoch is one that no leader can
+        have reached. Does nothing if `number`, the epoch of a leader, is newer."""
         if number <= self.epoch.number and self.epoch.is_out_of_reach:
             why = f"no leader can have reached epoch {self.epoch.number}, nor go beyond it"
             self.assignment.recall(why)

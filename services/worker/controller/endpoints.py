@@ -28,7 +28,7 @@ class WorkerEndpoints:
 
     @classmethod
     async def open(cls, settings: WorkerSettings, controller: Controller) -> Self:
-        """Starts all servers; probes see a worker that has started and is not ready.
+        """Starts all servers. Probes see a worker that has started and is not ready.
 
         Raises:
             OSError: an address is in use.
@@ -61,7 +61,8 @@ class WorkerEndpoints:
         await self._health.set_ready(is_ready)
 
     async def say_stopping(self, *, has_failed: bool) -> None:
-        """Makes probes see a worker that is stopping, and that has failed if `has_failed`."""
+        """Makes probes report that this worker is stopping. With `has_failed`, probes report a
+        failure too."""
         await self._health.set_ready(False)
         await self._health.set_serving(False)
         if has_failed:

@@ -31,11 +31,11 @@ class Epoch:
         self._is_settled = asyncio.Event()  # all ranks have joined, or one of them cannot
 
     def attach(self, ranks: Sequence[RankLink]) -> None:
-        """Takes the ranks of the stage, in the order of their tp_rank."""
+        """Sets the ranks of the stage, in the order of their tp_rank."""
         self._ranks = ranks
 
     def check(self, number: int) -> None:
-        """Raises StaleEpoch unless `number` is the current epoch; 0 never is."""
+        """Raises StaleEpoch unless `number` is the current epoch. 0 never is."""
         if number == 0 or number != self.number:
             raise StaleEpoch(f"epoch {number} is not the current epoch {self.number}")
 
@@ -45,7 +45,9 @@ class Epoch:
         return self.number > MAX_REACHED_EPOCH
 
     def claim(self, number: int) -> None:
-        """Makes `number` the current epoch, so that leaders of earlier terms are refused.
+        """Makes `number` the current epoch. Leaders of earlier terms are then refused.
+
+        A leader assigns a stage in an epoch that no pipeline joins.
 
         A leader assigns a stage in an epoch that no pipeline joins.
 
@@ -60,7 +62,7 @@ class Epoch:
         self.number = number
 
     def advance(self, request: worker_pb2.JoinPipelineRequest) -> None:
-        """Makes the request's epoch the current one; raises the errors of `claim`."""
+        """Makes the request's epoch the current one. Raises the errors of `claim`."""
         self.claim(request.epoch)
         self.pipeline_id = request.pipeline_id
 

@@ -35,14 +35,14 @@ class GrammarOrders:
         self._orders: dict[bytes, _Order] = {}
 
     def attach(self, ranks: Sequence[RankLink]) -> None:
-        """Takes the ranks of the stage, in the order of their tp_rank."""
+        """Sets the ranks of the stage, in the order of their tp_rank."""
         self._ranks = ranks
 
     async def prepare(
         self, request: worker_pb2.PrepareGrammarRequest, *, epoch: int
     ) -> worker_pb2.PrepareGrammarResponse:
-        """Lets all ranks compile a grammar and returns their answer: the first failure, if there is
-        one. The caller limits the time.
+        """Makes all ranks compile a grammar. Returns their first failure, or an empty text if there
+        is none. The caller limits the time.
 
         Raises:
             StaleEpoch: the epoch is over, or ends during the wait.
@@ -59,8 +59,8 @@ class GrammarOrders:
                 del self._orders[request.digest]
 
     def note_answer(self, tp_rank: int, payload: bytes) -> None:
-        """Handles a rank's message that it has compiled a grammar, or why it could not. Ignores the
-        answer to an order that was given up."""
+        """Handles a rank's message that the rank has compiled a grammar, or why the rank could not.
+        Ignores the message if the order has been given up."""
         answer = worker_pb2.PrepareGrammarResponse.FromString(payload)
         order = self._orders.get(answer.digest)
         if order is None or order.answer.done():

@@ -43,7 +43,7 @@ class Loading:
         await self._is_done.wait()
 
     def describe(self) -> worker_pb2.DescribeResponse | None:
-        """Returns the description of the stage; None until all ranks have loaded.
+        """Returns the description of the stage. Returns None until all ranks have loaded.
 
         The numbers of K/V blocks and of state rows are the smallest among the ranks.
         """

@@ -21,7 +21,7 @@ class WorkerMetrics(Collector):
         self._controller = controller
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every metric; called from the thread that answers Prometheus."""
+        """Yields every metric. This method is called from the thread that answers Prometheus."""
         controller = self._controller
         loading, rank_watch = controller.loading, controller.rank_watch
         yield GaugeMetricFamily(

@@ -27,7 +27,7 @@ class ProfileOrders:
         self._ordered: asyncio.Future[None] | None = None
 
     def attach(self, ranks: Sequence[RankLink], *, stage_index: int = 0) -> None:
-        """Takes the ranks of the stage, in the order of their tp_rank."""
+        """Sets the ranks of the stage, in the order of their tp_rank."""
         self._ranks = ranks
         self._stage_index = stage_index
 
@@ -62,7 +62,8 @@ class ProfileOrders:
         return path
 
     def on_message(self, kind: MessageKind, payload: bytes) -> None:
-        """Handles a rank's message that a profile is written, or why it could not be written."""
+        """Handles a rank's message that a profile is written, or why the profile could not be
+        written."""
         if self._ordered is None or self._ordered.done():
             return
         if kind is MessageKind.PROFILED:

@@ -40,14 +40,14 @@ class RankLink(Protocol):
     """A connection by which frames are sent to a rank."""
 
     def send(self, kind: MessageKind, payload: bytes) -> None:
-        """Queues a frame for the rank; never waits."""
+        """Queues a frame for the rank. Never waits."""
 
 
 class RankListener(Protocol):
     """An object that is called for the messages of ranks."""
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
-        """Called for each frame that the rank sends."""
+        """Called for each message (frame) of the rank."""
 
     def on_exit(self, tp_rank: int, reason: str) -> None:
         """Called when the rank has ended or is about to end."""
@@ -117,15 +117,15 @@ class RankProcess:
         channel.send(kind, payload)
 
     def kill(self) -> None:
-        """Kills the rank, also if its process is stopped; does not wait for the end."""
+        """Kills the rank, even if its process is stopped by a signal. Does not wait for the end."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
 
     async def stop(self) -> None:
-        """Kills the rank and waits for its end, at most STOP_TIMEOUT_S.
+        """Kills the rank and waits for its end, for at most STOP_TIMEOUT_S.
 
-        A rank has nothing to finish: the requests that it runs belong to the scheduler. A rank that
-        were left to end by itself could be in the middle of an iteration or of its weights.
+        A rank has nothing to finish, since its requests belong to the scheduler. A rank that ended
+        by itself could still compute an iteration, or load weights, for long.
         """
         self._channel.close()
         self._lifeline.close()
@@ -139,9 +139,10 @@ class RankProcess:
 async def start_ranks(
     settings: WorkerSettings, listener: RankListener, *, module: str
 ) -> list[RankProcess]:
-    """Starts `python -m module` for each rank of a stage; returns the ranks in order of tp_rank.
+    """Starts `python -m module` for each rank of a stage. Returns the ranks in order of tp_rank.
 
-    The ranks tell their traits, and wait for `place_ranks` before they load.
+    Each rank reports its traits first. It loads its weights when `place_ranks` has told it the
+    stage.
     """
     n_threads = settings.n_threads or max(1, usable_cpus() // settings.tp_size)
     return [
@@ -158,7 +159,7 @@ async def start_ranks(
 
 
 def place_ranks(place: PipelinePlace, ranks: Sequence[RankLink]) -> None:
-    """Tells ranks the stage to which they belong, so that they load its weights."""
+    """Tells ranks which stage they belong to. They then load the weights of that stage."""
     for rank in ranks:
         rank.send(MessageKind.PLACE, place.to_bytes())
 
@@ -168,8 +169,8 @@ async def connect(
     on_message: Callable[[MessageKind, bytes], None],
     on_closed: Callable[[], None],
 ) -> ControllerEnd:
-    """Returns the controller's end of a socket pair, which calls `on_message` for each frame and
-    `on_closed` at the end."""
+    """Creates a socket pair and returns the controller's end. `on_message` is called for each
+    message (frame), and `on_closed` at the end."""
     _, end = await asyncio.get_running_loop().create_connection(
         lambda: ControllerEnd(on_message, on_closed), sock=ours
     )

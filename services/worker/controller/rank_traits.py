@@ -34,5 +34,5 @@ class RankTraits:
 
     @property
     def all(self) -> Mapping[str, str]:
-        """The traits of the worker; empty until all ranks have told theirs."""
+        """The traits of the worker. The value is empty until all ranks have told theirs."""
         return self._told[0] if len(self._told) == self._tp_size else {}

@@ -22,8 +22,8 @@ class RankWatch:
     def __init__(
         self, tp_size: int, *, on_alive: Callable[[], None], on_lost: Callable[[str], None]
     ) -> None:
-        """`on_alive` is called for each heartbeat of the stage, and `on_lost` once, with the
-        reason, when a rank is lost."""
+        """`on_alive` is called at each heartbeat of the stage. When a rank is lost, `on_lost` is
+        called once, with the reason."""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """A future that gets the reason as its result when a rank is lost and the stage fails."""
         self.tp_size = tp_size
@@ -47,11 +47,11 @@ class RankWatch:
         self._n_missed[tp_rank] = 0
 
     def note_loaded(self, tp_rank: int) -> None:
-        """Notes that a rank has loaded its weights; a shorter limit of silence applies to it."""
+        """Notes that a rank has loaded its weights. A shorter limit of silence applies to it."""
         self._loaded.add(tp_rank)
 
     def lose(self, reason: str) -> None:
-        """Declares the stage failed, unless it has failed already."""
+        """Declares the stage failed. Has no effect if the stage has failed already."""
         if not self.failure.done():
             self.failure.set_result(reason)
             self._on_lost(reason)
@@ -63,8 +63,8 @@ class RankWatch:
             self.check(silence_limit_s)
 
     def check(self, silence_limit_s: float) -> None:
-        """Sends a heartbeat of the stage if every rank has sent one since the last check, and
-        declares a rank lost if it has been silent for too long.
+        """Sends a heartbeat of the stage if every rank has sent one since the last check. Declares
+        a rank lost if it has been silent for too long.
 
         The limit is `silence_limit_s`, or LOADING_SILENCE_LIMIT_S until the rank has loaded. Checks
         are counted, not seconds, because heartbeats lie unread while the controller does not run.

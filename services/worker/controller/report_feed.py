@@ -24,7 +24,7 @@ class ReportFeed:
         self._watchers: list[asyncio.Queue[bytes | None]] = []  # None ends a watcher's stream
 
     def publish(self, report: bytes) -> None:
-        """Queues a report for every watcher; ends the stream of a watcher whose queue is full."""
+        """Queues a report for every watcher. Ends the stream of a watcher whose queue is full."""
         for queue in list(self._watchers):
             if queue.qsize() < MAX_UNREAD_REPORTS:
                 queue.put_nowait(report)
@@ -37,7 +37,7 @@ class ReportFeed:
         self._publish(worker_pb2.WatchStageResponse(heartbeat=worker_pb2.StageHeartbeat()))
 
     def publish_failure(self, reason: str) -> None:
-        """Tells watchers that the stage has failed, so that the epoch cannot go on, and why."""
+        """Tells watchers that the stage has failed, and why. The epoch cannot go on."""
         self._publish_failure(worker_pb2.StageFailure(reason=reason))
 
     def publish_neighbours_loss(self, reason: str) -> None:

@@ -66,7 +66,8 @@ class WorkerService:
     async def PrepareGrammar(
         self, request: worker_pb2.PrepareGrammarRequest, context: Any
     ) -> worker_pb2.PrepareGrammarResponse:
-        """Lets all ranks of the stage compile a grammar, and waits until they have it."""
+        """Makes all ranks of the stage compile a grammar, and answers when they have compiled
+        it."""
         epoch = rpc.epoch_of(context)
         return await self._controller.grammar_orders.prepare(request, epoch=epoch)
 

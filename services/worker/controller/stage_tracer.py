@@ -27,7 +27,7 @@ class StageTracer:
         self._forwarded: deque[int] = deque(maxlen=MAX_UNDER_WAY)
 
     def joined(self, epoch: int) -> None:
-        """Begins an epoch; the numbers of its iterations begin at 1."""
+        """Begins an epoch. The numbers of its iterations begin at 1."""
         self._epoch = epoch
         self._n_plans = 0
         self._forwarded.clear()
@@ -39,7 +39,7 @@ class StageTracer:
         self._forwarded.append(now_ns)
 
     def record(self, payload: bytes) -> None:
-        """Makes the span of an iteration; `payload` is an IterationTrace."""
+        """Makes the span of an iteration. `payload` is an IterationTrace."""
         trace = worker_pb2.IterationTrace.FromString(payload)
         timing = trace.timing
         began_ns = min(trace.start_unix_ns, self._forwarded_at(trace) or trace.start_unix_ns)

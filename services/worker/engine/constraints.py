@@ -46,8 +46,8 @@ class Grammars(Protocol):
         """Begins the masks of a new iteration and resets the count of work."""
 
     def matcher(self, digest: bytes) -> Matcher | None:
-        """Returns a matcher at the beginning of an output that follows the grammar with a digest;
-        None if that grammar is not compiled."""
+        """Returns a matcher of the grammar with this digest, at the beginning of an output. Returns
+        None if the grammar is not compiled."""
 
 
 class TokenArrival(Protocol):
@@ -79,7 +79,8 @@ class Constraints:
     """The matchers of the requests of an epoch, by row."""
 
     def __init__(self, grammars: Grammars | None) -> None:
-        """`grammars` is None on ranks that do not sample, or whose model can follow no grammar."""
+        """`grammars` is None on ranks that do not sample. It is also None if the model can follow
+        no grammar."""
         self._grammars = grammars
         self._held: dict[int, _Constrained] = {}
         self._arriving: list[tuple[ConstrainedRows, TokenArrival]] = []
@@ -93,7 +94,7 @@ class Constraints:
         return row in self._held
 
     def admit(self, row: int, digest: bytes, *, n_prompt_tokens: int) -> None:
-        """Adds a request that follows the grammar with a digest.
+        """Adds a request whose output follows the grammar with this digest.
 
         Raises:
             PlanError: the model can follow no grammar, or this grammar is not compiled. The
@@ -115,8 +116,8 @@ class Constraints:
         self._held.pop(row, None)
 
     def take_sent(self, row: int, start: int, token_ids: Sequence[int]) -> None:
-        """Passes the tokens of a span, which begins at the position `start`, to the row's matcher,
-        without the tokens that the matcher has taken before."""
+        """Passes the tokens of a span to the matcher of a row. The span begins at the position
+        `start`. Tokens that the matcher has had before are left out."""
         held = self._held.get(row)
         if held is None:
             return
@@ -150,8 +151,8 @@ class Constraints:
         )
 
     def cut(self, constrained: ConstrainedRows) -> list[int]:
-        """Returns the indices, among the sampled tokens, of tokens that end an output because a
-        step of its grammar takes too much work."""
+        """Returns the indices of sampled tokens that end an output early, because a step of its
+        grammar takes too much work."""
         places = zip(constrained.places.tolist(), constrained.held, strict=True)
         return [place for place, one in places if one.matcher.is_cut]
 

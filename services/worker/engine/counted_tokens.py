@@ -13,8 +13,8 @@ from services.worker.engine.token_counts import NOT_COUNTED, CountedTokens
 def counted_tokens(
     table: RequestTable, spans: Spans, first_tokens: Ints, uploads: Uploads
 ) -> CountedTokens | None:
-    """Returns the tokens of a batch that are counted for penalties; None if no request of the batch
-    has penalties. `first_tokens` [n_spans] are the indices at which `spans` begin."""
+    """Returns the tokens of a batch that are counted for penalties. Returns None if no request of
+    the batch has penalties. `first_tokens` [n_spans] are the indices at which `spans` begin."""
     count_rows = table.count_rows(spans.rows)
     if count_rows is None:
         return None

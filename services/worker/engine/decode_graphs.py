@@ -63,10 +63,10 @@ class Graph(Protocol):
     """A recording of the kernels that a function launches."""
 
     def capture(self, function: Callable[[], object]) -> None:
-        """Runs `function` once, then records it."""
+        """Runs `function` once, and then records its kernels."""
 
     def replay(self) -> None:
-        """Launches the recorded kernels again, in the order of the current stream."""
+        """Launches the recorded kernels again, on the current stream."""
 
 
 class CudaGraph:
@@ -77,7 +77,7 @@ class CudaGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, function: Callable[[], object]) -> None:
-        """Implements `Graph.capture`; waits for the device."""
+        """Implements `Graph.capture`. Waits for the device."""
         stream = self._memory.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -155,8 +155,8 @@ class DecodeGraphs:
         return len(self._recorded)
 
     def shape_of(self, spans: Spans) -> DecodeShape | None:
-        """Returns the shape to which a batch of `spans` is padded; None if the batch cannot run as
-        a graph."""
+        """Returns the shape to which a batch of `spans` is padded. Returns None if the batch cannot
+        run as a graph."""
         n_spans = len(spans.rows)
         if n_spans > self._max_spans or spans.n_tokens.max() > 1:
             return None
@@ -197,7 +197,7 @@ class DecodeGraphs:
 
     def run(self, batch: InputBatch, hidden: Tensor | None) -> Tensor:
         """Runs the batch that was built last and returns the results without padding, [n_spans,
-        any]; the next run overwrites them."""
+        any]. The next run overwrites them."""
         if batch.shape is None or self._results is None or batch is not self._built:
             raise ValueError("the batch is not the one that was built last for a graph")
         if self._hidden is not None and hidden is not None:
@@ -239,7 +239,8 @@ class _Recorded:
 
 
 def padded_size(n_spans: int) -> int:
-    """Returns the smallest batch size of a graph that is at least `n_spans`."""
+    """Returns the smallest batch size for which there may be a graph and that is not below
+    `n_spans`."""
     if n_spans <= 8:
         return int(1 << (n_spans - 1).bit_length())
     step = 8 if n_spans <= 64 else 16 if n_spans <= 256 else 32

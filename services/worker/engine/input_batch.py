@@ -99,7 +99,7 @@ class BatchBuilder:
         """Builds batches of the requests of `table`.
 
         `key_caches` are the keys [n_blocks, block_size, n_kv_heads, head_dim] of one layer of each
-        kind of heads; `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
+        kind of heads. `n_kv_heads` is 0 if no layer stores keys. `n_heads` is this rank's number of
         query heads. `windows` are the windows of the stage's layers in each K/V group, `states` the
         states that layers keep of requests. `vocab_size` is None on stages that do not sample.
 
@@ -117,7 +117,7 @@ class BatchBuilder:
         self._scratch = n_blocks - 1
 
     def build(self, spans: Spans) -> InputBatch:
-        """Returns the batch of `spans`, which the table has applied; spans may have different
+        """Returns the batch of `spans`, which the table has applied. Spans may have different
         lengths."""
         block_tables = self._table.block_tables(spans.rows)
         return self._batch(spans, self._layout(spans.start_positions, spans.n_tokens, block_tables))
@@ -153,7 +153,7 @@ class BatchBuilder:
     def _batch(
         self, spans: Spans, layout: TokenLayout, *, shape: DecodeShape | None = None
     ) -> InputBatch:
-        """Returns the batch of `spans`, uploaded; with a `shape`, the layout has spans of padding
+        """Returns the batch of `spans`, uploaded. With a `shape`, the layout has spans of padding
         after `spans`."""
         add = self._uploads.add
         numbers = self._table.last_tokens.numbers
@@ -234,8 +234,9 @@ class BatchBuilder:
 
 
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns the index in the batch of each span's first token [n_spans], and for each token the
-    index of its span [n_tokens] and its position in the sequence [n_tokens]."""
+    """Returns three tensors: the index in the batch of each span's first token [n_spans], the index
+    of the span of each token [n_tokens], and the position of each token in its sequence
+    [n_tokens]."""
     n_spans, n_tokens = len(widths), sum(widths.tolist())
     if n_tokens == n_spans:
         places = np.arange(n_spans)

@@ -23,8 +23,8 @@ _NOWHERE = -1
 def kv_block_bytes(
     config: ModelConfig, layers: range, *, block_size: int, dtype: torch.dtype, tp_size: int
 ) -> int:
-    """Returns the number of bytes of one block on one rank: the keys and values of the block's
-    slots in those of `layers` that belong to one group."""
+    """Returns the number of bytes of one block on one rank. The block has the keys and values of
+    its slots, for those of `layers` that belong to one group."""
     n_elements = sum(
         each.n_heads * (each.key_dim + each.value_dim)
         for each in _places(config, layers, KVGroups.of(config), tp_size).values()
@@ -93,8 +93,8 @@ def _places(
 
 
 def _place_of_each(config: ModelConfig, layers: range, groups: KVGroups) -> list[int]:
-    """Returns the place of each of `layers` in the blocks of its group. A layer that stores no keys
-    and values has the place of the layer whose keys and values it attends to."""
+    """Returns the index of each layer's storage within the blocks of its group. A layer that stores
+    no keys and values has the index of the layer whose keys and values it uses."""
     of_layers = groups.of_layers
     n_before: Counter[int] = Counter()
     places: dict[int, int] = {}

@@ -33,8 +33,8 @@ class DeviceMemory(Protocol):
         """Returns the size of the memory."""
 
     def used(self) -> int:
-        """Returns the number of bytes that all processes use, without bytes that this process could
-        free at once."""
+        """Returns the number of bytes that all processes use. Bytes that this process could free at
+        once do not count."""
 
     def peak_of(self, run: Callable[[], None]) -> int:
         """Runs `run` and returns its peak use in bytes, above the use before the run."""

@@ -71,7 +71,8 @@ class LogprobColumns:
 
     @classmethod
     def of(cls, logits: Tensor, tokens: Tensor, *, n_top: int) -> LogprobColumns:
-        """Returns the columns for `tokens` [n], given their `logits` [n, vocab_size]."""
+        """Returns the log-probabilities of `tokens` [n] in columns, given the `logits` [n,
+        vocab_size] from which they were sampled."""
         logits = logits.float()
         total = logits.logsumexp(-1)
         # A token of -1 stands for logits that are not finite; the host refuses it afterwards.
@@ -82,7 +83,7 @@ class LogprobColumns:
 
     @classmethod
     def joined(cls, parts: list[LogprobColumns]) -> LogprobColumns:
-        """Returns the columns of all `parts`, concatenated in their order."""
+        """Returns the log-probabilities of all `parts` as one object, in the order of the parts."""
         return cls(
             torch.cat([part.logprobs for part in parts]),
             torch.cat([part.ranks for part in parts]),
@@ -91,7 +92,8 @@ class LogprobColumns:
         )
 
     def to_host(self) -> LogprobColumns:
-        """Returns the columns in host memory, readable when the device has copied them."""
+        """Starts a copy to host memory and returns it. The copy may be read when the device has
+        finished."""
         return LogprobColumns(
             self.logprobs.to("cpu", non_blocking=True),
             self.ranks.to("cpu", non_blocking=True),
@@ -186,8 +188,8 @@ class LogprobRequests:
         return bool(self._n_prompt) and any(True for _ in self._prompts(spans))
 
     def wanted(self, spans: Spans, first_tokens: Ints, uploads: Uploads) -> WantedLogprobs | None:
-        """Returns the tokens of a batch for which log-probabilities are computed; None for no
-        tokens.
+        """Returns the tokens of a batch for which log-probabilities are computed. Returns None for
+        no tokens.
 
         `first_tokens` [n_spans] are the indices in the batch at which spans begin. The tensors are
         readable after `uploads` has been flushed.
@@ -222,11 +224,9 @@ class LogprobRequests:
         )
 
     def _prompts(self, spans: Spans) -> Iterator[tuple[LogprobSpan, int, int | None]]:
-        """Yields each span of a prompt for which log-probabilities are computed.
-
-        Yields with each span the index in `token_ids` of the span's first token, and the token
-        after the span if it belongs to the prompt, else None.
-        """
+        """Yields each span of a prompt for which log-probabilities are computed. With each span
+        come the index of its first token in `token_ids`, and the token after the span. The latter
+        is None if it does not belong to the prompt."""
         if not self._n_prompt:
             return
         end_sent = n_next = 0

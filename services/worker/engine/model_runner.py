@@ -141,7 +141,7 @@ class ModelRunner:
             )
 
     def prepare(self, plan: IterationPlan) -> InputBatch:
-        """Applies a plan to the request table and returns the plan's batch; raises PlanError.
+        """Applies a plan to the request table and returns the plan's batch. Raises PlanError.
 
         Plans must be prepared in the order of iterations, and a batch must be run before the next
         one is prepared. No activations are needed, so they may still be in transfer.
@@ -210,15 +210,15 @@ class ModelRunner:
         return tokens
 
     def cut(self, batch: InputBatch) -> list[int]:
-        """Returns the indices of sampled tokens that end an output before its grammar ends. Must be
-        called after `sample`."""
+        """Returns the indices of sampled tokens that end an output early, before its grammar ends.
+        Must be called after `sample`."""
         if batch.constrained is None:
             return []
         return self._table.constraints.cut(batch.constrained)
 
     def logprobs(self, batch: InputBatch, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
-        """Returns the log-probabilities that requests of the batch ask for; None if no request asks
-        for any.
+        """Returns the log-probabilities that requests of the batch ask for. Returns None if no
+        request asks for any.
 
         `tokens` were sampled from `logits`. Must be called before the next batch is run.
         """

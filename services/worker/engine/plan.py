@@ -85,7 +85,7 @@ class Spans:
 
     @classmethod
     def of(cls, plan: IterationPlan, *, n_groups: int = 1) -> Spans:
-        """Returns the columns of `plan`, with blocks for each of `n_groups` K/V groups; raises
+        """Returns the columns of `plan`, with blocks for each of `n_groups` K/V groups. Raises
         PlanError if the lengths of the columns do not match."""
         n_spans = len(plan.rows)
         if not n_spans:
@@ -115,8 +115,8 @@ class Spans:
         )
 
     def sampled(self) -> Sampled:
-        """Returns the tokens to sample: one for each span with `sample`, and one for each draft of
-        such a span."""
+        """Returns the tokens to sample. There is one for each span with `sample`, and one for each
+        draft of such a span."""
         rows, last = self.rows[self.sample], np.flatnonzero(self.sample)
         positions = (self.start_positions + self.n_tokens)[self.sample]
         if self.n_drafts is None:

@@ -26,8 +26,8 @@ MAX_STATE_ROWS = 256
 
 
 def state_bytes(config: ModelConfig, layers: range, *, dtype: torch.dtype, tp_size: int) -> int:
-    """Returns the number of bytes of the states that `layers` keep of one request on one rank; 0 if
-    no layer keeps a state."""
+    """Returns the number of bytes of the states that `layers` keep of one request on one rank.
+    Returns 0 if no layer keeps a state."""
     n_bytes = 0
     for sizes in (config.layer_states[i] for i in layers):
         if sizes is not None:

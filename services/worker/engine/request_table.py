@@ -102,7 +102,7 @@ class RequestTable:
         self.last_tokens = last_tokens(device)
 
     def apply(self, plan: IterationPlan) -> Spans:
-        """Releases and admits requests, appends blocks and advances rows, as the plan says; returns
+        """Releases and admits requests, appends blocks and advances rows, as the plan says. Returns
         the plan's spans as columns.
 
         Raises PlanError, after which the table must not be used.
@@ -123,7 +123,8 @@ class RequestTable:
         return spans
 
     def keep_tokens(self, rows: Numbers, tokens: Numbers) -> None:
-        """Keeps the tokens sampled for `rows`, both [n_sampled], for plans that leave them out."""
+        """Stores the tokens sampled for `rows`, both [n_sampled]. Later plans may then leave these
+        tokens out."""
         if self._keeps_tokens:
             self.last_tokens.keep(rows, tokens)
 
@@ -133,8 +134,8 @@ class RequestTable:
         self._token_counts.add(token_ids, counted)
 
     def count_rows(self, rows: Ints) -> Ints | None:
-        """Returns the row of the counts for each of `rows`, or NOT_COUNTED; None if none of `rows`
-        is counted."""
+        """Returns the row of the counts for each of `rows`, or NOT_COUNTED. Returns None if none of
+        `rows` is counted."""
         if not self._token_counts.n_reserved:
             return None
         count_rows = self._count_rows[rows]
@@ -147,7 +148,7 @@ class RequestTable:
     def block_tables(self, rows: Ints) -> Ints:
         """Returns the blocks of `rows` in order, [n_groups, n_spans, n_columns].
 
-        `n_columns` is the largest number of blocks of a row in `rows`; shorter rows are padded.
+        `n_columns` is the largest number of blocks of a row in `rows`. Shorter rows are padded.
         """
         return self._block_ids[:, rows, : max(self._n_blocks(rows))]
 
@@ -168,7 +169,7 @@ class RequestTable:
         return [held[row].n_blocks for row in rows.tolist()]
 
     def is_greedy(self, rows: Ints) -> bool:
-        """Returns whether the next token of every one of `rows` is the argmax of its logits."""
+        """Returns whether the next token of each of `rows` is the argmax of its logits."""
         return self._not_greedy.isdisjoint(rows.tolist())
 
     def sampling(self, rows: Ints, positions: Ints) -> SamplingBatch:

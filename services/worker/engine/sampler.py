@@ -114,8 +114,8 @@ class SamplingBatch:
         )
 
     def _adjustments(self, uploads: Uploads) -> dict[str, Any]:
-        """Returns the columns of options that change logits, by name, without options that no row
-        has."""
+        """Returns the options that change logits, by name. An option that no row uses is left
+        out."""
         columns = {
             "penalties": None if self.penalized is None else self.penalized.columns(uploads),
             "biases": bias_columns(self.rules, uploads),
@@ -124,7 +124,8 @@ class SamplingBatch:
         return {name: column for name, column in columns.items() if column is not None}
 
     def _banned_pairs(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns (rows, ids) of equal length, ordered by row."""
+        """Returns the banned tokens of a batch as two lists, rows and ids, of equal length. They
+        are sorted by row."""
         rows, ids = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for row, token_ids in sorted(self.banned, key=lambda pair: pair[0]):
             # Ids beyond the vocabulary have no logit, so they need not be banned.
@@ -137,7 +138,8 @@ class SamplingBatch:
 
 
 def refuse_non_finite(token_ids: Sequence[int]) -> None:
-    """Raises NonFiniteLogits if a token is -1: its row of logits has a NaN or an infinity."""
+    """Raises NonFiniteLogits if any token is -1. The logits of such a token have a NaN or an
+    infinity."""
     rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
     if rows:
         raise NonFiniteLogits(rows, len(token_ids))

@@ -82,8 +82,8 @@ class TokenCounts:
             counts.scatter_add_(0, places, self._one.expand(len(places)))
 
     def add_stored(self, row: int, token_ids: Sequence[int], *, n_prompt: int) -> None:
-        """Adds the stored tokens of a request, of which the first `n_prompt` are its prompt, to the
-        counts of its row."""
+        """Adds the stored tokens of a request to the counts of its row. The first `n_prompt` of
+        them are its prompt."""
         if not len(token_ids):
             return
         tokens = torch.tensor(token_ids, dtype=torch.int64)

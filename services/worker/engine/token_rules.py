@@ -42,8 +42,8 @@ class TokenRules:
 
 
 def bias_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> Biases | None:
-    """Returns the biases of a batch, None if there are none. `rules` are pairs of a row and its
-    rules, in ascending order of rows."""
+    """Returns the biases of a batch. Returns None if no row has any. `rules` are pairs of a row and
+    its rules, in ascending order of rows."""
     biased = [(row, one) for row, one in rules if len(one.biases)]
     if not biased:
         return None
@@ -56,8 +56,8 @@ def bias_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> B
 
 
 def mask_columns(rules: Sequence[tuple[int, TokenRules]], uploads: Uploads) -> AllowedTokens | None:
-    """Returns the masks of a batch, None if there are none. `rules` are pairs of a row and its
-    rules, in ascending order of rows."""
+    """Returns the masks of a batch. Returns None if no row has any. `rules` are pairs of a row and
+    its rules, in ascending order of rows."""
     masks = [(row, one.mask) for row, one in rules if one.mask is not None]
     if not masks:
         return None

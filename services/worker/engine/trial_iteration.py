@@ -57,7 +57,7 @@ class TrialIteration:
         self._new_graph = new_graph
 
     def run(self) -> None:
-        """Runs the iteration and drops its results and memory."""
+        """Runs one iteration, and then frees its results and memory."""
         model, lengths = self._model, self._lengths
         runner = ModelRunner(
             model,
@@ -93,7 +93,8 @@ class LoneRank:
         """Leaves `tensor` unchanged."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Returns copies of this rank's tensor in place of the tensors of all ranks."""
+        """Returns copies of the tensor of this rank, one for each rank. They have the size of a
+        real result."""
         return torch.cat([tensor] * self.size, dim=-1)
 
 

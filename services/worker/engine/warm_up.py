@@ -41,8 +41,8 @@ def compile_kernels(
 ) -> None:
     """Runs every kind of iteration of up to `n_tokens` tokens, so that all kernels are compiled.
 
-    The kinds are batches of decodes, with and without prompts; tokens from argmax and by sampling;
-    and with and without adjusted logits (penalties, biases and masks). With `new_graph` a batch of
+    The batches have decodes, with and without prompts. Tokens are chosen by argmax and by sampling,
+    with and without adjusted logits (penalties, biases and masks). With `new_graph` a batch of
     decodes is also recorded.
     """
     started_s = time.monotonic()
@@ -81,7 +81,8 @@ def record_decodes(
 
 
 def _any_of(ranks: TensorParallel, is_true: bool, device: torch.device) -> bool:
-    """Returns whether `is_true` is true on any of `ranks`. All ranks get an equal result."""
+    """Returns whether `is_true` is true on at least one of `ranks`. All ranks get the same
+    result."""
     n_true = torch.full((1,), float(is_true), device=device)
     ranks.all_reduce(n_true)
     return bool(n_true.item() > 0)

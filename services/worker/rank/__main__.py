@@ -46,7 +46,7 @@ def start(
     *,
     batch_builder: type[BatchBuilder] = BatchBuilder,
 ) -> Rank:
-    """Loads the rank's weights and returns the rank; benchmarks pass another `batch_builder`."""
+    """Loads the rank's weights and returns the rank. Benchmarks pass another `batch_builder`."""
     rendezvous, address = None, ""
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
@@ -81,7 +81,7 @@ def main(
     make_rank: Callable[[RankSettings, RankEnd, Activity], Rank] = start,
     traits: Callable[[FreeRankSettings], Mapping[str, str]] = traits_of,
 ) -> NoReturn:
-    """Runs the rank that `make_rank` returns, until the controller closes the channel; benchmarks
+    """Runs the rank that `make_rank` returns, until the controller closes the channel. Benchmarks
     pass functions for models that they make up."""
     channel, second = (RankEnd(socket.socket(fileno=int(fd))) for fd in sys.argv[1:3])
     process.die_with_parent()
@@ -116,7 +116,7 @@ def main(
 
 
 def say_last(channel: RankEnd, kind: MessageKind, reason: str) -> None:
-    """Sends the controller the reason for which this rank ends, if the channel is still open."""
+    """Tells the controller why this rank ends, if the channel is still open."""
     with contextlib.suppress(ChannelClosed):
         channel.send(kind, reason.encode())
 

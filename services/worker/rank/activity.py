@@ -51,7 +51,7 @@ class Activity:
         self.step = Step("turns", self.floor_s)
 
     def join(self, epoch: int) -> None:
-        """Notes that the rank begins to join an epoch, which must end within a limit of its own."""
+        """Notes that the rank begins to join an epoch. Joining has a time limit of its own."""
         self.step = Step(f"joins epoch {epoch}", max(JOIN_LIMIT_S, self.floor_s))
 
     def profile(self) -> None:
@@ -59,22 +59,22 @@ class Activity:
         self.step = Step("profiles", max(PROFILE_LIMIT_S, self.floor_s))
 
     def compute(self, iteration: int, work: IterationSize) -> None:
-        """Begins to compute an iteration, or continues if this step is the current one."""
+        """Notes that an iteration is being computed. If this is the current step already, its time
+        goes on."""
         name = f"computes iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, work=work)
 
     def exchange(self, iteration: int, epoch: int) -> None:
-        """Begins to receive or send the activations of an iteration, or continues to do so."""
+        """Notes that activations of an iteration are being received or sent. If this is the current
+        step already, its time goes on."""
         name = f"exchanges iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, epoch=epoch)
 
     def limit_s(self, step: Step) -> float | None:
-        """Returns the seconds that a step may take while its epoch lasts, None for no limit.
-
-        May be called from any thread.
-        """
+        """Returns the seconds that a step may take while its epoch lasts. Returns None if there is
+        no limit. May be called from any thread."""
         return step.limit_s if step.work is None else self._limit.of(step.work)
 
     def computed(self, work: IterationSize, elapsed_s: float) -> None:

@@ -22,7 +22,7 @@ MESSAGES = (sampling_pb2, trace_pb2, worker_pb2)
 
 
 def build_digest() -> str:
-    """Returns a digest of the source files and the generated messages; takes a few milliseconds."""
+    """Returns a digest of the source files and the generated messages. Takes a few milliseconds."""
     digest = hashlib.sha256()
     for package in PACKAGES:
         for directory in package.__path__:

@@ -19,10 +19,11 @@ class DeviceClock(Protocol):
     """Makes marks in the order of the launched work."""
 
     def mark(self) -> Any:
-        """Returns a mark that passes when all work launched before it is complete."""
+        """Returns a mark of the work that has been launched until now. The mark has passed when all
+        this work is complete."""
 
     def has_passed(self, mark: Any) -> bool:
-        """Returns whether the mark has passed; does not wait."""
+        """Returns whether the mark has passed. Does not wait."""
 
     def elapsed_ns(self, start: Any, end: Any) -> int:
         """Returns the nanoseconds between two marks that have passed."""

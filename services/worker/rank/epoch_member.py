@@ -50,8 +50,8 @@ class EpochMember:
         clock: DeviceClock | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """Without the device's `clock`, iterations are finished when they have been started.
-        `activity` records the steps of the member."""
+        """`clock` says when the device has finished an iteration. Without it, iterations count as
+        finished when they have been started. `activity` records the steps of this member."""
         self.request = request
         self._runner = runner
         self._peers = peers
@@ -156,11 +156,11 @@ class EpochMember:
         return None, _Sampled(tokens.tolist(), cut, logprobs)
 
     def take_finished(self) -> list[FinishedIteration]:
-        """Returns the iterations that are complete and were not returned yet; does not wait.
+        """Returns the iterations that are complete and were not returned yet. Does not wait.
 
         Raises:
-            NonFiniteLogits: logits of the `oldest` iteration are not finite; the error's rows are
-                indices of sampled spans.
+            NonFiniteLogits: logits of the `oldest` iteration are not finite. The rows in the error
+                are indices of sampled spans.
         """
         finished = []
         while self._started and self._has_ended(self._started[0]):
@@ -215,7 +215,7 @@ class _Announced:
         self._receipt = receipt
 
     def receive(self) -> torch.Tensor | None:
-        """Waits for the activations and returns them; returns None on the first stage."""
+        """Waits for the activations and returns them. Returns None on the first stage."""
         if self._receipt is not None:
             self._receipt.wait()
         return self._hidden

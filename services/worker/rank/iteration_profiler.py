@@ -31,13 +31,13 @@ class IterationProfiler:
     def order(self, n_iterations: int, path: str) -> None:
         """Orders a recording of the next `n_iterations`, to be written to `path`.
 
-        A recording that runs is called off; with 0 iterations nothing is recorded.
+        A recording that runs is called off. With 0 iterations nothing is recorded.
         """
         self.call_off()
         self._n_left, self._path = n_iterations, path
 
     def call_off(self) -> None:
-        """Drops the order and its recording."""
+        """Cancels the order of a profile, and drops what has been recorded."""
         running, self._profile, self._n_left = self._profile, None, 0
         if running is not None:
             running.stop()
@@ -57,7 +57,7 @@ class IterationProfiler:
             self._n_left -= 1
 
     def take(self) -> str | None:
-        """Writes the profile and returns its file if the last iteration has run; otherwise None.
+        """Writes the profile and returns its file if the last iteration has run. Otherwise None.
 
         Raises:
             OSError: the file cannot be written.

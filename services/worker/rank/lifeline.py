@@ -28,7 +28,7 @@ class Lifeline:
         *,
         on_hang: Callable[[str], None] = end_hung_process,
     ) -> None:
-        """`on_hang` is called with the reason when the main thread hangs; it ends the process."""
+        """`on_hang` is called with the reason when the main thread hangs. It ends the process."""
         self._channel = channel
         self._timer = StepTimer(activity)
         self._on_hang = on_hang

@@ -31,7 +31,7 @@ class Membership:
         enter: Callable[[worker_pb2.JoinPipelineRequest, Transport], EpochMember],
     ) -> None:
         """`connect` is called in a separate thread. `enter` makes the member when all ranks have
-        met; before it raises TransferError, it closes the transport."""
+        met. Before it raises TransferError, it closes the transport."""
         self._connect = connect
         self._enter = enter
         self._member: EpochMember | None = None
@@ -84,7 +84,7 @@ class Membership:
             raise TransferError("called off")
 
     def leave(self) -> bool:
-        """Leaves the current epoch and releases its resources; does nothing without an epoch.
+        """Leaves the current epoch and releases its resources. Does nothing without an epoch.
 
         Returns:
             Whether the epoch had been called off.

@@ -44,8 +44,8 @@ class Grammars(Protocol):
         on_end: Callable[[str], None],
     ) -> None:
         """Compiles a grammar in another thread, and forgets those that are not in `kept`. Calls
-        `on_end`, from any thread, with the reason why the grammar cannot be followed; the reason
-        is empty if it can."""
+        `on_end`, from any thread, with the reason why the grammar cannot be followed. The reason is
+        empty if it can."""
 
 
 class Rank:
@@ -183,7 +183,7 @@ class Rank:
                 self._report(member.request, finished)
 
     def _refuse(self, member: EpochMember, error: NonFiniteLogits) -> None:
-        """Leaves the epoch, whose keys and values may not be finite, and reports the spans whose
+        """Leaves the epoch, since its keys and values may not be finite. Reports the spans whose
         logits are not finite.
 
         Raises:
@@ -234,7 +234,7 @@ class Rank:
             self._timings.clear()
 
     def _abandon(self, reason: str) -> None:
-        """Leaves the epoch, and reports why unless the controller has called it off."""
+        """Leaves the epoch. Reports the reason, unless the controller has ended the epoch."""
         self._activity.turn()
         member = self.membership.current
         was_over = self.membership.leave()

@@ -11,7 +11,8 @@ from services.worker.engine.sampler import refuse_non_finite, without_rejected
 def reported(
     sampled: torch.Tensor | list[int], message: worker_pb2.RunIterationsRequest
 ) -> list[int]:
-    """Returns the `sampled` tokens of an iteration without the tokens after rejected drafts.
+    """Returns the tokens of an iteration to report. `sampled` also has tokens after rejected
+    drafts, which are left out.
 
     Raises:
         NonFiniteLogits: some of the reported tokens have logits that are not finite.

@@ -25,16 +25,19 @@ class Runner(Protocol):
         """Runs the stage's layers and returns their hidden states."""
 
     def logits(self, batch: Any, hidden: torch.Tensor | None) -> Logits:
-        """Runs the stage's layers and head and returns the logits; only on the last stage."""
+        """Runs the stage's layers and head and returns the logits. Called on the last stage
+        only."""
 
     def sample(self, batch: Any, logits: Logits) -> Numbers:
-        """Returns sampled tokens; only on the last stage."""
+        """Returns sampled tokens. Called on the last stage only."""
 
     def cut(self, batch: Any) -> list[int]:
-        """Returns the indices of sampled tokens that end an output before its grammar ends."""
+        """Returns the indices of sampled tokens that end an output early, before its grammar
+        ends."""
 
     def logprobs(self, batch: Any, logits: Logits, tokens: Numbers) -> BatchLogprobs | None:
-        """Returns the log-probabilities that requests ask for, or None; only on the last stage."""
+        """Returns the log-probabilities that requests ask for, or None if no request does. Called
+        on the last stage only."""
 
     def close(self) -> None:
         """Releases the process groups of the transport."""

@@ -61,9 +61,9 @@ class StageShard:
         batch_builder: type[BatchBuilder] = BatchBuilder,
         activity: Activity | None = None,
     ) -> None:
-        """`new_graphs` returns, for each epoch, a function that makes graphs (see
-        `decode_graphs.cuda_graphs`); without it decodes are not recorded. `activity` records the
-        steps of the members of epochs."""
+        """`new_graphs` is called for each epoch and returns a function that makes graphs (see
+        `decode_graphs.cuda_graphs`). With None, decodes are not recorded as graphs. `activity`
+        records the steps of each epoch's member."""
         self._settings = settings
         self._model = model
         self._new_graphs = new_graphs
@@ -103,7 +103,7 @@ class StageShard:
         )
 
     def compile_kernels(self) -> None:
-        """Compiles the kernels of iterations on a GPU; does nothing on a CPU."""
+        """Compiles the kernels of iterations on a GPU. Does nothing on a CPU."""
         if self._model.device.type == "cuda":
             warm_up.compile_kernels(
                 self._model,
@@ -140,8 +140,8 @@ class StageShard:
         )
 
     def kv_memory_bytes(self, memory: Callable[[], DeviceMemory] = GpuMemory) -> int:
-        """Returns the number of bytes for keys and values: the setting, or all memory that the
-        device has left.
+        """Returns the number of bytes for keys and values. The setting decides, or else all memory
+        that the device has left is used.
 
         Raises:
             NoMemoryLeft: the device has no memory left.
@@ -169,7 +169,8 @@ class StageShard:
         return left
 
     def enter(self, request: worker_pb2.JoinPipelineRequest, peers: Transport) -> EpochMember:
-        """Returns the member of a new epoch, with its first decodes recorded as CUDA graphs.
+        """Returns the member of a new epoch. On GPUs, its first decodes are recorded as CUDA
+        graphs.
 
         Raises:
             TransferError: a rank of this stage is gone. `peers` is then closed.

@@ -18,7 +18,7 @@ N_DIGITS = 16
 
 
 def traits_of(settings: FreeRankSettings) -> dict[str, str]:
-    """Returns the traits of a rank by their names; reads the configuration and samples of the
+    """Returns the traits of a rank by their names. Reads the configuration and samples of the
     weights.
 
     Raises:

@@ -19,7 +19,7 @@ MAX_LOGPROB_BYTES = 2**20
 
 
 def plan_of(message: worker_pb2.RunIterationsRequest) -> IterationPlan:
-    """Returns the plan of one iteration."""
+    """Returns the plan of one iteration from the message that the rank has received."""
     return IterationPlan(
         iteration=message.iteration,
         released_rows=message.released_rows,
@@ -45,7 +45,7 @@ def results_of(
     cut: Sequence[int] = (),
     logprobs: BatchLogprobs | None = None,
 ) -> Iterator[worker_pb2.WatchStageResponse]:
-    """Yields the last stage's reports of an iteration: one report, or several if the
+    """Yields the reports of the last stage about an iteration. There are several if the
     log-probabilities are too large for one."""
     pieces: list[worker_pb2.SpanLogprobs] = []
     n_bytes = 0
@@ -110,9 +110,9 @@ def failure_of(
     failed_spans: Sequence[int] = (),
     is_of_neighbour: bool = False,
 ) -> worker_pb2.WatchStageResponse:
-    """Returns the report that the epoch has failed. `failed_spans` are indices of the spans of
-    `iteration` that caused the failure. `is_of_neighbour` says that another rank is lost, and that
-    this one is well."""
+    """Returns the report that the epoch has failed. `failed_spans` are the indices of the spans of
+    `iteration` that caused the failure. `is_of_neighbour` says that another rank was lost, and this
+    one works."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,

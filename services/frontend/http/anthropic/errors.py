@@ -64,8 +64,8 @@ def error_body(failed: Failure) -> AnthropicError:
 
 
 def _overflow_message(overflow: errors.ContextOverflow) -> str:
-    """Returns the message by which Anthropic's clients recognise that a conversation is too
-    long."""
+    """Returns the message for a conversation that is too long. Anthropic's clients recognise this
+    error by the words of the message."""
     n_prompt, n_answer, context = overflow.n_prompt, overflow.n_answer, overflow.context
     if n_answer:
         return (

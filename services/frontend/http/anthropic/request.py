@@ -149,7 +149,7 @@ class MessagesBody(CountBody, GeneratingBody):
 
     @property
     def _format(self) -> tuple[str, JsonSchemaOutput | None]:
-        """The field that has the format of the answer, and the format."""
+        """Format of the answer, after the name of the field that has it."""
         if self.output_config is not None and self.output_config.format is not None:
             return "output_config.format", self.output_config.format
         return "output_format", self.older_format

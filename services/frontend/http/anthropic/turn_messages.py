@@ -30,8 +30,8 @@ from services.frontend.request.conversation import ChatMessage, EarlierCall
 
 
 def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
-    """Yields the messages that the turns become. A last turn of the assistant that has no text is
-    left out, since there is nothing to continue.
+    """Yields the messages for the turns. A last turn of the assistant without text is left out,
+    since there is nothing to continue.
 
     Raises:
         InvalidRequest: a result has the id of no earlier call, or the last turn is the assistant's
@@ -54,8 +54,8 @@ def messages_of(turns: Sequence[Turn]) -> Iterator[ChatMessage]:
 
 
 def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[str, ClientTool]:
-    """Returns the tools that the model sees after the turns, which may add and remove tools. Tools
-    are keyed by their path in the body."""
+    """Returns the tools for the model, keyed by their path in the body. Turns may add tools to the
+    given ones, and remove tools."""
     defined: dict[str, tuple[str, ClientTool]] = {}
     removed: set[str] = set()
     for index, turn in enumerate(turns):
@@ -77,7 +77,7 @@ def tools_after(turns: Sequence[Turn], tools: Mapping[str, ClientTool]) -> dict[
 
 
 def _blocks(turn: Turn) -> Sequence[object]:
-    """Returns the blocks of a turn; none if the content is a text."""
+    """Returns the blocks of a turn. The result is empty if the content is a text."""
     content = None if isinstance(turn, UnknownRole) else turn.content
     return () if content is None or isinstance(content, str) else content
 

@@ -37,5 +37,5 @@ class Only:
 
 
 def only(*neutral: object) -> Only:
-    """Returns the annotation of a field that accepts only None and these values."""
+    """Returns the annotation of a field whose only accepted values are None and the given ones."""
     return Only(neutral)

@@ -65,7 +65,7 @@ def by_type(
 ) -> Discriminator:
     """Returns a discriminator that chooses among models by the value of an object's `field`. `tags`
     has the tag of each value. An object without the field is treated as if the value were
-    `default`. Values that are not in `tags` have the tag `others`; if `others` is a function, the
+    `default`. Values that are not in `tags` have the tag `others`. If `others` is a function, the
     function chooses the tag of an object whose `field` is such a value. A text instead of an object
     has the tag `text`, if `text` is given."""
     refused = others if isinstance(others, str) else "unknown"

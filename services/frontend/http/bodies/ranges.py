@@ -58,7 +58,8 @@ def between(allowed: Numbers | WholeNumbers) -> Within:
 
 
 def option(name: str) -> Within:
-    """Returns the annotation of a field that stands for the option `name` of `SamplingParams`."""
+    """Returns the annotation of a field for the option `name` of `SamplingParams`. The annotation
+    has the option's range."""
     return Within(_keywords(OPTIONS[name]), name)
 
 

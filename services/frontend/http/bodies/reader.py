@@ -58,8 +58,8 @@ def _read(kind: type[Body], value: dict[str, Any]) -> Body:
 
 
 def _take_unknown(value: object, path: str, found: dict[str, None]) -> None:
-    """Removes the unknown fields of all models in a value, and adds the paths of the first fields,
-    and of items that are left out, to `found`."""
+    """Removes the unknown fields of all models in a value. Adds the paths of the first removed
+    fields to `found`, and the paths of items that are left out."""
     if isinstance(value, BaseModel):
         extra = value.__pydantic_extra__ or {}
         _note((value.type,) if isinstance(value, LeftOutItem) else extra, path, found)

@@ -22,8 +22,8 @@ are replaced; most bodies have one list of numbers."""
 
 
 def make_whole(error: ValidationError, body: Any) -> bool:
-    """Replaces the numbers of a body that have a fraction of zero, at the places where `error` says
-    that a whole number is wanted. Returns whether there was such a number."""
+    """Replaces floats without a fraction by integers, at the places where `error` reports that an
+    integer is wanted. Returns whether any number was replaced."""
     has_changed = False
     for item in error.errors(include_url=False, include_context=False, include_input=False):
         places = places_of(item["loc"], body)

@@ -39,7 +39,7 @@ class _DescribedSchemas(GenerateJsonSchema):
 
 
 def _with_bases(kind: Any) -> Iterator[type]:
-    """Yields a typed dictionary, and the typed dictionaries from which it inherits fields."""
+    """Yields a typed dictionary and all typed dictionaries from which it inherits."""
     if hasattr(kind, "__required_keys__"):
         yield kind
         for base in getattr(kind, "__orig_bases__", ()):

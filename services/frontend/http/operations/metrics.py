@@ -11,7 +11,7 @@ from services.frontend.http.protocol.api import Api
 
 
 async def metrics(api: Api, request: Request) -> Response:
-    """Answers with the metrics of this process, in a form that Prometheus reads."""
+    """Answers with the metrics of this process in the text format of Prometheus."""
     if api.registry is None:
         raise HTTPException(404)
     api.admit(request)

@@ -21,13 +21,13 @@ class Status(TypedDict):
 
 
 def health(_: Api) -> tuple[bool, Status]:
-    """Returns the status `ok`, which shows that the process is running."""
+    """Returns the status `ok` as long as the process runs."""
     return True, {"status": "ok"}
 
 
 def ready(api: Api) -> tuple[bool, Status]:
-    """Returns whether requests should be sent to this server; one that is about to stop takes
-    requests and says no."""
+    """Returns whether requests should be sent to this server. A server that is about to stop still
+    answers requests, but returns False here."""
     is_ready = api.service.is_ready
     return is_ready, {"status": "ready" if is_ready else "not ready"}
 

@@ -23,8 +23,8 @@ class ApiDescription:
         self._made: asyncio.Task[Description] | None = None
 
     async def get(self) -> Description:
-        """Returns the description. Calls at the same time wait for the same work, which a call that
-        ends early does not end."""
+        """Returns the description. Concurrent calls wait for one computation. If one of these calls
+        is cancelled, the computation goes on for the others."""
         if self._made is None:
             self._made = asyncio.create_task(asyncio.to_thread(self._make))
         return await asyncio.shield(self._made)

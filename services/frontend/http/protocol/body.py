@@ -63,9 +63,9 @@ class RequestBody(ExactModel, ABC):
         return ()
 
     def spelled(self, field: str) -> str:
-        """Returns the name of a field as the protocol spells it."""
+        """Returns the name that the protocol uses for a field."""
         return field
 
     def in_own_words(self) -> AbstractContextManager[None]:
-        """Context in which errors name the fields as the protocol spells them."""
+        """Returns a context in which errors use the protocol's names of fields."""
         return nullcontext()

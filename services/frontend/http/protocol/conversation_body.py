@@ -62,7 +62,7 @@ class ConversationBody(ExactModel, ABC):
 
     @contextmanager
     def in_own_words(self) -> Iterator[None]:
-        """Context in which errors name the fields as the protocol spells them."""
+        """Returns a context in which errors use the protocol's names of fields."""
         try:
             yield
         except errors.InvalidRequest as error:
@@ -95,7 +95,7 @@ class ConversationBody(ExactModel, ABC):
         return False
 
     def spelled(self, field: str) -> str:
-        """Returns the name of a field as the protocol spells it."""
+        """Returns the name that the protocol uses for a field."""
         match field.split("."):
             case ["tools", number, "function", name, *rest]:
                 place = list(self._shown_tools)[int(number)]

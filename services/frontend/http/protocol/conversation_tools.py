@@ -58,7 +58,7 @@ def shown_tools(
 
 
 def json_text(value: Mapping[str, Any] | None) -> str:
-    """Returns an object as JSON text; an empty text for None."""
+    """Returns an object as JSON text. Returns an empty text for None."""
     return "" if value is None else pydantic_core.to_json(value).decode()
 
 

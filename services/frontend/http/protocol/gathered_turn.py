@@ -31,7 +31,7 @@ class GatheredTurn:
             yield from self.end()
 
     def end(self) -> Iterator[ChatMessage]:
-        """Yields the turn unless it is empty, and begins the next turn."""
+        """Yields the gathered turn, unless it is empty. Later messages belong to the next turn."""
         if self.reasoning or self.texts or self.calls:
             yield self.to_message()
         self.reasoning, self.texts, self.calls = [], [], []

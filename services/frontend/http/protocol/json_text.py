@@ -17,7 +17,7 @@ def to_json(value: Mapping[str, object] | str) -> bytes:
 
 
 def text_json(text: str) -> bytes:
-    """Returns a text as JSON. The JSON of short texts is cached; the texts of most single tokens
+    """Returns a text as JSON. The JSON of short texts is cached. The texts of most single tokens
     are short."""
     return _short_json(text) if len(text) <= SHORT_CHARACTERS else to_json(text)
 

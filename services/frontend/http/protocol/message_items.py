@@ -142,7 +142,8 @@ class MessageItems:
 
 
 def whole_items(items: MessageItems, piece: Piece) -> list[tuple[Item, str]]:
-    """Returns the items of a whole answer, each with its text or, for a call, the arguments."""
+    """Returns the items of a whole answer. Each has its whole text or, for a call, its whole
+    arguments."""
     texts: dict[Item, list[str]] = {}
     for step in items.feed(piece):
         parts = texts.setdefault(step.item, [])

@@ -45,8 +45,8 @@ class MessageReply(Reply):
 
     @property
     def _note(self) -> NoteFields:
-        """What is to be said of the JSON schemas of the answer, as fields of the answer; no field
-        before the end."""
+        """Fields of the answer that report on its JSON schemas. There are none before the end of
+        the answer."""
         return {} if self._last is None else note_of([self._last.schema_valid], self.unenforced)
 
     def _note_end(self, piece: Piece) -> None:

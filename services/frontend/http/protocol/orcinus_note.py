@@ -26,8 +26,8 @@ class NoteFields(TypedDict, total=False):
 
 
 def note_of(verdicts: Iterable[bool | None], unenforced: Sequence[str] = ()) -> NoteFields:
-    """Returns the note about the values of answers; no field if there is nothing to say. There is
-    no verdict if some answer has none."""
+    """Returns the field that says whether the values of the answers match their schemas. Returns no
+    field if there is nothing to say. There is no verdict if any answer has none."""
     note: OrcinusNote = {}
     found = list(verdicts)
     if None not in found:

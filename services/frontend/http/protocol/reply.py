@@ -30,9 +30,9 @@ class Reply(ABC):
         """Returns the events for a new piece of an answer."""
 
     def text_event(self, index: int, text: str) -> Event | None:
-        """Returns the event for new text of the answer `index`, empty if the text has none yet.
-        Returns None if the text may need other or several events; `events` then returns the
-        events."""
+        """Returns the event for new text of the answer `index`. The event is empty if the text
+        needs none yet. Returns None if the text may need several events or other ones, which
+        `events` then returns."""
         return None
 
     @abstractmethod

@@ -36,7 +36,7 @@ class RefusalPart(ExactModel):
 
 def joined(text: str | Sequence[TextPart | Unknown] | None) -> str:
     """Returns the whole text. Parts are joined by line ends. A note stands in the place of a
-    picture that is left out; other parts that are left out have no text."""
+    picture that is left out. Other parts that are left out have no text."""
     if isinstance(text, str):
         return text
     kept = (part for part in text or () if is_noted(part) or not isinstance(part, Unknown))

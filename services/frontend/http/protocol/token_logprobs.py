@@ -59,8 +59,8 @@ class ChatTokenLogprob(TokenLogprob):
 def token_logprobs(
     texts: TokenNames, token_ids: Sequence[int], logprobs: Logprobs, *, n_top: int
 ) -> list[ChatTokenLogprob]:
-    """Returns the tokens with their log-probabilities, each with the `n_top` most likely tokens at
-    its position."""
+    """Returns the tokens with their log-probabilities. Each token also has the `n_top` most likely
+    tokens at its position."""
     return [
         {
             **_token(texts, token_id, logprobs.values[place]),

@@ -61,13 +61,13 @@ def tag_of_unknown(item: Mapping[str, Any]) -> str:
 
 
 def is_noted(item: object) -> bool:
-    """Returns whether an item is a picture that is left out, in whose place the user's turn has a
-    note."""
+    """Returns whether an item is a picture. Pictures are left out, and a note replaces them in the
+    user's turn."""
     return isinstance(item, LeftOutItem) and item.type in PICTURES
 
 
 def note_of(item: Unknown) -> str:
-    """Returns the note that the model reads in the place of an item that is left out."""
+    """Returns a note for the model. It replaces an item that is left out."""
     kind = item.type if isinstance(item, LeftOutItem) else "item"
     return f"[{PICTURES.get(kind, kind[:MAX_NAME_LENGTH])} left out]"
 

@@ -85,7 +85,7 @@ class CustomInput:
         return ""
 
     def _open(self) -> None:
-        """Drops the characters before the string, if all of them have come."""
+        """Drops the characters before the string, as soon as the string begins."""
         compact = "".join(self._held.split())
         if not compact.startswith(_OPENING):
             if not _OPENING.startswith(compact):
@@ -122,7 +122,8 @@ class CustomInput:
         return '"' + self._take_text()
 
     def _whole(self) -> str | None:
-        """Returns the input if the arguments are JSON, else None."""
+        """Returns the input in the arguments, if the arguments are complete JSON. Returns None
+        otherwise."""
         try:
             value = pydantic_core.from_json("".join(self._read))
         except ValueError:
@@ -133,9 +134,9 @@ class CustomInput:
 
 
 def _read_string(text: str, *, is_last: bool = False) -> tuple[str, str]:
-    """Returns the characters that a text inside a string in JSON stands for, and the rest of the
-    text. The rest begins with the quote that may end the string, or is the beginning of an escape.
-    With `is_last` there is no rest: quotes and cut escapes are characters of the string."""
+    """Returns the characters of a text inside a JSON string, and the unread rest of the text. The
+    rest begins with a quote, which may end the string, or with an incomplete escape. With `is_last`
+    there is no rest, and such quotes and escapes are characters of the string."""
     found: list[str] = []
     place = 0
     while place < len(text):

@@ -75,7 +75,8 @@ class AnswerLogprobs(TextLogprobs):
         return found
 
     def _place_of(self, text: str) -> int:
-        """Returns where a text begins in the written characters; -1 if it does not occur there."""
+        """Returns where a text begins in the written characters. Returns -1 if it does not occur
+        there."""
         if self._written.endswith(text):
             return len(self._written) - len(text)
         # The reader holds characters of the piece back, or has held back the first of the text.

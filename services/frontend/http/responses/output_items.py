@@ -46,7 +46,7 @@ class GrowingItem(ABC):
 
     @property
     def text(self) -> str:
-        """The text so far."""
+        """Text that has been written so far."""
         return self._text.getvalue()
 
     def begin(self) -> Iterator[NamedFields]:
@@ -66,7 +66,8 @@ class GrowingItem(ABC):
 
     @abstractmethod
     def output(self, status: Status) -> OutputItem:
-        """Returns the item with the text so far. An item that is `in_progress` is empty."""
+        """Returns the item with its text so far. While the item is `in_progress`, its text is left
+        out."""
 
     @abstractmethod
     def _grown(self, text: str) -> Iterator[NamedFields]:
@@ -74,7 +75,8 @@ class GrowingItem(ABC):
 
     @abstractmethod
     def _ended(self) -> Iterator[NamedFields]:
-        """Yields the events that repeat the text, before the event that ends the item."""
+        """Yields the events that repeat the whole text. They come before the event that ends the
+        item."""
 
     @property
     def _place(self) -> dict[str, object]:

@@ -17,8 +17,8 @@ def sealed(text: str) -> str:
 
 
 def opened(value: str | None) -> str:
-    """Returns the text in a value of `encrypted_content`. The text is empty for a value that
-    another server wrote, since only that server can read the value."""
+    """Returns the text in a value of `encrypted_content`. If another server wrote the value, the
+    text cannot be read, and the result is empty."""
     if value is None or not value.startswith(_MARK):
         return ""
     try:

@@ -111,7 +111,7 @@ class InputTokensBody(ConversationBody):
 
     @property
     def _allowed(self) -> set[str]:
-        """Names of the tools that the model sees, as the model knows them."""
+        """Names, for the model, of the tools that the model may call."""
         if isinstance(self.tool_choice, ResponsesAllowed):
             return self.tool_choice.shown_names(self.table)
         return self.table.names
@@ -291,7 +291,7 @@ class ResponsesBody(InputTokensBody, GeneratingBody):
 
 
 def _echoed_choice(choice: Choice | None) -> str | dict[str, Any]:
-    """Returns the choice of tools as the answer repeats it."""
+    """Returns the choice of tools in the form in which the answer repeats it."""
     match choice:
         case ResponsesChoice() | ResponsesAllowed():
             return choice.echo()

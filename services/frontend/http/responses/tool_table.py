@@ -84,8 +84,8 @@ class ToolTable:
         self._keys = {name: key for key, name in self._names.items()}
 
     def shown(self, among: Collection[str]) -> dict[str, ClientTool]:
-        """Returns the tools whose names for the model are in `among`, as the model sees them, keyed
-        by the path of the tool in the body."""
+        """Returns the tools for the model, keyed by their path in the body. Only tools whose names
+        for the model are in `among` are returned."""
         return {
             listed.path: (
                 listed.tool.shown_as(self._names[key], note=listed.note)
@@ -97,9 +97,9 @@ class ToolTable:
         }
 
     def name_of(self, namespace: str | None, name: str) -> str:
-        """Returns the name by which the model knows a tool that a client names. A tool of a
-        namespace may be named without the namespace if only one namespace has the name. A tool that
-        is not in the table has the name that it would have beside other tools of the name."""
+        """Returns the model's name of a tool that a client names. The namespace of a tool may be
+        left out if only one namespace has the name. A tool that is not in the table gets the name
+        that it would have in the table."""
         if (namespace, name) in self._names:
             return self._names[namespace, name]
         if namespace is not None:
@@ -108,23 +108,23 @@ class ToolTable:
         return self._names[places[0]] if len(places) == 1 else name
 
     def names_in(self, namespace: str) -> set[str]:
-        """Returns the names of the tools of a namespace, as the model knows them."""
+        """Returns the model's names of the tools in a namespace."""
         return {name for key, name in self._names.items() if key[0] == namespace}
 
     def called(self, shown_name: str) -> tuple[Key, NamedClientTool | SearchTool | None]:
-        """Returns the names by which the client calls a tool, and the tool, for the name that the
-        model knows. The tool is None if the model has made up the name."""
+        """Returns the client's names of a tool, and the tool, for the model's name. The tool is
+        None if the model has invented the name."""
         key = self._keys.get(shown_name)
         return ((None, shown_name), None) if key is None else (key, self._tools[key].tool)
 
     @property
     def names(self) -> set[str]:
-        """The names of all tools, as the model knows them."""
+        """The model's names of all tools."""
         return set(self._keys)
 
     def is_shown(self, path: str, among: Collection[str]) -> bool:
-        """Returns whether a tool of the body, or a tool of the namespace there, is one of the tools
-        `among`, which are named as the model knows them."""
+        """Returns whether a tool of the body may be called, or any tool of a namespace. `among` has
+        the model's names of the tools that may be called."""
         return any(
             self._names[key] in among and f"{listed.path}.".startswith(f"{path}.")
             for key, listed in self._tools.items()

@@ -44,8 +44,8 @@ class NamedClientTool(ClientTool):
     tool `tool_search` that the client runs, the model sees the tool from the beginning."""
 
     def shown_as(self, name: str, *, note: str) -> "NamedClientTool":
-        """Returns the tool as the model sees it: with another name, and with a paragraph `note`
-        after the description unless the note is empty."""
+        """Returns the tool for the model, with the name `name`. The paragraph `note` follows the
+        description, unless the note is empty."""
         if name == self.name and not note:
             return self
         paragraphs = [text for text in (self.description, note) if text]

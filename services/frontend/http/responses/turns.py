@@ -112,7 +112,8 @@ class Turns:
                 yield from self._add_tool_item(item, path)
 
     def _add_tool_item(self, item: InputItem, path: str) -> Iterator[ChatMessage]:
-        """Yields the messages that a call of a client's tool, or a result, completes."""
+        """Takes a call of a client's tool, or its result, and yields the messages that are complete
+        now."""
         match item:
             case FunctionCallItem():
                 name = self._tools.name_of(item.namespace, item.name)
@@ -150,8 +151,8 @@ class Turns:
         yield ChatMessage("tool", text, tool_call_id=self._call_ids[call_id])
 
     def _found(self, item: ToolSearchOutputItem) -> str:
-        """Returns the result of a search for tools: the names of the tools, as the model knows
-        them."""
+        """Returns the result of a search for tools, which lists the model's names of the found
+        tools."""
         names = [self._tools.name_of(*tool.key) for tool in listed(item.tools, "")]
         return pydantic_core.to_json({"tools": names}).decode()
 

@@ -46,9 +46,9 @@ class Acceptor:
         places: ConnectionPlaces,
         refusals: Refusals,
     ) -> None:
-        """Prepares to accept connections. For each connection `make_protocol` is called with the
-        place of the connection, or with None if all places are taken, and returns the connection's
-        protocol."""
+        """Prepares to accept connections. For each connection, `make_protocol` is called and
+        returns the connection's protocol. Its argument is the place that the connection takes among
+        the allowed connections, or None if all places are taken."""
         self._listener = listener
         self._make_protocol = make_protocol
         self._tls = tls

@@ -50,13 +50,13 @@ class ChunkWriter:
             self.gone.set_result(None)
 
     def extension(self) -> dict[str, dict[object, object]]:
-        """Returns the extensions of ASGI's scope that offer this writer to the app."""
+        """Returns the extension of ASGI's scope by which the app finds this writer."""
         return {EXTENSION: {WRITER: self}}
 
     @staticmethod
     def of(scope: Scope) -> "ChunkWriter | None":
-        """Returns the writer that the server offers for a request; None if the server offers no
-        writer."""
+        """Returns the writer that the server offers for a request. Returns None if the server
+        offers no writer."""
         extension = scope.get("extensions", {}).get(EXTENSION, {})
         writer = extension.get(WRITER)
         return writer if isinstance(writer, ChunkWriter) else None

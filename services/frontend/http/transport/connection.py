@@ -127,9 +127,9 @@ class HttpConnection(asyncio.Protocol):
         self._break_cycles()
 
     def _break_cycles(self) -> None:
-        """Deletes the references that form cycles with this connection, so that the memory of the
-        connection is freed at once. Otherwise the garbage collector would free the memory later,
-        and would delay all streams meanwhile."""
+        """Deletes references from and to this connection that form cycles. Its memory is then freed
+        at once. Otherwise the garbage collector would have to find the cycles, and would delay all
+        streams meanwhile."""
         self._place = self._unread = None
         self._requests.clear()
         self._parser.close()
@@ -187,8 +187,8 @@ class HttpConnection(asyncio.Protocol):
         self._watch_client()
 
     def _let_others_read(self) -> None:
-        """Pauses reading, so that other connections are read first. Reading resumes when
-        `LoopShares.reads` allows."""
+        """Pauses reading until `LoopShares.reads` allows it again, so that other connections are
+        read first."""
         if not self._is_ahead_paused:
             self._transport.pause_reading()
             self._transport.resume_reading()
@@ -281,7 +281,7 @@ class HttpConnection(asyncio.Protocol):
 
     def _await(self, then: Callable[[], None] | None, limit_s: float = 0.0) -> None:
         """Calls `then` in `limit_s` seconds, instead of an earlier callback. If `then` is already
-        the awaited callback, its time stays. None stops the timer."""
+        the awaited callback, its time stays. With `then` None, only stops the timer."""
         if then == self._awaited:
             return
         self._awaited = then

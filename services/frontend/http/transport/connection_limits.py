@@ -83,8 +83,8 @@ class ConnectionPlaces:
         return place
 
     def stand(self, abort: Callable[[], None]) -> ConnectionPlace | None:
-        """Returns a place for a connection that is being refused; None if too many connections are
-        being refused."""
+        """Returns a place for a connection that is being refused. Returns None if too many
+        connections are being refused."""
         if len(self.standing) >= MAX_STANDING:
             return None
         place = ConnectionPlace(self, abort)

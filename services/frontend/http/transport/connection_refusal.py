@@ -18,7 +18,7 @@ class Refused(Exception):
 
 
 def malformed(message: str) -> Refused:
-    """Returns the error for data that is not valid HTTP for this server."""
+    """Returns the error for received data that is not valid HTTP."""
     return Refused(HTTPStatus.BAD_REQUEST, message, Refusal.MALFORMED)
 
 

@@ -32,8 +32,8 @@ class EventOutlet:
     def of(
         cls, output: EventOutput, to_events: ToEvents, to_text_event: ToTextEvent
     ) -> "EventOutlet | None":
-        """Returns an outlet that writes to the chunk writer of an output whose headers are sent.
-        Returns None if the output has no chunk writer."""
+        """Returns an outlet that writes to an output. The headers of the output must have been
+        sent. Returns None if the output has no chunk writer."""
         return None if output.chunks is None else cls(output.chunks, to_events, to_text_event)
 
     @property

@@ -68,8 +68,9 @@ class EventOutput:
 
     @property
     def chunks(self) -> ChunkWriter | None:
-        """Chunk writer of the server, once the headers are sent; None before, or if the server has
-        no chunk writer. Data of the chunk writer follows the data that was written here before."""
+        """Chunk writer of the server, once the headers are sent, or None before, or if the server
+        has no chunk writer. Data of the chunk writer follows the data that was written here
+        before."""
         return self._chunks if self._is_open else None
 
     async def write(self, data: bytes) -> None:
@@ -91,7 +92,7 @@ class EventOutput:
         await self._send({"type": "http.response.body", "body": b""})
 
     def close(self) -> None:
-        """Stops the timer, so that no more comments are sent. A second call has no effect."""
+        """Stops sending comments. A second call has no effect."""
         self._timer.cancel()
         if self._filling is not None:
             self._filling.cancel()

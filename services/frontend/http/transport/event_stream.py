@@ -39,7 +39,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
     work. The body of the request must have been read before.
 
     Raises:
-        RequestCancelled: the client disconnected; the work was cancelled and has ended.
+        RequestCancelled: the client disconnected. The work was cancelled and has ended.
     """
     watching = asyncio.ensure_future(_wait_disconnect(receive))
     try:

@@ -71,7 +71,8 @@ class StructureCount:
         self._n_commas += outside.count(b",")
 
     def _excess(self) -> str:
-        """Returns a description of the exceeded limit; an empty text if no limit is exceeded."""
+        """Returns a description of the exceeded limit. Returns an empty text if no limit is
+        exceeded."""
         if self._n_quotes > 2 * MAX_STRINGS:
             return f"{MAX_STRINGS} strings"
         if self._n_containers > MAX_CONTAINERS:

@@ -58,9 +58,10 @@ class BodyLimits:
 
 
 def check_media(headers: Mapping[str, str]) -> None:
-    """Raises Unsupported if the headers say that the body is compressed, or that it cannot be JSON.
+    """Raises Unsupported if the headers say that the body is compressed, or is of a type that
+    cannot be JSON.
 
-    Types with which JSON is often sent by mistake are accepted, such as curl's default.
+    Types under which JSON is often sent by mistake are accepted, such as curl's default.
     """
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):

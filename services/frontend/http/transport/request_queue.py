@@ -59,8 +59,8 @@ class RequestQueue:
 
     @property
     def last(self) -> RequestResponseCycle | None:
-        """The last request, received completely or in part; None if the answer to the last request
-        is complete."""
+        """The last request, received completely or in part, or None if the answer to the last
+        request is complete."""
         return None if self._last is None or self._last.response_complete else self._last
 
     @property
@@ -124,7 +124,7 @@ class RequestQueue:
             task.add_done_callback(self._server.end_task)
 
     def _go_on(self) -> None:
-        """Begins the next request once an answer is complete."""
+        """Begins the next request of the queue, if the current answer is complete."""
         if self._transport.is_closing():
             return
         self._flow.resume_reading()
@@ -138,15 +138,15 @@ class RequestQueue:
     # The end of the connection
 
     def disconnect(self) -> bool:
-        """Marks the current request as disconnected, so that nothing more is written. Returns False
-        if no request is being answered."""
+        """Notes that the client of the current request has disconnected. Nothing more is written to
+        it. Returns False if no request is being answered."""
         if self._current is None or self._current.response_complete:
             return False
         self._current.disconnected = True
         return True
 
     def end_current(self) -> None:
-        """Tells the app that the client has disconnected: no more of the request is received, and
+        """Tells the app that the client has disconnected. No more of the request is received, and
         the answer is not read."""
         if self._current is not None:
             self._current.message_event.set()

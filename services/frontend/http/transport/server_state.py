@@ -41,7 +41,7 @@ class ServerState:
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end_connection(self, connection: OpenConnection) -> None:
-        """Removes a connection that is lost and whose request has ended."""
+        """Removes a connection. It must be lost, and its request must have ended."""
         self.connections.discard(connection)
         self._ended.set()
 

@@ -8,8 +8,8 @@ import sys
 
 
 def notice_silence(listener: socket.socket, limit_s: float) -> None:
-    """Sets a timeout on the connections of a listener: the kernel ends them when the client's host
-    has acknowledged neither data nor keepalive probes for `limit_s` seconds.
+    """Sets a timeout on the connections of a listener. The kernel ends a connection if the client's
+    host has acknowledged neither data nor keepalive probes for `limit_s` seconds.
 
     On systems other than Linux, the kernel's own limits hold, which are longer.
     """

@@ -24,13 +24,13 @@ class Alternatives:
     """Compares alternatives of one schema."""
 
     def __init__(self, references: References, *, are_closed: bool) -> None:
-        """With `are_closed` an object is written with declared members only."""
+        """`are_closed` says that objects are written with their declared members only."""
         self._references = references
         self._are_closed = are_closed
 
     def are_disjoint(self, parts: Sequence[Part]) -> bool:
-        """Returns whether no value that is written for one of these schemas matches another; raises
-        WrongSchema if the schema takes too much work."""
+        """Returns whether a value that is written for one of the schemas can never match another of
+        them. Raises WrongSchema if the check takes too much work."""
         if len(parts) > MAX_ALTERNATIVES:
             return False
         found = [self._followed(part) for part in parts]
@@ -73,7 +73,8 @@ class Alternatives:
         return self._followed(part.member("properties", name))
 
     def _lacks(self, schema: dict[str, Any], names: set[str]) -> bool:
-        """Returns whether an object that is written for a schema lacks one of these members."""
+        """Returns whether every object that is written for a schema lacks one of the given
+        members."""
         if any(name in schema for name in ("patternProperties", "allOf", "anyOf", "oneOf", "$ref")):
             return False
         members = schema.get("properties")
@@ -113,7 +114,8 @@ def _type_of(value: object) -> str:
 
 
 def _values(schema: dict[str, Any]) -> set[str] | None:
-    """Returns the texts of the values that a schema allows; None if they are not listed."""
+    """Returns the texts of the values that a schema allows, if the schema lists them. Returns None
+    otherwise."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(values, list):
         return None
@@ -121,7 +123,8 @@ def _values(schema: dict[str, Any]) -> set[str] | None:
 
 
 def _with_whole_numbers(value: Any) -> Any:
-    """Returns a value in which 1.0 is 1, since JSON Schema takes both for the same number."""
+    """Returns a value in which floats without a fraction are integers. JSON Schema takes 1.0 and 1
+    for the same number."""
     match value:
         case float() if value.is_integer():
             return int(value)

@@ -14,8 +14,8 @@ class Circles:
         self._references = references
 
     def is_circular(self, place: Part) -> bool:
-        """Returns whether a part combines a schema, by a reference, that contains the part; raises
-        WrongSchema if the schema takes too much work."""
+        """Returns whether a part combines, by a reference, a schema that contains the part itself.
+        Raises WrongSchema if the schema takes too much work."""
         unseen = [found for part in self._combined(place) for found in self._targets(part)]
         seen: set[int] = set()
         while unseen:
@@ -32,7 +32,7 @@ class Circles:
         return False
 
     def _combined(self, place: Part) -> list[Part]:
-        """Returns a part and the parts that it combines."""
+        """Returns a part and all parts that it combines by keywords such as `allOf`."""
         found = [place]
         for part in found:
             self._references.work.spend()

@@ -56,12 +56,13 @@ class ClientSchema:
 
     @property
     def unenforced(self) -> tuple[Unenforced, ...]:
-        """Keywords that are not enforced; raises what `enforced` raises."""
+        """Keywords that are not enforced. `enforced` describes the errors."""
         return tuple(dict.fromkeys((*self._translation.reported, *self.not_in_format)))
 
     @property
     def unenforced_names(self) -> tuple[str, ...]:
-        """Names of the keywords that are not enforced, each with the field and the place."""
+        """Names of the keywords that are not enforced. A name contains the request's field and the
+        path in the schema."""
         return tuple(one.name_in(self.field) for one in self.unenforced)
 
     @cached_property

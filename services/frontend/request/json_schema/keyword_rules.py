@@ -183,7 +183,7 @@ RULES: Mapping[str, Callable[[SchemaPart, str, Json], None]] = {
 
 
 def is_never(schema: dict[str, Json]) -> bool:
-    """Returns whether a schema says that no value matches."""
+    """Returns whether no value matches a schema, as far as the schema says so directly."""
     return "not" in schema and schema["not"] in (True, {}) and schema["not"] != 1.0
 
 

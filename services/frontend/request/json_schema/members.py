@@ -26,8 +26,8 @@ class Declared:
 
 
 def is_combined(schema: dict[str, Any]) -> bool:
-    """Returns whether several schemas apply to an object together, so that its members are declared
-    in several places."""
+    """Returns whether an object must match several schemas together, so that several of them may
+    declare members."""
     n_places = sum(name in schema for name in ("$ref", "anyOf", "oneOf"))
     branches = schema.get("allOf")
     n_places += len(branches) if isinstance(branches, list) else 0
@@ -36,8 +36,8 @@ def is_combined(schema: dict[str, Any]) -> bool:
 
 
 def declared(part: Part, references: References) -> Declared:
-    """Returns the members that a schema and the schemas that it combines declare; raises
-    WrongSchema if the schema takes too much work."""
+    """Returns the members that a schema declares, including the members of schemas that it
+    combines. Raises WrongSchema if the schema takes too much work."""
     found = Declared()
     for schema, is_choice in _applied(part, references):
         names = dict.fromkeys(_names(schema))
@@ -52,8 +52,8 @@ def declared(part: Part, references: References) -> Declared:
 
 
 def _applied(part: Part, references: References) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Yields the schemas that apply to the value of a schema, each once, and with whether it is one
-    of several alternatives."""
+    """Yields the schemas that apply to a value of a schema, each once. The second item of a pair
+    says whether the schema is one of several alternatives."""
     unseen: list[tuple[Part, bool]] = [(part, False)]
     seen: set[int] = set()
     while unseen:

@@ -74,8 +74,8 @@ def _names_of_members(part: SchemaPart, *, is_open: bool) -> None:
 
 
 def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
-    """Returns the translated keywords of `propertyNames`, with its reference followed. Keywords
-    that cannot be translated become one that never is."""
+    """Returns the translated keywords of `propertyNames`, after following a reference. Keywords
+    that cannot be translated become one keyword that is never translated."""
     place = part.place.member("propertyNames")
     if place.value is False:
         return {"enum": []}
@@ -97,8 +97,8 @@ def _rules_of_names(part: SchemaPart) -> dict[str, Json]:
 
 
 def _close(part: SchemaPart, *, is_open: bool) -> None:
-    """Allows no members but the declared ones, where the schema says nothing else or demands
-    that."""
+    """Forbids members that are not declared. Applies where the schema forbids them or says nothing
+    about them."""
     schema, out = part.schema, part.out
     last = schema.get("unevaluatedProperties", True)
     is_demanded = last is False
@@ -150,7 +150,7 @@ def _counts_of_members(part: SchemaPart) -> None:
 
 
 def _are_apart(starts: list[str]) -> bool:
-    """Returns whether no name begins with two of these texts."""
+    """Returns whether none of the texts is the beginning of another."""
     if len(starts) < 2:
         return True
     if len(starts) > 64 or not all(starts):

@@ -63,8 +63,8 @@ _Node = _Text | _Anchor | _Group | _Repeated
 
 
 def enforceable(pattern: str) -> str | None:
-    """Returns a regular expression in the engine's syntax; None if the engine cannot enforce the
-    expression."""
+    """Returns a regular expression in the engine's syntax. Returns None if the engine cannot
+    enforce the expression."""
     if len(pattern) > MAX_LENGTH:
         return None
     try:
@@ -74,8 +74,8 @@ def enforceable(pattern: str) -> str | None:
 
 
 def literal_start(pattern: str) -> str:
-    """Returns the characters with which each text that matches a pattern begins, as far as they are
-    plain in the pattern; empty if the pattern is not anchored."""
+    """Returns the plain characters with which every text that matches a pattern begins. The result
+    is empty if the pattern is not anchored at the beginning."""
     found = re.match(r"\^([\w-]*)(?![*+?{|\w-])", pattern)
     return found[1] if found and "|" not in pattern else ""
 
@@ -157,8 +157,8 @@ class _Reader:
         return _Group(alternatives)
 
     def _count(self) -> tuple[str, int] | None:
-        """Reads the count of repetitions, if there is one, and returns the count with the number of
-        copies that the engine makes."""
+        """Reads a quantifier such as `*` or `{2,5}`, if there is one. Returns its text and the
+        number of copies of the repeated part that the engine makes."""
         found: tuple[str, int] | None = None
         if (sign := self._peek()) and sign in "*+?":
             self._at += 1
@@ -211,7 +211,7 @@ class _Reader:
 
 def _written(alternatives: list[list[_Node]], *, begins: bool, ends: bool, n_left: int) -> str:
     """Returns alternatives in the engine's syntax. `begins` and `ends` say whether the alternatives
-    begin and end where a text may begin and end; `n_left` is the largest number of repetitions."""
+    begin and end where a text may begin and end. `n_left` is the largest number of repetitions."""
     return "|".join(
         "".join(
             _node_text(

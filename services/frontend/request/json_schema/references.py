@@ -47,7 +47,7 @@ class Part:
 
 
 def whole(schema: Any) -> Part:
-    """Returns a whole schema as a part."""
+    """Returns the root part of a schema, which is the schema itself."""
     return Part(schema, (), schema, ())
 
 
@@ -84,8 +84,8 @@ class References:
         return found
 
     def find(self, part: Part) -> Part | None:
-        """Returns the part to which a part refers; None if the part refers to nothing, or to a part
-        that is not here."""
+        """Returns the part to which a part refers. Returns None if the part refers to nothing, or
+        to a part that is not here."""
         if not isinstance(part.value, dict) or "$ref" not in part.value:
             return None
         try:

@@ -63,5 +63,6 @@ class SchemaPart:
 
 
 def place_name(path: Path) -> str:
-    """Returns the name of a part of a schema in messages."""
+    """Returns the name of a part of a schema for error messages. The name is the path of the
+    part."""
     return ".".join(path) or "the root"

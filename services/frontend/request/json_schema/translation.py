@@ -86,8 +86,8 @@ class Translation:
         return part.out
 
     def _drop_circles(self, part: SchemaPart) -> None:
-        """Drops the combined schemas of a part, and reports them, if the part occurs inside them
-        and has other keywords."""
+        """Drops schemas that contain the part which combines them, and reports them. Applies only
+        to a part that has other keywords."""
         found = [keyword for keyword in ("$ref", *COMBINING) if keyword in part.out]
         if found and len(part.out) > 1 and self._circles.is_circular(part.place):
             for keyword in found:
@@ -96,8 +96,8 @@ class Translation:
                 part.report(keyword)
 
     def reference(self, place: Part, *, closes: bool) -> Json:
-        """Returns a reference to the translated target of a part's `$ref`; `True` if the target is
-        in another document.
+        """Returns a reference to the translated target of a part's `$ref`. Returns `True` if the
+        target is in another document.
 
         Raises:
             WrongSchema: there is no target.

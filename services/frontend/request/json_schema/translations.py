@@ -41,8 +41,9 @@ class Translations:
         self._lock = threading.Lock()
 
     def of(self, schema: Mapping[str, Any], parameters: str, *, closes: bool) -> Translated:
-        """Returns the translation of a schema that was made from the parameters of a tool. With
-        empty `parameters`, nothing is kept. `closes` as in `Translation`.
+        """Returns the translation of a schema, and keeps it for later calls. `parameters` are the
+        JSON text of the schema, and with an empty text nothing is kept. `Translation` describes
+        `closes`.
 
         Raises:
             WrongSchema: the schema is wrong, or too large.

@@ -38,8 +38,9 @@ class Unenforced:
 
 
 def paths_of(schema: Any) -> dict[int, Path]:
-    """Returns the path from the root of a schema to each object and list in it, by the identity
-    (`id`) of the object or list. The identities are valid for as long as the schema exists."""
+    """Returns the path from the root of a schema to each object and list in the schema. The keys
+    are the identities (`id`) of the objects and lists, which are valid as long as the schema
+    exists."""
     found: dict[int, Path] = {}
     pending: list[tuple[Path, Any]] = [((), schema)]
     while pending:
@@ -53,8 +54,8 @@ def paths_of(schema: Any) -> dict[int, Path]:
 
 
 def shown(names: Iterable[str]) -> list[str]:
-    """Returns the names that an answer shows, each once. If they would be too long for a header,
-    the last item is `...` and stands for the names that are left out."""
+    """Returns the names for the answer, each once. If the names are too long for a header, the last
+    names are left out and replaced by `...`."""
     found: list[str] = []
     n_left = MAX_HEADER_LENGTH
     for name in dict.fromkeys(names):

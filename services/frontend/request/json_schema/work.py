@@ -16,7 +16,7 @@ class Work:
         self._n_left = MAX_STEPS
 
     def spend(self, n_steps: int = 1) -> None:
-        """Takes steps; raises WrongSchema if too few are left."""
+        """Takes steps. Raises WrongSchema if too few are left."""
         self._n_left -= n_steps
         if self._n_left < 0:
             raise WrongSchema("has too many parts")

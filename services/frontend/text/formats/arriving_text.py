@@ -51,8 +51,8 @@ class ArrivingText:
         self._is_over = True
 
     def take(self, n_characters: int) -> str:
-        """Returns the next `n_characters` characters, which must have arrived, and moves past
-        them."""
+        """Returns the next `n_characters` characters and moves past them. They must have
+        arrived."""
         text = self._text[self._at : self._at + n_characters]
         self._at += n_characters
         if self._kept is not None:
@@ -60,11 +60,11 @@ class ArrivingText:
         return text
 
     def take_rest(self) -> str:
-        """Returns all text that has arrived and is not read, and moves past it."""
+        """Returns all unread text that has arrived, and moves past it."""
         return self.take(len(self._text) - self._at)
 
     def keep(self) -> None:
-        """Keeps the text that is taken from now on, for `kept`."""
+        """Begins to keep the text that is taken. `kept` returns this text later."""
         self._kept = []
 
     def kept(self) -> str:
@@ -75,16 +75,16 @@ class ArrivingText:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all text that has arrived was taken."""
+        """Whether all text that has arrived has been read."""
         return self._at == len(self._text)
 
     @property
     def is_read(self) -> bool:
-        """Whether the text has ended and all of it was taken."""
+        """Whether the text has ended and all of it has been read."""
         return self._is_over and self.is_empty
 
     def peek(self) -> Steps[str]:
-        """Returns the next character; an empty text at the end."""
+        """Returns the next character. Returns an empty text at the end."""
         while self._at == len(self._text) and not self._is_over:
             yield
         return self._text[self._at : self._at + 1]
@@ -115,7 +115,7 @@ class ArrivingText:
         return False
 
     def take_one(self, *markers: str) -> Steps[bool]:
-        """Moves past one of the markers if one comes next; returns whether one did. Moves past the
+        """Moves past one of the markers if one comes next. Returns whether one did. Moves past the
         beginning of a marker too if the text ends with that beginning."""
         for marker in markers:
             if (yield from self.begins_with(marker)):
@@ -150,7 +150,7 @@ class ArrivingText:
         pass_on: Callable[[str], None],
         pass_on_cut: Callable[[str], None] | None = None,
     ) -> Steps[str]:
-        """Passes text on until one of the markers comes next, and returns this marker; returns an
+        """Passes text on until one of the markers comes next, and returns this marker. Returns an
         empty text if the text ends without a marker. If the text ends with the beginning of a
         marker, this beginning is passed to `pass_on_cut`, if that is given.
 
@@ -173,7 +173,7 @@ class ArrivingText:
             pass_on(self.take_rest())
 
     def json_value(self, pass_on: Callable[[str], None]) -> Steps[bool]:
-        """Passes a JSON object, list or string on as it comes; returns False if the text ends
+        """Passes a JSON object, list or string on as it comes. Returns False if the text ends
         inside it. Only brackets, strings and comments are looked at, and strings may also have
         single quotes."""
         depth, before, quote = 0, ":", ""
@@ -218,8 +218,8 @@ class ArrivingText:
 
 @lru_cache(maxsize=64)
 def _marker_in(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """Returns a pattern that finds a marker, as its first group, or the beginning of a marker at
-    the end of a text."""
+    """Returns a pattern that finds a marker, or the beginning of a marker at the end of a text. Its
+    first group matches only a whole marker."""
     whole = "|".join(map(re.escape, markers))
     begun = {marker[:n] for marker in markers for n in range(1, len(marker))}
     cut = "|".join(map(re.escape, sorted(begun, key=len, reverse=True)))
@@ -228,7 +228,7 @@ def _marker_in(markers: tuple[str, ...]) -> re.Pattern[str]:
 
 @lru_cache(maxsize=64)
 def may_begin(markers: tuple[str, ...]) -> Callable[[str], object]:
-    """Returns a function that returns something true for a text in which a marker may begin: a text
-    with the first character of one."""
+    """Returns a function that tells whether a marker may begin in a text. Its result is true for a
+    text that has the first character of a marker."""
     characters = {marker[0] for marker in markers}
     return re.compile(f"[{''.join(map(re.escape, sorted(characters)))}]").search

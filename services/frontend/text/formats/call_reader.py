@@ -73,9 +73,6 @@ class ToolCallReader(ABC):
     """Marks before and after calls. A text with a mark inside is more than the beginning of a
     call."""
 
-    hears_content = False
-    """Whether `_say` must see all content."""
-
     def __init__(self, rules: CallRules) -> None:
         self.n_tool_calls = 0
         self._rules = rules
@@ -88,20 +85,26 @@ class ToolCallReader(ABC):
         self._is_left_out = False
         self._is_in_arguments = False
         self._may_begin_mark: Callable[[str], object] | None = None
-        """Says whether a mark that ends content may begin in a text. None if the steps are not in
-        content."""
+        """Says whether a mark that ends content, or reasoning, may begin in a text. None if the
+        steps are in neither."""
+        self._is_reasoning = False
+        """Whether the steps are in reasoning."""
+        self._note_content: Callable[[str], None] | None = None
+        """Is called with all new content, if the reader needs to see it."""
 
     @property
     def ends_in_call(self) -> bool:
-        """Whether the text that has been read ends inside the arguments of a call."""
+        """Whether the answer so far ends inside the arguments of a call."""
         return self._is_in_arguments
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
         may_begin_mark = self._may_begin_mark
-        is_words = self._is_speaking and text and self._text.is_empty
-        if is_words and may_begin_mark and not may_begin_mark(text):
-            return MessageDelta((Words(text),))  # as the steps would
+        is_words = (self._is_speaking or self._is_reasoning) and text and self._text.is_empty
+        if is_words and may_begin_mark and not may_begin_mark(text):  # do as the steps would
+            if self._note_content:
+                self._note_content(text)
+            return MessageDelta((Words(text, self._is_reasoning),))
         self._text.add(text)
         next(self._steps, None)
         return self._take_delta()
@@ -120,6 +123,8 @@ class ToolCallReader(ABC):
 
     def _say(self, text: str) -> None:
         """Adds content. White space at its beginning waits until words follow."""
+        if self._note_content:
+            self._note_content(text)
         if self._is_speaking:
             if text:
                 self._new.append(Words(text))
@@ -137,7 +142,7 @@ class ToolCallReader(ABC):
         self._new += [Words(text) for text in texts if text]
 
     def _until(self, *markers: str) -> Steps[str]:
-        """Adds the text before the next marker as content, and returns the marker; returns an empty
+        """Adds the text before the next marker as content, and returns the marker. Returns an empty
         text if the text ends without a marker."""
         text = self._text
         if not self._rules.is_exclusive:
@@ -159,8 +164,9 @@ class ToolCallReader(ABC):
     def _say_until(
         self, markers: tuple[str, ...], say_cut: Callable[[str], None] | None = None
     ) -> Steps[str]:
-        """Adds the text before the next marker as content, as `ArrivingText.until` passes it on."""
-        self._may_begin_mark = None if self.hears_content else may_begin(markers)
+        """Adds the text before the next marker as content, and returns the marker. `say_cut`, if
+        given, gets the beginning of a marker at the end of the answer instead."""
+        self._may_begin_mark = may_begin(markers)
         marker = yield from self._text.until(markers, self._say, say_cut)
         self._may_begin_mark = None
         return marker
@@ -173,8 +179,8 @@ class ToolCallReader(ABC):
             self._say(text)
 
     def _say_no_call(self, text: str) -> None:
-        """Adds text that looked like a call as content, unless it may be a call that is cut off by
-        the end of the answer."""
+        """Adds text that looked like a call as content. If the end of the answer may have cut off a
+        call, drops the text instead."""
         may_be_cut = self._text.is_read and (self._rules.must_call or self.n_tool_calls > 0)
         first = next((mark for mark in self.marks if text.startswith(mark)), "")
         if not may_be_cut or any(mark in text[len(first) or 1 :] for mark in self.marks):
@@ -182,8 +188,8 @@ class ToolCallReader(ABC):
 
     def _begin(self, name: str, call_id: str = "") -> None:
         """Begins a call, whose arguments follow until `_end_call`. The text that was kept belongs
-        to the call. `call_id` is the id that the model has written; empty if the model writes no
-        ids."""
+        to the call. `call_id` is the id that the model has written. It is empty if the model writes
+        no ids."""
         self._text.kept()
         self._spaces.clear()
         self._is_speaking = False
@@ -234,10 +240,10 @@ class ToolCallReader(ABC):
 
     def _read_calls(self, is_call: Callable[[str], object] = bool) -> Steps[bool]:
         """Reads one or several calls, with or without the brackets of a list, and with or without a
-        fence around them. Brackets that close nothing are left out. `is_call` returns whether a
-        name is the name of a call.
+        fence around them. Brackets that close nothing are left out. `is_call` tells whether a name
+        is the name of a call.
 
-        Returns False if the text is not a call; in this case the text since the last call is kept.
+        Returns False if the text is not a call. In this case the text since the last call is kept.
         """
         text = self._text
         is_fenced = yield from text.take_one(*FENCES)
@@ -265,7 +271,7 @@ class ToolCallReader(ABC):
         return True
 
     def _read_call(self, is_call: Callable[[str], object]) -> Steps[bool]:
-        """Reads a JSON object; returns whether it is a call."""
+        """Reads a JSON object. Returns whether the object is a call."""
         text, call = self._text, _CallSoFar()
         if not (yield from text.begins_with("{")):
             return False
@@ -294,7 +300,7 @@ class ToolCallReader(ABC):
         return True
 
     def _read_member(self, call: _CallSoFar, is_call: Callable[[str], object]) -> Steps[bool]:
-        """Reads a member of an object, a name and its value; returns whether it is complete."""
+        """Reads a member of an object, a name and its value. Returns whether it is complete."""
         text = self._text
         key = yield from self._read_string()
         yield from text.run(SPACES)
@@ -332,7 +338,7 @@ class ToolCallReader(ABC):
         return True
 
     def _read_string(self) -> Steps[str | None]:
-        """Returns the value of the string that is next; None if there is none."""
+        """Returns the value of the string that is next. Returns None if there is none."""
         parts: list[str] = []
         if (yield from self._text.peek()) not in ('"', "'"):
             return None
@@ -359,7 +365,8 @@ _NOTHING = MessageDelta()
 
 
 def _string_of(text: str) -> str | None:
-    """Returns the value of a string of JSON, or of nearly JSON; None if the text is not one."""
+    """Returns the value of a string in JSON, or in nearly correct JSON. Returns None if the text is
+    no string."""
     if not text.startswith(('"', "'")):
         return None
     return near_json.string_of(text)

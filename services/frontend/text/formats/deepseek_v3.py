@@ -50,8 +50,8 @@ class DeepSeekV3(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: one block of calls, or text before such a block
-        if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows one block of calls. With
+        `is_free`, it also allows text before such a block."""
         calls = repeated("marked", self.between_calls, is_single=is_single)
         answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=True)
         answer += f"body: {calls} {markers[END]}\n"
@@ -94,7 +94,8 @@ class DeepSeekReader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_marked(self) -> Steps[bool]:
-        """Reads a call; returns False if there is none. In this case the text stays kept."""
+        """Reads a call. Returns False if there is none. In this case the text that was read stays
+        kept, and the caller makes it content."""
         text = self._text
         if not (yield from text.take_one(CALL)):
             return False

@@ -53,7 +53,8 @@ class Functionary31(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows text with calls in it."""
         answer = markers.answer(BEGIN, "call", is_free=is_free, is_single=is_single)
         return answer + one_of(
             tools, lambda tool: f"{quoted(f'{tool.name}>')} {tool.arguments} {quoted(END)}"
@@ -97,8 +98,8 @@ class Functionary32(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or a message with calls after it if
-        `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows a message with calls after it."""
         calls = one_of(tools, lambda tool: f"{quoted(_header(tool))} {tool.arguments}")
         if not is_free:
             return f"answer: {repeated('call', TURN, is_single=is_single)}\n{calls}"

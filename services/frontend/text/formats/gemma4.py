@@ -49,7 +49,8 @@ class Gemma4(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows text with calls in it."""
         answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=is_single)
         values = {tool.name: GemmaGrammar(tool, f"{tool.arguments}_", markers) for tool in tools}
         rules = one_of(
@@ -76,7 +77,8 @@ class Gemma4Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_call_of(self) -> Steps[bool]:
-        """Reads a call; returns False if there is none. In this case the text stays kept."""
+        """Reads a call. Returns False if there is none. In this case the text that was read stays
+        kept, and the caller makes it content."""
         text = self._text
         yield from text.take_one(PREFIX)
         name = yield from text.run(_NAME)

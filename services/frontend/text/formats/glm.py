@@ -50,7 +50,8 @@ class Glm(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows text with calls in it."""
         answer = markers.answer(
             BEGIN, "body", is_free=is_free, is_single=is_single, between=self.newline
         )
@@ -103,7 +104,7 @@ class GlmReader(ParameterReader):
             self._say_no_call(text.kept())
 
     def _read_named(self) -> Steps[bool]:
-        """Reads the name of a tool and its arguments; returns False if there is no call."""
+        """Reads the name of a tool and its arguments. Returns False if there is no call."""
         text = self._text
         name = yield from text.run(_NAME)
         yield from text.run(SPACES)
@@ -116,7 +117,7 @@ class GlmReader(ParameterReader):
         return True
 
     def _read_argument(self) -> Steps[bool]:
-        """Reads an argument; returns False at the end of the arguments."""
+        """Reads an argument. Returns False at the end of the arguments."""
         text = self._text
         text.keep()
         yield from text.run(SPACES)

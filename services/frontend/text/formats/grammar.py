@@ -59,12 +59,13 @@ class Markers:
         return marker in self.special
 
     def written(self, text: str) -> str:
-        """Returns the expression for a text in which marks may occur; empty for no text."""
+        """Returns the grammar expression for a text in which marks may occur. The result is empty
+        for no text."""
         return " ".join(self[part] for part in self._parts(text))
 
     def divided(self, text: str) -> tuple[str, str]:
         """Returns the part of a text before its first special token, and the expression for the
-        rest of the text; the expression is empty if the text has no special token."""
+        rest of the text. The expression is empty if the text has no special token."""
         parts = self._parts(text)
         if parts and not self.is_special(parts[0]):
             return parts[0], " ".join(self[part] for part in parts[1:])
@@ -89,9 +90,9 @@ class Markers:
     def answer(
         self, marker: str, rule: str, *, is_free: bool, is_single: bool, between: str = ""
     ) -> str:
-        """Returns the rule `answer`: `rule` after a mark, once if `is_single`, else any number of
-        times with the text `between` two of them. If `is_free`, text stands around them, or the
-        answer is only text."""
+        """Returns the rule `answer`: `rule` after a mark. With `is_single` there is one, else any
+        number, with the text `between` two of them. If `is_free`, there may be text around them, or
+        only text."""
         if is_free:
             return self._after_text(marker, rule, is_single=is_single)
         marked = repeated("marked_body", between, is_single=is_single)

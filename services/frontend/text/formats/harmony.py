@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from services.frontend.request.output_format import quoted
 from services.frontend.text import near_json
-from services.frontend.text.formats.arriving_text import SPACES, Steps
+from services.frontend.text.formats.arriving_text import SPACES, Steps, may_begin
 from services.frontend.text.formats.call_reader import CallRules, ToolCallReader
 from services.frontend.text.formats.checkpoint import Checkpoint
 from services.frontend.text.formats.grammar import Markers, ToolRule, one_of
@@ -72,8 +72,8 @@ class Harmony(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: one call, or content before or in place of a call
-        if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows one call. With `is_free`, it also
+        allows content before or in place of a call."""
         answer = "answer: call"
         if is_free:
             said = f'{markers[CHANNEL]} ("commentary" | "final") {markers[MESSAGE]}'
@@ -83,7 +83,7 @@ class Harmony(ToolFormat):
 
 
 def _call(tool: ToolRule, markers: Markers) -> str:
-    """Returns the expression for a call, with the recipient after or before the channel."""
+    """Returns the grammar expression for a call, with the recipient after or before the channel."""
     recipient = quoted(f"to=functions.{tool.name}")
     channel = f'{markers[CHANNEL]} "commentary"'
     header = f'({channel} " " {recipient} | " " {recipient} {channel})'
@@ -103,7 +103,7 @@ class HarmonyReasoning(ReasoningFormat):
         return checkpoint.has(CHANNEL, MESSAGE)
 
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
-        """Returns whether a prompt ends on the channel `analysis`."""
+        """Returns whether a prompt ends inside a message on the channel `analysis`."""
         at = prompt.rfind(ANALYSIS)
         return at >= 0 and prompt.find(END, at) < 0
 
@@ -145,7 +145,7 @@ class HarmonyReader(ToolCallReader):
     def _read(self) -> Steps[None]:
         text = self._text
         if self._is_thinking:
-            yield from self._read_words(self._text.until(AFTER_BODY, self._think))
+            yield from self._read_words(self._think_until(AFTER_BODY))
         while (yield from text.peek()):
             text.keep()
             yield from text.run(SPACES)
@@ -173,12 +173,12 @@ class HarmonyReader(ToolCallReader):
         if recipient and tools and (name in tools or name != recipient[1]):
             yield from self._read_arguments(name)
         elif channel and channel[1] == "analysis" and self._separates_reasoning:
-            yield from self._read_words(self._text.until(AFTER_BODY, self._think))
+            yield from self._read_words(self._think_until(AFTER_BODY))
         else:
             yield from self._read_words(self._say_until(AFTER_BODY))
 
     def _read_header(self) -> Steps[str | None]:
-        """Returns the header of a message. Returns None if there is none; in this case, the kept
+        """Returns the header of a message. Returns None if there is none. In this case, the kept
         text is content, unless the end of the answer has cut the header."""
         text, parts = self._text, list[str]()
         while mark := (yield from text.until(MARKERS, parts.append, _ignore)):
@@ -211,12 +211,19 @@ class HarmonyReader(ToolCallReader):
             self._end_call()
 
     def _read_words(self, steps: Steps[str]) -> Steps[bool]:
-        """Reads the text of a message by steps that return the mark at its end; returns whether the
-        mark ends the message."""
+        """Runs steps that read the text of a message and return the mark after it. Returns whether
+        there was a mark."""
         mark = yield from steps
         if mark in (END, CALL, RETURN):
             self._text.take(len(mark))
         return bool(mark)
+
+    def _think_until(self, marks: tuple[str, ...]) -> Steps[str]:
+        """Adds the text before the next of the marks as reasoning, and returns the mark."""
+        self._may_begin_mark, self._is_reasoning = may_begin(marks), True
+        mark = yield from self._text.until(marks, self._think)
+        self._may_begin_mark, self._is_reasoning = None, False
+        return mark
 
     def _think(self, text: str) -> None:
         if text:

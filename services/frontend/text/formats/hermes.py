@@ -45,7 +45,8 @@ class Hermes(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or text with calls in it if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows text with calls in it."""
         rules = one_of(tools, call_object("arguments"))
         answer = markers.answer(
             BEGIN, "body", is_free=is_free, is_single=is_single, between=NEWLINE
@@ -74,5 +75,6 @@ class HermesReader(ToolCallReader):
             yield from text.skip(END)
 
     def _no_content(self) -> tuple[str, ...]:
-        """Returns the marks that are no content. After a call, these include the closing tag."""
+        """Returns the marks that do not belong to content. After a call, the closing tag is one of
+        them."""
         return (BEGIN, END) if self.n_tool_calls else (BEGIN,)

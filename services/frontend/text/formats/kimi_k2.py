@@ -48,8 +48,8 @@ class KimiK2(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: one block of calls, or text before such a block
-        if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows one block of calls. With
+        `is_free`, it also allows text before such a block."""
         answer = markers.answer(BEGIN, "body", is_free=is_free, is_single=True)
         answer += f"body: {repeated('marked', '', is_single=is_single)} {markers[END]}\n"
         answer += f"marked: {markers[CALL]} call {markers[CALL_END]}\n"
@@ -82,7 +82,8 @@ class KimiK2Reader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_marked(self) -> Steps[bool]:
-        """Reads a call; returns False if there is none. In this case the text stays kept."""
+        """Reads a call. Returns False if there is none. In this case the text that was read stays
+        kept, and the caller makes it content."""
         text = self._text
         if not (yield from text.take_one(CALL)):
             return False
@@ -96,8 +97,8 @@ class KimiK2Reader(ToolCallReader):
         return (yield from self._read_object_of(match[1], CALL_END, call_id=self._id(match)))
 
     def _id(self, match: re.Match[str]) -> str:
-        """Returns the id of a call as templates want it, also if the model leaves out a part or
-        writes an id twice."""
+        """Returns the id of a call in the form that templates need. The model may have left out a
+        part of the id, or have written an id twice."""
         number = self.n_tool_calls if match[2] is None else int(match[2])
         while number in self._numbers:
             number += 1

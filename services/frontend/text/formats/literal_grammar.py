@@ -49,8 +49,9 @@ class LiteralGrammar(ABC):
         self._depth = 0
 
     def members(self, schema: Mapping[str, Any], to_key: Callable[[str], str]) -> str:
-        """Returns the expression for the members of an object, in the order of the schema; empty if
-        there can be none. `to_key` returns the expression for a key and the text after the key."""
+        """Returns the grammar expression for the members of an object, in the order of the schema.
+        The result is empty if there can be none. `to_key` returns the expression for a key and the
+        text after the key."""
         properties = schema.get("properties")
         if not isinstance(properties, dict):
             return ""
@@ -69,7 +70,7 @@ class LiteralGrammar(ABC):
         return first
 
     def value(self, schema: object) -> str:
-        """Returns the expression for the values of a schema."""
+        """Returns the grammar expression for the values of a schema."""
         if not isinstance(schema, dict) or self._depth == MAX_NESTED:
             return self._any_value()
         self._depth += 1
@@ -79,7 +80,7 @@ class LiteralGrammar(ABC):
             self._depth -= 1
 
     def literal(self, value: object) -> str:
-        """Returns the expression for one value."""
+        """Returns the grammar expression for one value."""
         if isinstance(value, str):
             return self._constant(value)
         if isinstance(value, dict):
@@ -92,19 +93,19 @@ class LiteralGrammar(ABC):
 
     @abstractmethod
     def _string(self, schema: Mapping[str, Any]) -> str:
-        """Returns the expression for the strings of a schema."""
+        """Returns the grammar expression for the strings of a schema."""
 
     @abstractmethod
     def _constant(self, text: str) -> str:
-        """Returns the expression for one string."""
+        """Returns the grammar expression for one string."""
 
     @abstractmethod
     def _key(self, name: str) -> str:
-        """Returns the expression for the key of a member and the text after the key."""
+        """Returns the grammar expression for the key of a member and the text after the key."""
 
     @abstractmethod
     def _any_key(self) -> str:
-        """Returns the expression for any key and the text after the key."""
+        """Returns the grammar expression for any key and the text after the key."""
 
     def _value(self, schema: Mapping[str, Any]) -> str:
         if isinstance(schema.get("$ref"), str):
@@ -121,7 +122,7 @@ class LiteralGrammar(ABC):
         return f"({' | '.join(self._typed(schema, sorted(types)))})"
 
     def _typed(self, schema: Mapping[str, Any], types: list[str]) -> Iterator[str]:
-        """Yields an expression for the values of a schema of each type."""
+        """Yields a grammar expression for the values of a schema of each type."""
         for one in types:
             match one:
                 case "string":
@@ -183,7 +184,7 @@ class PythonGrammar(LiteralGrammar):
     separator = ", "
 
     def arguments(self) -> str:
-        """Returns the expression for the arguments of the tool, between the brackets."""
+        """Returns the grammar expression for the arguments of the tool, between the brackets."""
         if isinstance(self._tool.schema.get("properties"), dict):
             return self.members(self._tool.schema, lambda name: quoted(f"{name}="))
         argument = f'{self.rules.add("NAME", "/[a-z_][a-z0-9_]*/")} "=" {self._any_value()}'

@@ -45,7 +45,8 @@ def escaped(text: str) -> str:
 
 
 def word_as_json(word: str) -> str | None:
-    """Returns a number or a constant as JSON; None if the word is neither."""
+    """Returns the JSON of a word that is a number or a constant. Returns None for any other
+    word."""
     if word in _WORDS:
         return _WORDS[word]
     if _NUMBER.fullmatch(word):
@@ -67,7 +68,7 @@ def word_or_text_as_json(word: str) -> str:
 
 
 def literal_as_json(text: str) -> str | None:
-    """Returns a whole text that is one value as JSON; None if the text is something else."""
+    """Returns the JSON of a text, if the whole text is one value. Returns None otherwise."""
     arriving, parts = ArrivingText(), list[str]()
     arriving.add(f"{text}\n")
     arriving.end()
@@ -106,7 +107,7 @@ class LiteralReader:
         pass_on: Callable[[str], None],
         to_json: Callable[[str], str | None] = word_as_json,
     ) -> None:
-        """`to_json` returns the JSON of a word without quotes; None if there is none."""
+        """`to_json` returns the JSON of a word without quotes, or None if the word has none."""
         self._text = text
         self._pass_on = pass_on
         self._to_json = to_json
@@ -114,7 +115,7 @@ class LiteralReader:
 
     def read(self) -> Steps[bool]:
         """Reads the value. Returns False if the text ends inside the value or right after a word,
-        or if the value is in none of the notations; the parts before are passed on all the same."""
+        or if the value is in none of the notations. The parts before are passed on all the same."""
         while True:
             yield from self._text.run(SPACES)
             first = yield from self._text.peek()
@@ -148,7 +149,7 @@ class LiteralReader:
         self._pass_on("{" if level.is_object else "[")
 
     def _close(self, bracket: str) -> bool:
-        """Moves past a closing bracket; returns False if there is none."""
+        """Moves past a closing bracket. Returns False if there is none."""
         if bracket != self._open[-1].closing:
             return False
         self._text.take(1)
@@ -156,7 +157,7 @@ class LiteralReader:
         return True
 
     def _begin_member(self) -> Steps[bool]:
-        """Moves to the value of the next member; returns False if the member has no key."""
+        """Moves to the value of the next member. Returns False if the member has no key."""
         level = self._open[-1]
         if level.n_members:
             self._pass_on(", ")
@@ -181,7 +182,7 @@ class LiteralReader:
         return True
 
     def _end_member(self) -> Steps[bool]:
-        """Moves past the brackets and the comma after a value; returns False if something else
+        """Moves past the brackets and the comma after a value. Returns False if something else
         follows."""
         while self._open:
             yield from self._text.run(SPACES)
@@ -194,7 +195,7 @@ class LiteralReader:
         return True
 
     def _quote(self) -> Steps[str]:
-        """Returns the quote that is next; an empty text if there is none."""
+        """Returns the quote that is next. Returns an empty text if there is none."""
         first = yield from self._text.peek()
         if not first or first not in "\"'<":
             return ""
@@ -216,7 +217,7 @@ class LiteralReader:
         return True
 
     def _read_string(self, quote: str) -> Steps[bool]:
-        """Reads a string up to its quote; returns False if the text ends inside the string."""
+        """Reads a string up to its quote. Returns False if the text ends inside the string."""
         text = self._text
         text.take(len(quote))
         self._pass_on('"')
@@ -248,8 +249,8 @@ class LiteralReader:
         return False
 
     def _read_escape(self) -> Steps[bool]:
-        """Reads what follows a backslash; returns False if the text ends there. What is no escape
-        stays as written."""
+        """Reads the characters of an escape after its backslash. Returns False if the text ends
+        there. Unknown escapes stay as they are."""
         text = self._text
         kind = yield from text.peek()
         if not kind:

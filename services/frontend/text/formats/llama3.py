@@ -33,7 +33,7 @@ class Llama3(ToolFormat):
     has_bare_calls = True
 
     def is_written_by(self, checkpoint: Checkpoint) -> bool:
-        """Returns whether the template shows tools, and holds the tag or the tag is a special
+        """Returns whether the template shows tools, and the tag is in the template or is a special
         token."""
         return "tools" in checkpoint.template and checkpoint.has(TAG)
 
@@ -44,8 +44,8 @@ class Llama3(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or either calls or other text if
-        `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows other text."""
         calls = repeated("call", "; ", is_single=is_single)
         rules = one_of(tools, call_object("parameters"))
         if not is_free:

@@ -48,7 +48,8 @@ class Mistral(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or text and then calls if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows text and then calls."""
         if markers.is_special(ARGS):
             body = one_of(tools, lambda tool: _named_call(tool, markers))
             marked = "call"
@@ -83,7 +84,7 @@ class MistralReader(ToolCallReader):
             self._say_no_call(text.kept())
 
     def _read_named(self) -> Steps[bool]:
-        """Reads a call whose name comes before its arguments; returns whether there was one."""
+        """Reads a call whose name comes before its arguments. Returns whether there was one."""
         text = self._text
         name = yield from text.run(_NAME)
         yield from text.skip(CALL_ID)

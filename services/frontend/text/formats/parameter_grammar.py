@@ -44,7 +44,7 @@ class ParameterGrammar:
         self._texts = TextRules(self.rules, markers, spelling.end)
 
     def of(self, tool: ToolRule) -> str:
-        """Returns the expression for the arguments of a tool, in the order of the schema.
+        """Returns the grammar expression for the arguments of a tool, in the order of the schema.
 
         Raises:
             InvalidRequest: the tool is strict, and its schema has a keyword that the format cannot
@@ -61,7 +61,7 @@ class ParameterGrammar:
         return " ".join(parts)
 
     def _parameter(self, name: str, schema: object, tool: ToolRule) -> Iterator[str]:
-        """Yields the expressions for an argument with its name."""
+        """Yields the grammar expressions for an argument with its name."""
         spelling, written = self._spelling, self._markers.written
         values = dict[str, list[str]]()
         for is_text, value in self._values(schema, tool, iter(range(MAX_VISITS))):
@@ -74,7 +74,8 @@ class ParameterGrammar:
     def _values(
         self, schema: object, tool: ToolRule, visits: Iterator[int]
     ) -> Iterator[tuple[bool, str]]:
-        """Yields expressions for a value with its end, and whether each value is a string."""
+        """Yields grammar expressions for a value with its end, and whether each value is a
+        string."""
         types = types_of(schema, tool.schema)
         if not isinstance(schema, dict) or types is None or next(visits, None) is None:
             yield True, self._texts.of({}, tool)
@@ -100,13 +101,14 @@ class ParameterGrammar:
             yield False, self._json({**schema, "type": sorted(others)}, tool.schema)
 
     def _json(self, schema: Mapping[str, Any], root: Mapping[str, Any]) -> str:
-        """Returns the expression for JSON that matches a schema, with the end of a value."""
+        """Returns the grammar expression for JSON that matches a schema, with the end of a
+        value."""
         shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
         name = self.rules.add("value", json_rule({**shared, **schema}))
         return f"{name} {self._markers.written(self._spelling.end)}"
 
     def _any_parameter(self, tool: ToolRule) -> str:
-        """Returns the expression for an argument of any name."""
+        """Returns the grammar expression for an argument of any name."""
         spelling, written = self._spelling, self._markers.written
         name = self.rules.add("NAME", f"/[^\\n{re.escape(spelling.name_end)}]+/")
         begin = f"{written(spelling.before_name)} {name} {written(spelling.after_name)}"

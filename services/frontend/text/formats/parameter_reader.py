@@ -44,9 +44,9 @@ class ParameterReader(ToolCallReader):
         self._end_call()
 
     def _end_broken_object(self, *marks: str) -> Steps[None]:
-        """Ends the object of a call where none of the marks that may come next does. If the answer
-        ends here, the object stays open, and the beginning of a mark is dropped. Otherwise the text
-        that was kept is content."""
+        """Ends the object of a call when none of the expected marks comes next. If the answer ends
+        here, the object stays open, and the beginning of a mark is dropped. Otherwise the kept text
+        becomes content."""
         text = self._text
         yield from text.skip_cut(*marks)
         if text.is_read:

@@ -47,7 +47,7 @@ class Parameters:
 
 
 def read_schema(text: str) -> Mapping[str, Any]:
-    """Returns the object in a JSON text; an empty object if there is none."""
+    """Returns the object in a JSON text. Returns an empty object if there is none."""
     try:
         value = pydantic_core.from_json(text.encode())
     except ValueError:
@@ -85,8 +85,8 @@ def _types_of(schema: object, root: Mapping[str, Any], visits: Iterator[int]) ->
 
 
 def resolved(reference: str, root: Mapping[str, Any]) -> object:
-    """Returns the schema to which a reference such as `#/$defs/Name` refers; None if there is
-    none."""
+    """Returns the schema to which a reference such as `#/$defs/Name` refers. Returns None if there
+    is none."""
     if not reference.startswith("#"):
         return None
     found: object = root
@@ -116,8 +116,8 @@ def type_of(value: object) -> str:
 
 
 def text_as_json(text: str, types: Types) -> str:
-    """Returns the text of an argument as JSON of one of the types. A text that may be a string and
-    something else is the latter if it can be."""
+    """Returns the text of an argument as JSON of one of the types. If another type than a string
+    fits the text, the JSON is of that type."""
     if types == TEXT:
         return json.dumps(text, ensure_ascii=False)
     stripped = text.strip()

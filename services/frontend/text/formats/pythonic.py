@@ -60,8 +60,8 @@ class Pythonic(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or either calls or other text if
-        `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows other text."""
         calls = _list(tools, is_single=is_single)
         if not is_free:
             return f"answer: list\n{calls}"
@@ -85,7 +85,8 @@ class Lfm2(Pythonic):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or text before calls if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows text before calls."""
         answer = markers.answer(self.begin, "body", is_free=is_free, is_single=True)
         return f"{answer}body: list {markers[self.end]}\n{_list(tools, is_single=is_single)}"
 
@@ -106,13 +107,13 @@ def _call(tool: ToolRule, literals: PythonGrammar) -> str:
 class PythonicReader(ToolCallReader):
     """Reads an answer in which calls are a list in Python."""
 
-    hears_content = True
-
     def __init__(self, rules: CallRules, form: Pythonic) -> None:
         super().__init__(rules)
         self._form = form
         self.marks = (form.begin, form.end)
         self._is_in_line = False
+        if form.has_bare_calls:
+            self._note_content = self._note_line
 
     def _read(self) -> Steps[None]:
         text, form = self._text, self._form
@@ -129,15 +130,15 @@ class PythonicReader(ToolCallReader):
                 yield from self._skip_marks("]", form.end)
             self._say_no_call(text.kept())
 
-    def _say(self, text: str) -> None:
-        """Adds content, and notes whether something stands before the end of the last line."""
-        _, newline, line = text.rpartition("\n")
-        self._is_in_line = bool(line.strip()) or (self._is_in_line and not newline)
-        super()._say(text)
+    def _note_line(self, text: str) -> None:
+        """Notes whether the last line of the content has more than white space."""
+        if not self._is_in_line or "\n" in text:
+            _, newline, line = text.rpartition("\n")
+            self._is_in_line = bool(line.strip()) or (self._is_in_line and not newline)
 
     def _read_list(self, *, is_marked: bool) -> Steps[bool]:
-        """Reads calls, with or without the brackets of a list; returns False if there is none. In
-        this case the text stays kept."""
+        """Reads calls, with or without the brackets of a list. Returns False if there is none. In
+        this case the text that was read stays kept, and the caller makes it content."""
         text = self._text
         if is_marked and (yield from text.comes_next('[{"', "[{\n", "{")):
             return (yield from self._read_calls())
@@ -155,7 +156,8 @@ class PythonicReader(ToolCallReader):
                 return True
 
     def _read_named(self, *, is_marked: bool) -> Steps[bool]:
-        """Reads a call; returns False if there is none. In this case the text stays kept."""
+        """Reads a call. Returns False if there is none. In this case the text that was read stays
+        kept, so that it can become content."""
         text = self._text
         name = yield from text.run(_NAME)
         if not name or not (is_marked or name in self._rules.tools):
@@ -172,7 +174,7 @@ class PythonicReader(ToolCallReader):
         return True
 
     def _read_arguments_of(self, names: Iterator[str]) -> Steps[bool]:
-        """Reads arguments up to the bracket that closes them; returns False if something else
+        """Reads arguments up to the bracket that closes them. Returns False if something else
         follows. `names` are the names of arguments without a name."""
         text, n_read = self._text, 0
         while True:
@@ -191,7 +193,7 @@ class PythonicReader(ToolCallReader):
                 return False
 
     def _read_argument(self, names: Iterator[str]) -> Steps[bool]:
-        """Reads an argument; returns whether its value is complete."""
+        """Reads an argument. Returns whether its value is complete."""
         text = self._text
         word = yield from text.run(_NAME)
         yield from text.run(SPACES)

@@ -25,7 +25,7 @@ class ReasoningFormat(ABC):
     @abstractmethod
     def is_opened_by(self, prompt: str, *, begun: str = "") -> bool:
         """Returns whether a prompt ends inside reasoning, which was opened at the end of the prompt
-        or in the text `begun`. `prompt` is the end of the prompt, with special tokens; `begun` is
+        or in the text `begun`. `prompt` is the end of the prompt, with special tokens. `begun` is
         the beginning of the answer, if the client has written one."""
 
     @abstractmethod
@@ -46,6 +46,6 @@ class ReasoningFormat(ABC):
         the reasoning (`is_thinking`)."""
 
     def message(self, rule: str, markers: Markers) -> str:
-        """Returns an expression for a message whose content follows a rule of a grammar, with the
-        marks that stand around the content."""
+        """Returns a grammar expression for a message whose content matches a rule of a grammar. The
+        marks around the content are part of the expression."""
         return rule

@@ -5,7 +5,8 @@ class RuleSet:
     """Named rules of a grammar in Lark."""
 
     def __init__(self, prefix: str = "") -> None:
-        """`prefix` begins all names, so that sets of one grammar do not collide."""
+        """All names begin with `prefix`. Two sets of rules in one grammar need different
+        prefixes."""
         self._prefix = prefix
         self._names: dict[tuple[str, str], str] = {}
         self._lines: list[str] = []
@@ -27,8 +28,8 @@ class RuleSet:
         self._lines.append(f"{name}: {rule}")
 
     def add(self, kind: str, rule: str, attribute: str = "") -> str:
-        """Adds a rule, unless the same rule of this kind exists, and returns its name. `kind` is
-        the beginning of the name; in capitals for a terminal."""
+        """Adds a rule, unless an equal rule of this kind exists, and returns its name. The name
+        begins with `kind`, which is in capitals for a terminal."""
         name = self._names.get((kind, rule))
         if name is None:
             name = self._names[kind, rule] = self.new_name(kind)

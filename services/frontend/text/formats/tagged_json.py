@@ -59,7 +59,8 @@ class TaggedJson(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: calls, or text before calls if `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows calls. With `is_free`, it also
+        allows text before calls."""
         is_single = is_single or not self.has_parallel_calls
         calls = repeated("call", self.separator, is_single=is_single)
         parts = (markers.written(self.opening), calls, markers.written(self.closing + self.end))

@@ -67,7 +67,7 @@ class Tags:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """All tags that end something."""
+        """All tags that end a block, a call or a parameter."""
         return (self.block_end, *self.other_block_ends, self.call_end, self.parameter_end)
 
 
@@ -87,8 +87,8 @@ class TaggedParameters(ToolFormat):
     def grammar(
         self, tools: Sequence[ToolRule], markers: Markers, *, is_single: bool, is_free: bool
     ) -> str:
-        """Returns the rule `answer` of a grammar: blocks of calls, or text with blocks in it if
-        `is_free`."""
+        """Returns the rule `answer` of a grammar. The rule allows blocks of calls. With `is_free`,
+        it also allows text with blocks in it."""
         tags = self.tags
         calls = "call" if tags.has_one_call else repeated("call", "", is_single=is_single)
         body = f"body: {quoted(NEWLINE)} {calls} {markers.written(tags.block_end)}\n"
@@ -141,7 +141,8 @@ class TaggedParametersReader(ParameterReader):
             self._say_no_call(text.kept())
 
     def _read_element(self) -> Steps[bool]:
-        """Reads a call; returns False if there is none. In this case the text stays kept."""
+        """Reads a call. Returns False if there is none. In this case the text that was read stays
+        kept, and the caller makes it content."""
         text = self._text
         name = yield from self._read_name(self._tags.call)
         if not name or not (yield from text.take_one(self._tags.name_end)):
@@ -152,7 +153,7 @@ class TaggedParametersReader(ParameterReader):
         return True
 
     def _read_parameter(self) -> Steps[bool]:
-        """Reads an argument; returns False at the end of the arguments."""
+        """Reads an argument. Returns False at the end of the arguments."""
         tags, text = self._tags, self._text
         text.keep()
         yield from text.run(SPACES)
@@ -181,7 +182,8 @@ class TaggedParametersReader(ParameterReader):
         yield from self._end_broken_object(self._tags.parameter, *self._tags.ends)
 
     def _read_name(self, begin: str) -> Steps[str]:
-        """Returns the name in a tag that begins with `begin`; an empty text if there is none."""
+        """Returns the name in a tag that begins with `begin`. Returns an empty text if there is
+        none."""
         if not (yield from self._text.take_one(begin)):
             return ""
         return (yield from self._text.run(self._name)).strip()

@@ -19,8 +19,8 @@ class TextRules:
     """Makes the rules of strings that end with a mark."""
 
     def __init__(self, rules: RuleSet, markers: Markers, end: str) -> None:
-        """Rules to which expressions refer are added to `rules`. `end` is the mark: no string holds
-        it."""
+        """Rules to which expressions refer are added to `rules`. `end` is the mark after a string.
+        No string contains it."""
         self._rules = rules
         head, self._end = markers.divided(end)
         self._head = pattern_of(head)
@@ -55,7 +55,8 @@ def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
 
 
 def _bound(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> int | None:
-    """Returns a bound of a string's length; None if there is none that is enforced."""
+    """Returns a bound of a string's length. Returns None if there is no bound, or if it cannot be
+    enforced."""
     bound = schema.get(keyword)
     if not isinstance(bound, int):
         return None
@@ -66,7 +67,7 @@ def _bound(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> int | Non
 
 
 def _note_unenforced(schema: Mapping[str, Any], keyword: str, tool: ToolRule) -> None:
-    """Notes a keyword that is not enforced; raises InvalidRequest if the tool is strict."""
+    """Notes a keyword that is not enforced. Raises InvalidRequest if the tool is strict."""
     if tool.is_strict:
         raise errors.InvalidRequest(
             tool.schema_field,

@@ -52,8 +52,8 @@ class TaggedReasoning(ReasoningFormat):
     """A format with tags around the reasoning."""
 
     def __init__(self, name: str, models: str, tags: Tags, *, mark: str = "") -> None:
-        """`mark` is the text by which templates are recognised, if that is not the tag that closes
-        the reasoning."""
+        """`mark` is a text by which the templates of the format are recognised. The default is the
+        tag that closes the reasoning."""
         self.name = name
         self.models = models
         self.markers = tags.all
@@ -135,7 +135,10 @@ class ThinkReader:
         self._new = MessageDelta()
         self._last = ""  # last character of the message so far
         self._may_begin_tag: Callable[[str], object] | None = None
-        """Says whether a tag may begin in a text. None if the steps are not in the message."""
+        """Says whether a tag that ends the reasoning, or stands in the message, may begin in a
+        text. None if the steps are in neither."""
+        self._delta_of: Callable[[str], MessageDelta] = self._said
+        """Returns what a text without tags adds to the message where the steps are."""
         self._steps = self._read(has_begun=has_begun)
 
     @property
@@ -145,15 +148,14 @@ class ThinkReader:
 
     @property
     def ends_in_call(self) -> bool:
-        """Whether the text that has been read ends inside the arguments of a call."""
+        """Whether the answer so far ends inside the arguments of a call."""
         return self._rest.ends_in_call
 
     def feed(self, text: str) -> MessageDelta:
         """Takes new text and returns what it adds to the message."""
         may_begin_tag = self._may_begin_tag
         if may_begin_tag and text and not may_begin_tag(text) and self._text.is_empty:
-            self._last = text[-1]
-            return self._rest.feed(text)  # as the steps would
+            return self._delta_of(text)  # as the steps would
         self._text.add(text)
         next(self._steps, None)
         delta, self._new = self._new, MessageDelta()
@@ -176,7 +178,7 @@ class ThinkReader:
                 text.kept()
         if has_begun:
             yield from text.run(NEWLINES)
-            if (yield from text.until(tags.end, self._think)):
+            if (yield from self._until((tags.end,), self._thought)):
                 text.take(len(tags.end))
                 yield from text.run(NEWLINES)
         elif (yield from text.begins_with(tags.end)):
@@ -193,7 +195,7 @@ class ThinkReader:
         yield from self._read_rest()
 
     def _read_message(self) -> Steps[None]:
-        """Passes the message between its tags on, if the tags come next."""
+        """If the tags of a message come next, passes on the message between them."""
         text, tags = self._text, self._tags
         text.keep()
         yield from text.run(SPACES)
@@ -202,16 +204,14 @@ class ThinkReader:
             return
         text.take(len(tags.begin_message))
         text.kept()
-        if (yield from text.until(tags.end_message, self._pass_on)):
+        if (yield from self._until((tags.end_message,), self._said)):
             text.take(len(tags.end_message))
 
     def _read_rest(self) -> Steps[None]:
-        """Passes the rest of the answer on, without closing tags that close nothing."""
+        """Passes the rest of the answer on. Closing tags that close nothing are left out."""
         text, tags, n_open = self._text, (self._tags.begin, self._tags.end), 0
         while True:
-            self._may_begin_tag = may_begin(tags)
-            tag = yield from text.until(tags, self._pass_on)
-            self._may_begin_tag = None
+            tag = yield from self._until(tags, self._said)
             if not tag:
                 return
             text.take(len(tag))
@@ -222,12 +222,30 @@ class ThinkReader:
             n_open = n_open + 1 if tag == self._tags.begin else max(0, n_open - 1)
             self._pass_on(tag)
 
-    def _think(self, text: str) -> None:
+    def _until(self, tags: tuple[str, ...], delta_of: Callable[[str], MessageDelta]) -> Steps[str]:
+        """Adds what `delta_of` returns for the text before the next tag, and returns the tag.
+        Returns an empty text if the text ends without a tag."""
+        self._may_begin_tag, self._delta_of = may_begin(tags), delta_of
+        tag = yield from self._text.until(tags, self._add)
+        self._may_begin_tag = None
+        return tag
+
+    def _thought(self, text: str) -> MessageDelta:
+        """Returns a text as reasoning."""
+        return MessageDelta((Words(text, is_reasoning=True),))
+
+    def _said(self, text: str) -> MessageDelta:
+        """Passes a text on to the reader of the rest of the answer, and returns what that reader
+        adds."""
+        self._last = text[-1]
+        return self._rest.feed(text)
+
+    def _add(self, text: str) -> None:
+        """Adds to the message what `_delta_of` returns for a text."""
         if text:
-            self._new += MessageDelta((Words(text, is_reasoning=True),))
+            self._new += self._delta_of(text)
 
     def _pass_on(self, text: str) -> None:
-        """Leaves a text to the reader of the rest."""
+        """Adds to the message what the reader of the rest of the answer makes of a text."""
         if text:
-            self._last = text[-1]
-            self._new += self._rest.feed(text)
+            self._new += self._said(text)

@@ -66,8 +66,8 @@ class TooLate(PoolFull):
     """Error: the first token of the request would come too late."""
 
     def __init__(self, message: str, *, retry_after_s: float, account_s: float = 0.0) -> None:
-        """`account_s` is the time in seconds for which every request of the same account, and of
-        this priority or a lower one, would be too late, however short the request is."""
+        """`account_s` is a time in seconds. During this time, every request of the account with
+        this priority or a lower one would be too late, however short the request is."""
         super().__init__(message, retry_after_s=retry_after_s)
         self.account_s = account_s
 
@@ -81,9 +81,9 @@ class AdmissionControl:
         goal_s: float | None,
         is_fair: bool,
     ) -> None:
-        """`goal_s` is the time in which requests should have their first tokens; None where only
-        the requests' own deadlines count. `is_fair` says whether the order considers priorities and
-        clients."""
+        """`goal_s` is the time in seconds within which requests should have their first tokens.
+        With None, only the deadlines of requests count. `is_fair` says whether the waiting requests
+        are ordered by priorities and clients."""
         self.goal_s = goal_s
         self.allowance_s = 0.0 if goal_s is None else FIRST_ALLOWANCE * goal_s
         """The allowance: seconds that are added to each forecast."""
@@ -98,7 +98,7 @@ class AdmissionControl:
         self._look_at = 0.0
 
     def open(self, machine: Machine) -> None:
-        """Starts with a new pipeline whose speed is not known yet; drops the forecasts that were
+        """Starts with a new pipeline whose speed is not known yet. Drops the forecasts that were
         made for the last pipeline."""
         self.forecast.open(machine)
         self._foretold.clear()
@@ -109,7 +109,7 @@ class AdmissionControl:
         deadline.
 
         Raises:
-            TooLate: the request would begin too late; the error says when to try again.
+            TooLate: the request would begin too late. The error says when to try again.
         """
         if self.goal_s is None and request.deadline is None:
             return 0.0
@@ -135,7 +135,7 @@ class AdmissionControl:
         return wait_s
 
     def note_waiting(self, request: Request, *, has_begun: bool) -> None:
-        """Notes that a request waits; a request that has begun before comes before all others."""
+        """Notes that a request waits. A request that has begun before comes before all others."""
         self.backlog.add(request, has_begun=has_begun)
 
     def note_not_waiting(self, request: Request) -> None:
@@ -143,7 +143,7 @@ class AdmissionControl:
         self.backlog.remove(request)
 
     def note_submitted(self, request: Request, wait_s: float, now: float) -> None:
-        """Notes that a request is in the pool; `wait_s` is the forecast that `check` returned for
+        """Notes that a request is in the pool. `wait_s` is the forecast that `check` returned for
         the request."""
         if self.goal_s is None:
             return
@@ -151,7 +151,8 @@ class AdmissionControl:
             self._foretold[request] = now, wait_s
 
     def note_first_token(self, request: Request, now: float) -> None:
-        """Notes that a request has its first token, and learns from the error of its forecast."""
+        """Notes that a request has its first token, and corrects later forecasts by the error of
+        its forecast."""
         foretold = self._foretold.pop(request, None)
         if foretold is None or self.goal_s is None:
             return
@@ -173,8 +174,8 @@ class AdmissionControl:
         self._foretold.pop(request, None)
 
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
-        """Returns the waiting requests that can no longer begin before their deadlines.
-        `earliest_deadline` is the first of the deadlines."""
+        """Returns the waiting requests that can no longer begin before their deadlines. No waiting
+        request has a deadline before `earliest_deadline`."""
         if now < self._look_at or not self.forecast.is_known:
             return []
         self._look_at = now + LOOK_S

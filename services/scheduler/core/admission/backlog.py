@@ -27,11 +27,11 @@ class WaitingWork:
 
     @property
     def charge(self) -> float:
-        """The service that the fair order would charge for the work."""
+        """Amount of service that the fair order would charge a client for the work."""
         return PROMPT_CHARGE * self.n_prompt_tokens + OUTPUT_CHARGE * self.n_output_tokens
 
     def plus(self, other: "WaitingWork", part: float = 1.0) -> "WaitingWork":
-        """Returns the sum of this work and `part` times another."""
+        """Returns the sum of this work and of `other` multiplied by `part`."""
         return WaitingWork(
             self.n_requests + part * other.n_requests,
             self.n_prompt_tokens + part * other.n_prompt_tokens,
@@ -46,7 +46,7 @@ class Backlog:
     """The waiting work of a pool, by priority and by client."""
 
     def __init__(self, expected: ExpectedOutput, *, is_fair: bool) -> None:
-        """`is_fair` says whether the order considers priorities and clients."""
+        """`is_fair` says whether the waiting requests are ordered by priorities and clients."""
         self._expected = expected
         self._is_fair = is_fair
         self._entries: dict[Request, tuple[int, WaitingWork]] = {}
@@ -65,7 +65,7 @@ class Backlog:
         return result
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:
-        """Adds a waiting request; a request that `has_begun` comes before all others."""
+        """Adds a waiting request. A request that `has_begun` comes before all others."""
         priority = FIRST_OF_ALL if has_begun else self._priority_of(request)
         work = self.work_of(request)
         self._entries[request] = priority, work
@@ -74,7 +74,7 @@ class Backlog:
         self._classes[priority].add(self._client_of(request), work, self._weight_of(request))
 
     def remove(self, request: Request) -> None:
-        """Notes that a request waits no longer."""
+        """Notes that a request does not wait any more."""
         priority, work = self._entries.pop(request)
         a_class = self._classes[priority]
         a_class.remove(self._client_of(request), work)
@@ -82,8 +82,8 @@ class Backlog:
             del self._classes[priority]
 
     def work_of(self, request: Request) -> WaitingWork:
-        """Returns the work that a waiting request is expected to need: all its known tokens, and
-        the output tokens that are still to come."""
+        """Returns the work that a waiting request is expected to need. The work consists of all
+        known tokens and of the output tokens that are still to come."""
         n_generated = len(request.generated_token_ids)
         n_left = max(1.0, self._expected.n_tokens(request.max_new_tokens) - n_generated)
         return WaitingWork(1.0, request.n_tokens, min(n_left, request.max_new_tokens - n_generated))
@@ -101,10 +101,12 @@ class Backlog:
         return result.plus(own.work, self._part_before(request, own))
 
     def _part_before(self, request: Request, own: "_Class") -> float:
-        """Returns the fraction of the work of class `own` that comes before a request: the work of
-        the request's client, and the work that other clients receive meanwhile. Half of the request
-        itself is counted too, since other requests whose turn is equally near may receive that much
-        before the request."""
+        """Returns the fraction of the work of class `own` that comes before a request.
+
+        This is the work of the request's client, and the work that other clients receive meanwhile.
+        Half of the request itself is counted too, because requests of other clients with a similar
+        turn may receive that much before.
+        """
         weight = self._weight_of(request)
         line = own.lines.get(self._client_of(request))
         weights = own.weight if line is not None else own.weight + weight

@@ -51,8 +51,9 @@ class ExpectedOutput:
         return min(max(1.0, n_left), request.max_new_tokens - n_generated)
 
     def variation(self, max_new_tokens: int) -> float:
-        """Returns the relative deviation of lengths. It is 0 where all lengths are equal, and 1
-        where the tokens that a request has generated say nothing about how many will follow."""
+        """Returns the relative deviation of output lengths. It is 0 if all lengths are equal. It is
+        1 if the number of tokens that a request has generated says nothing about the number that
+        will follow."""
         share = self._shares.get(max_new_tokens.bit_length())
         if share is None or share.n < N_NEEDED:
             return self._all.variation

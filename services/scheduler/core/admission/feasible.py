@@ -21,7 +21,7 @@ def check_feasible(request: Request, kv_manager: KVManager, pool: PoolLimits) ->
     """Checks that a request could run on an empty machine.
 
     Raises:
-        InvalidRequest: the request could never run; the error names the option at fault.
+        InvalidRequest: the request could never run. The error names the option that prevents this.
     """
     if not request.prompt_token_ids:
         raise InvalidRequest("prompt", "must have at least one token")

@@ -39,7 +39,7 @@ class Pool(Protocol):
 
     @property
     def running(self) -> Collection[Request]:
-        """The requests that have run, or are running, and have not ended."""
+        """Requests that have run or are running, and have not ended."""
         ...
 
 
@@ -88,22 +88,23 @@ class Forecast:
         self._looked_at = -math.inf
 
     def learn_iteration(self, *, n_spans: int, n_tokens: int, n_new: int, time_s: float) -> None:
-        """Learns from an iteration: the number of its spans, of their tokens and of the new tokens
-        that the iteration produced, and the time for which it occupied the pipeline."""
+        """Learns the speed from an iteration. The arguments are the numbers of spans, of tokens and
+        of generated tokens, and the time for which the iteration occupied the pipeline."""
         self._n_iterations += 1
         self._n_sampled += WEIGHT * (n_new - self._n_sampled)
         self._time.learn(n_tokens - n_spans, time_s)
         self.overhead.note(n_tokens - n_spans)
 
     def learn_admission(self, request: Request) -> None:
-        """Learns from an admitted request which part of its tokens the prefix cache had."""
+        """Learns from an admitted request which fraction of its tokens was in the prefix cache."""
         self._n_admitted += 1
         part = request.n_cached_tokens / request.n_prefill_tokens
         self._cached_part += WEIGHT * (part - self._cached_part)
 
     def first_token_s(self, before: WaitingWork, own: WaitingWork, now: float) -> float:
-        """Returns the seconds from now until a request with the work `own` has its first token, if
-        the work `before` comes first. Returns 0 as long as too little is known."""
+        """Returns the seconds from now until a request has its first token. The request needs the
+        work `own`, and the work `before` is done first. Returns 0 as long as too little is
+        known."""
         machine = self._machine
         if machine is None or not self.is_known:
             return 0.0
@@ -119,8 +120,8 @@ class Forecast:
         return (n_iterations + 1) * self._time.base_s + n_tokens * self._time.token_s
 
     def _n_until_place(self, machine: Machine, before: WaitingWork) -> float:
-        """Returns the number of iterations until all requests before this one have a place and one
-        more place is free."""
+        """Returns the number of iterations until one more request can run. All waiting requests
+        before this one must have begun to run by then."""
         if not self._places:
             return 0.0
         n_begun = self._n_admitted - self._n_admitted_then
@@ -138,8 +139,9 @@ class Forecast:
         return max(1.0, len(machine.pool.running) / max(1.0, self._n_sampled))
 
     def _look(self, machine: Machine, now: float) -> None:
-        """Computes when places become free. As long as too few requests have ended, every output is
-        assumed to be as long as the running requests' outputs are already: a lower bound."""
+        """Computes when running requests will have ended and free their places. As long as too few
+        requests have ended, their lengths are unknown. Every output is then assumed to be only as
+        long as the running outputs are now."""
         self._looked_at = now
         self._n_iterations_then, self._n_admitted_then = self._n_iterations, self._n_admitted
         n_per_token = self._n_per_token(machine)

@@ -59,7 +59,7 @@ class GrammarGate:
             self._waiting[request.grammar_digest] += 1
 
     def admit(self, request: Request) -> None:
-        """Notes that a waiting request, which passes, is admitted."""
+        """Notes that a waiting request is admitted. The grammar of the request is compiled."""
         digest = request.grammar_digest
         if digest is not None:
             self._remove_waiting(digest)
@@ -82,19 +82,21 @@ class GrammarGate:
             self._compiled[digest] -= 1
 
     def passes(self, request: Request) -> bool:
-        """Returns whether a request may be admitted as far as its grammar is concerned."""
+        """Returns whether the grammar of a request, if it has one, permits that the request is
+        admitted."""
         return request.grammar_digest is None or request.grammar_digest in self._compiled
 
     def passing(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """Yields the requests, in order, without the waiting ones whose grammars are not
-        compiled."""
+        """Yields the requests in order. Leaves out waiting requests whose grammars are not compiled
+        yet."""
         if not self.is_needed:
             return requests
         return (one for one in requests if one.reservation is not None or self.passes(one))
 
     def next_due(self, waiting: Iterable[Request]) -> DueGrammar | None:
-        """Returns the grammar that the ranks must compile next for the `waiting` requests, which
-        are in order. Returns None if there is none, or while the ranks compile another one."""
+        """Returns the grammar that the ranks must compile next. `waiting` lists the waiting
+        requests in order. Returns None if no grammar is needed, or while the ranks compile another
+        one."""
         if self._due is not None:
             return None
         wanted = _first_of_each(islice(waiting, N_LOOKED_AT))
@@ -107,12 +109,13 @@ class GrammarGate:
         return None
 
     def note_compiled(self, digest: bytes) -> None:
-        """Notes that all ranks that sample have compiled the grammar that was due."""
+        """Notes that the grammar of the last order to the ranks is compiled on all ranks that
+        sample."""
         self._due = None
         self._compiled[digest] = 0
 
     def note_failed(self) -> None:
-        """Notes that the grammar that was due cannot be compiled."""
+        """Notes that the ranks cannot compile the grammar of the last order to them."""
         self._due = None
 
     def reset(self, waiting: Iterable[Request]) -> None:

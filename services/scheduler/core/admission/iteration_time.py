@@ -77,6 +77,6 @@ class IterationTime:
         return self._base(slope + error), self._base(slope), self._base(slope - error)
 
     def _base(self, token_s: float) -> float:
-        """Returns the time of an iteration without prompts, as a number of prompt tokens that take
-        `token_s` seconds each."""
+        """Returns the time of an iteration without prompts. The unit is the time of a prompt token,
+        which is `token_s` seconds."""
         return max(0.0, self._mean_s / token_s - self._mean_n_tokens) if token_s > 0 else inf

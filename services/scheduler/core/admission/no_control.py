@@ -8,7 +8,7 @@ class NoControl:
     """Admission control that refuses no request and learns nothing."""
 
     def check(self, request: Request, now: float) -> float:
-        """Returns 0, which stands for no forecast."""
+        """Returns 0, which means that there is no forecast."""
         return 0.0
 
     def note_submitted(self, request: Request, wait_s: float, now: float) -> None:
@@ -21,7 +21,7 @@ class NoControl:
         """Does nothing: waiting work is not counted."""
 
     def hopeless(self, now: float, earliest_deadline: float, order: Order) -> list[Request]:
-        """Returns no request: each request may wait until its deadline."""
+        """Returns an empty list, since each request may wait until its deadline."""
         return []
 
 

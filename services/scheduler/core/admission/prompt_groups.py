@@ -26,8 +26,8 @@ class PromptGroups:
     need."""
 
     def __init__(self, *, max_batch_size: int, max_batch_tokens: int, n_shares: int = 1) -> None:
-        """Batches have at most `max_batch_size` requests and `max_batch_tokens` tokens. `n_shares`
-        batches in flight share the decoding requests evenly."""
+        """Batches have at most `max_batch_size` requests and `max_batch_tokens` tokens. The
+        decoding requests are divided evenly among `n_shares` batches in flight."""
         self.max_batch_size = max_batch_size
         self.max_batch_tokens = max_batch_tokens
         self.n_shares = n_shares
@@ -36,7 +36,7 @@ class PromptGroups:
         long as the rest of an iteration, which is mostly the reading of weights."""
 
     def learn_overhead(self, n_tokens: int) -> bool:
-        """Sets the overhead of an iteration to `n_tokens` prompt tokens; returns whether the value
+        """Sets the overhead of an iteration to `n_tokens` prompt tokens. Returns whether the value
         is new."""
         is_news = self.overhead_tokens != n_tokens
         self.overhead_tokens = n_tokens
@@ -48,9 +48,9 @@ class PromptGroups:
         return n_tokens * n_prompts >= self.overhead_tokens * (n_prompts + n_waiting) > 0
 
     def n_iterations(self, n_prompts: float, n_tokens: float, *, n_running: int) -> float:
-        """Returns the number of iterations in which `n_prompts` waiting prompts, which have
-        `n_tokens` tokens together, begin beside `n_running` decoding requests. The number of
-        waiting prompts is assumed to stay constant, since others arrive meanwhile."""
+        """Returns the number of iterations until `n_prompts` waiting prompts have begun. The
+        prompts have `n_tokens` tokens together, and `n_running` requests are decoding beside them.
+        The number of waiting prompts is assumed to stay constant, since others arrive meanwhile."""
         n_prompts = max(1.0, n_prompts)
         n_decodes = min(-(-n_running // self.n_shares), self.max_batch_tokens - 1)
         n_seen = min(n_prompts, max(1, self.max_batch_size - n_decodes))

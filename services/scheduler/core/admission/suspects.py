@@ -24,7 +24,7 @@ class Suspects:
             self._waiting[request] = None
 
     def admit(self, request: Request) -> None:
-        """Notes that a waiting request is admitted; a suspect is on probation from then on."""
+        """Notes that a waiting request is admitted. A suspect is on probation from then on."""
         if request.is_suspect:
             del self._waiting[request]
             self._on_probation = request
@@ -43,8 +43,8 @@ class Suspects:
         return bool(self._waiting) or self._is_probation(admitted)
 
     def may_be_admitted(self, admitted: Collection[Request]) -> Sequence[Request] | None:
-        """Returns the only waiting requests that may be admitted; None if all waiting requests may
-        be admitted."""
+        """Returns the only waiting requests that may be admitted. Returns None if all waiting
+        requests may be admitted."""
         if self._is_probation(admitted):
             return ()
         if not self._waiting:
@@ -71,8 +71,8 @@ def suspect(in_flight: Sequence[Request], culprits: Collection[RequestId]) -> No
 
 
 def verdict(request: Request, culprits: Collection[RequestId]) -> str | None:
-    """Returns the reason, for people to read, why a request ends with the loss of a pipeline; None
-    if the request goes on."""
+    """Returns the reason, for people to read, why a request ends with the loss of a pipeline.
+    Returns None if the request goes on."""
     if request.request_id in culprits:
         return "the model's numbers for this request are not finite"
     if request.n_losses >= MAX_LOSSES:

@@ -26,7 +26,7 @@ class Waiting:
         return self._n_of_kind[PRIORITY_KINDS.index(kind)]
 
     def add(self, request: Request, *, has_begun: bool = False) -> None:
-        """Notes that a request waits; `has_begun` says that the request has run before."""
+        """Notes that a request waits. `has_begun` says that the request has run before."""
         self._control.note_waiting(request, has_begun=has_begun)
         self._n_of_kind[_kind_of(request)] += 1
         if request.deadline is None:

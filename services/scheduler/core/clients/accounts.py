@@ -68,7 +68,7 @@ class AccountUse:
         Raises:
             InvalidRequest: the request exceeds the limit of tokens in flight even alone.
             KeyInFlight: the request exceeds the limit together with the account's other requests.
-            KeyRate: the bucket is overdrawn; the error says for how long.
+            KeyRate: the bucket is overdrawn. The error says for how long.
         """
         limit = self.limits.max_in_flight_tokens
         if limit is not None and n_tokens > limit:
@@ -90,8 +90,8 @@ class AccountUse:
             )
 
     def overdrawn_s(self, now: float) -> float:
-        """Returns the seconds until the bucket is no longer overdrawn; 0 if it is not overdrawn
-        now."""
+        """Returns the seconds until the bucket is no longer overdrawn. Returns 0 if it is not
+        overdrawn now."""
         if self.limits.tokens_per_minute is None:
             return 0.0
         return max(0.0, self._full_at - now - MINUTE_S)
@@ -103,8 +103,8 @@ class AccountUse:
             self._full_at = max(self._full_at, now) + n_tokens * MINUTE_S / per_minute
 
     def is_idle(self, now: float) -> bool:
-        """Returns whether the account uses nothing and has a full bucket, so that a new account
-        would be equal."""
+        """Returns whether the account may be forgotten. This is true if it uses nothing and its
+        bucket is full, so that a new account would be equal."""
         return self.n_tokens == 0 and self._full_at <= now
 
 
@@ -119,7 +119,7 @@ class Accounts:
         return len(self._accounts)
 
     def find(self, name: str, limits: AccountLimits, now: float) -> AccountUse:
-        """Returns the account with the name `name`, creating it if needed; from now on `limits`
+        """Returns the account with the name `name`, creating it if needed. From now on `limits`
         apply to the account.
 
         Raises:

@@ -34,17 +34,17 @@ class ServedClient:
     """Amount that is added to `served` for each output token of the client's requests."""
 
     def set_weight(self, weight: float) -> None:
-        """Sets the weight that is used from now on; service counted before is not changed."""
+        """Sets the weight that is used from now on. Service counted before is not changed."""
         self.weight = weight
         self.output_charge = OUTPUT_CHARGE / weight
 
     def may_have_more(self, other: "ServedClient", n_mine: int, n_others: int) -> bool:
-        """Returns whether this client may take a place in batches from another client.
+        """Returns whether this client may take the place of a running request from another client.
 
-        This client has `n_mine` places and the other has `n_others`. Two conditions must hold. This
-        client has been served no more than the other one. And with one place moved from the other
-        client to this one, this client would still have no more places, relative to its weight,
-        than the other.
+        This client has `n_mine` running requests and the other one has `n_others`. Two conditions
+        must hold. This client has been served no more than the other one. And when one place has
+        moved from the other client to this one, this client does not have more than the other one,
+        relative to their weights.
         """
         if self is other or self.served > other.served:
             return False

@@ -47,11 +47,12 @@ def n_leading_equal(draft: Sequence[int], sampled: Sequence[int]) -> int:
 
 
 def look_up(packed: bytes, length: int) -> list[int]:
-    """Returns `length` tokens that followed an earlier occurrence of the last tokens of a sequence;
-    an empty list if there is no such occurrence. The sequence is `packed` in 4 bytes per token.
+    """Returns `length` tokens that followed an earlier occurrence of the last tokens of a sequence.
+    Returns an empty list if there is no such occurrence. The sequence is `packed` in 4 bytes per
+    token.
 
     The longest match counts (see `NGRAMS`), and of several equally long matches the last one. If
-    fewer than `length` tokens follow the match, the sequence is repeating itself; the draft then
+    fewer than `length` tokens follow the match, the sequence is repeating itself. The draft then
     repeats these tokens.
     """
     place = _last_place(packed, NGRAMS[-1])
@@ -66,7 +67,7 @@ def look_up(packed: bytes, length: int) -> list[int]:
 
 def _last_place(packed: bytes, n_tokens: int) -> int:
     """Returns the index of the byte after the last earlier occurrence of the last `n_tokens`
-    tokens; -1 if there is none."""
+    tokens. Returns -1 if there is none."""
     suffix = packed[-n_tokens * _TOKEN_BYTES :]
     end = len(packed) - _TOKEN_BYTES
     for _ in range(MAX_SEARCHES):

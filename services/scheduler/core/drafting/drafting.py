@@ -29,7 +29,8 @@ class NoDrafting:
         return 0
 
     def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
-        """Takes the sampled token of a span and returns it; None if the span is not sampled."""
+        """Takes the sampled token of a span and returns it. Returns None if the span is not
+        sampled."""
         return next(token_ids) if span.is_sampled else None
 
     def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
@@ -47,15 +48,15 @@ class Drafting:
         self._token_hand_off = token_hand_off
 
     def draft(self, selections: Sequence[Selection]) -> int:
-        """Gives drafts to the requests of the selected batch, as long as the batch has room;
-        returns the number of drafted tokens."""
+        """Gives drafts to the requests of the selected batch, as long as the batch has room.
+        Returns the number of drafted tokens."""
         n_drafts = self._draft(selections)
         self.awaits = self._token_hand_off and n_drafts > 0
         return n_drafts
 
     def last_token(self, span: Span, token_ids: Iterator[int], updates: list[Update]) -> int | None:
-        """Takes the sampled tokens of a span, and returns the last one that counts; None if no
-        token is sampled after the span.
+        """Takes the sampled tokens of a span, and returns the last one that counts. Returns None if
+        no token is sampled after the span.
 
         The tokens before the last one confirm drafts. They are appended to the request, and an
         update for each is added to `updates`.
@@ -76,7 +77,7 @@ class Drafting:
         return last
 
     def note_returned(self, batch: Batch, in_flight: Collection[Batch]) -> None:
-        """Notes that the tokens of a batch are known; `in_flight` are the batches that have not
+        """Notes that the tokens of a batch are known. `in_flight` are the batches that have not
         returned."""
         self.awaits = self._token_hand_off and self._has_drafts_to_come(batch, in_flight)
 
@@ -124,8 +125,8 @@ class Drafting:
         return n_most - n_free
 
     def _draft_of(self, request: Request, n_batch_tokens: int, n_room: int) -> Sequence[int]:
-        """Returns a draft for a request, based on its known tokens; an empty sequence if drafting
-        does not pay."""
+        """Returns a draft for a request, based on its known tokens. Returns an empty sequence if
+        drafting does not pay."""
         speculation, drafter = request.speculation, self._drafter
         if speculation is None:
             return ()

@@ -27,8 +27,8 @@ class Blocks:
         return self.n_blocks - len(self._free) - self.cache.n_unused
 
     def cache_for(self, request: Holder) -> Cache:
-        """Returns the prefix cache that a request may use: a cache without content if the request
-        may not share blocks."""
+        """Returns the prefix cache that a request may use. Requests that may not share blocks get a
+        cache that is always empty."""
         if request.cache_scope is None or request.wants_prompt_logprobs:
             return NO_PREFIX_CACHE
         return self.cache
@@ -58,7 +58,7 @@ class Blocks:
         return self.cache.evict()
 
     def free(self, block_id: int) -> None:
-        """Frees a block that neither a request nor the prefix cache holds any more."""
+        """Frees a block that is used by no request and is not in the prefix cache."""
         self._free.append(block_id)
 
     def free_evicted(self, block_ids: Sequence[int]) -> None:

@@ -36,8 +36,8 @@ class Holder(Protocol):
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Returns whether the whole prompt must be computed, because the log-probabilities of its
-        tokens are wanted."""
+        """Returns whether log-probabilities of the prompt's tokens are wanted. If so, the whole
+        prompt must be computed."""
 
     def packed_span(self, start: int, n_tokens: int) -> bytes:
         """Returns `n_tokens` tokens of the request's sequence, from position `start` on, packed in

@@ -47,8 +47,8 @@ class BlockGroups:
         return max(n_unscheduled, 1 + self.max_drafts)
 
     def n_blocks(self, n_columns: int, n_at_once: int, *, block_size: int) -> int:
-        """Returns the largest number of blocks that a request with `n_columns` columns has, if its
-        spans have at most `n_at_once` tokens."""
+        """Returns the largest number of blocks that a request may have while its sequence takes
+        `n_columns` columns of blocks. Its spans have at most `n_at_once` tokens."""
         n_blocks = self.n_whole * n_columns
         for window in self.finite:
             # A span reads and writes `window - 1 + n_at_once` positions in a row.
@@ -57,8 +57,8 @@ class BlockGroups:
         return n_blocks
 
     def by_group(self, block_ids: list[int]) -> list[int]:
-        """Reorders blocks of the groups that see all tokens: `block_ids` are ordered column by
-        column, and the result is ordered group by group."""
+        """Returns blocks of the groups that see all tokens, ordered group by group. `block_ids` are
+        ordered column by column."""
         n = self.n_whole
         if n == 1:
             return block_ids.copy()

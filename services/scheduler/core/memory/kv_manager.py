@@ -61,7 +61,7 @@ class KVManager:
         max_rows: int | None = None,
     ) -> None:
         """`n_blocks` is the number of blocks of all groups together. `expected_use` determines how
-        much requests reserve; without it, requests reserve memory for their longest possible
+        much requests reserve. Without it, requests reserve memory for their longest possible
         sequences. `max_rows` limits the number of running requests where layers keep a state for
         each request."""
         if n_blocks < 1 or block_size < 1:
@@ -82,8 +82,8 @@ class KVManager:
         self.enter, self.enter_rest = entries.enter, entries.enter_rest
 
     def fits_ever(self, max_sequence_len: int) -> bool:
-        """Returns whether a sequence of `max_sequence_len` slots would fit into empty memory, even
-        if its request were preempted before the last token."""
+        """Returns whether a sequence of `max_sequence_len` slots would fit into empty memory. The
+        sequence must also fit after a preemption just before its last token."""
         n_columns = self.columns_for(max_sequence_len)
         return self.n_blocks_for(n_columns, max_sequence_len) <= self.n_blocks
 
@@ -99,7 +99,7 @@ class KVManager:
         return fits
 
     def reserve(self, request: Holder) -> Reservation | None:
-        """Reserves slots for a request, and returns the reservation; returns None if there are not
+        """Reserves slots for a request, and returns the reservation. Returns None if there are not
         enough slots or no row is free.
 
         The tokens of the request that the prefix cache has count as scheduled from then on.
@@ -152,8 +152,8 @@ class KVManager:
         return new
 
     def blocks_of(self, reservation: Reservation) -> list[int]:
-        """Returns the ids of the blocks of all columns: the blocks of the first group, then of the
-        second, and so on. The id is 0 where a block has been given back."""
+        """Returns the ids of a request's blocks: all blocks of the first K/V group, then of the
+        second, and so on. The id of a block that has been given back is 0."""
         block_ids = self.groups.by_group(reservation.block_ids)
         for window in reservation.window_blocks:
             block_ids += window.columns
@@ -170,14 +170,14 @@ class KVManager:
         reservation.clear()
 
     def retire(self, request: Holder, reservation: Reservation) -> None:
-        """Releases the reservation of a request that is in no batch; the prefix cache keeps the
+        """Releases the reservation of a request that is in no batch. The prefix cache keeps the
         stored tokens."""
         self.enter(request, reservation)
         self.enter_rest(request, reservation)
         self.release(reservation)
 
     def n_cached_columns(self, request: Holder) -> int:
-        """Returns the number of a request's first columns that the prefix cache has."""
+        """Returns how many of a request's first columns of blocks are in the prefix cache."""
         return self.blocks.cache_for(request).find(request).n_columns
 
     def has_room(self, reservation: Reservation, n_tokens: int) -> bool:
@@ -189,7 +189,7 @@ class KVManager:
         return reservation.n_reserved_columns * self.block_size - n_tokens
 
     def grow(self, reservation: Reservation, n_tokens: int) -> bool:
-        """Enlarges a reservation to `n_tokens` tokens if there is enough memory; otherwise the
+        """Enlarges a reservation to `n_tokens` tokens if there is enough memory. Otherwise the
         reservation is unchanged. Returns whether the reservation is large enough now."""
         n_columns = self.columns_for(n_tokens)
         if n_columns <= reservation.n_reserved_columns:
@@ -207,7 +207,7 @@ class KVManager:
 
     @property
     def prefix_cache(self) -> PrefixCache | NoPrefixCache:
-        """The prefix cache: the contents of blocks that requests may share."""
+        """Cache of the blocks that several requests may share."""
         return self.blocks.cache
 
     @property
@@ -217,8 +217,8 @@ class KVManager:
 
     @property
     def n_slots(self) -> int:
-        """Number of tokens that fit into the memory if every group stores all of them. Where groups
-        have windows, longer sequences fit."""
+        """Number of tokens that fit into the memory if every group stores all of them. Longer
+        sequences fit if some groups have windows."""
         return self._slots_of(self.n_blocks)
 
     @property
@@ -247,8 +247,9 @@ class KVManager:
         return self._slots_of(self.prefix_cache.n_unused)
 
     def n_blocks_for(self, n_columns: int, n_unscheduled: int) -> int:
-        """Returns the largest number of blocks, in all groups, that a request with `n_columns`
-        columns has, if `n_unscheduled` of its tokens are not scheduled yet."""
+        """Returns the largest number of blocks, in all groups together, that a request may have.
+        The sequence of the request takes `n_columns` columns of blocks, and `n_unscheduled` of its
+        tokens are not scheduled yet."""
         groups = self.groups
         if not groups.finite:  # nearly always: spares two calls
             return groups.n_whole * n_columns

@@ -39,7 +39,8 @@ class NoPrefixCache:
         raise KeyError(block_id)
 
     def evict(self) -> int:
-        """Raises RuntimeError: there is no block to give up, so requests have reserved too many."""
+        """Raises RuntimeError, since an empty cache has no block to evict. Requests have then
+        reserved more than there is."""
         raise RuntimeError("no K/V block is free")
 
 

@@ -118,14 +118,13 @@ class PrefixCache:
         return request.n_tokens // self._block_size * len(self._whole_marks)
 
     def next_entry_at(self, n_columns: int) -> int:
-        """Returns the number of stored tokens from which on a request has another column to enter,
-        if `n_columns` of its columns are entered."""
+        """Returns the number of stored tokens at which a request has another full column of blocks
+        for the cache. `n_columns` columns of the request are in the cache already."""
         return (n_columns + 1) * self._block_size
 
     def _n_seen(self, keys: Sequence[bytes], n_columns: int) -> int:
-        """Returns how many of the first `n_columns` columns the groups with a window can share. In
-        each of these groups, the cache must have every block that the token after the shared
-        columns sees."""
+        """Returns how many of the first `n_columns` columns of blocks a request can share. After
+        the shared columns, the next token must find every block that its attention windows see."""
         marks, index = self._first_seen(n_columns), n_columns
         while index > min(first for _, first in marks):
             index -= 1
@@ -137,8 +136,8 @@ class PrefixCache:
         return n_columns
 
     def _first_seen(self, n_columns: int) -> list[tuple[bytes, int]]:
-        """Returns, for each group with a window, its mark and the first column that the token after
-        `n_columns` columns sees."""
+        """Returns, for each group with a window, its mark and the first column that the window
+        still reaches. The window is that of the token after `n_columns` columns."""
         position = n_columns * self._block_size
         return [
             (mark, first_seen(position, window) // self._block_size)
@@ -146,18 +145,18 @@ class PrefixCache:
         ]
 
     def n_in_use(self, block_ids: Sequence[int]) -> int:
-        """Returns how many of the given blocks have users; all must be in the cache."""
+        """Returns how many of the given blocks have users. All must be in the cache."""
         return sum([block_id not in self._unused for block_id in block_ids])
 
     def n_shared(self, block_ids: Sequence[int]) -> int:
-        """Returns how many of the given blocks have several users; blocks outside the cache count
+        """Returns how many of the given blocks have several users. Blocks outside the cache count
         as having none."""
         return sum([self._n_users.get(block_id, 0) > 1 for block_id in block_ids])
 
     def take_found(self, request: Holder, found: Found, reservation: Reservation) -> None:
         """Makes an admitted request a user of the blocks that `find` returned. The reservation of
         the request lists the full blocks already. A rest among the found blocks is added to the
-        reservation; it belongs to the request alone from then on, and the cache forgets the rest.
+        reservation. It belongs to the request alone from then on, and the cache forgets the rest.
         The tokens of all these blocks count as scheduled."""
         self.take(found.block_ids)
         for block_ids in found.window_block_ids:
@@ -213,11 +212,12 @@ class PrefixCache:
     def enter_rest(
         self, request: Holder, block_id: int, *, column: int, n_tokens: int
     ) -> int | None:
-        """Enters the rest of a request that ends: the block in column `column`, of which the first
-        `n_tokens` tokens are stored. All earlier tokens of the request must be stored too.
+        """Enters the rest of a request that ends into the cache. The rest is the last block of the
+        request, which is not full: the block in column `column`, with `n_tokens` tokens. All
+        earlier tokens of the request must be stored too.
 
         A rest that was entered in the same place before is replaced, since the newest rest is the
-        most likely to be continued. Returns the replaced block; None if no rest was replaced.
+        most likely to be continued. Returns the replaced block, or None if no rest was replaced.
         """
         key = self._keys(request, column)[column - 1] + _OF_REST
         replaced = self._block_of.get(key)
@@ -233,12 +233,12 @@ class PrefixCache:
         return replaced
 
     def take_rest(self, block_id: int) -> None:
-        """Forgets a rest; its block has another owner from now on."""
+        """Forgets a rest. Its block has another owner from now on."""
         del self._unused[block_id]
         self._forget(block_id)
 
     def leave(self, block_id: int) -> bool:
-        """Removes one user from an entered block; returns whether that was the last user."""
+        """Removes one user from an entered block. Returns whether that was the last user."""
         self._n_users[block_id] -= 1
         if self._n_users[block_id]:
             self.n_shared_blocks -= self._n_users[block_id] == 1
@@ -248,8 +248,8 @@ class PrefixCache:
         return True
 
     def evict(self) -> int:
-        """Removes the block that has been without users longest from the cache, and returns its
-        id."""
+        """Removes a block from the cache and returns its id. The block is the one that has been
+        without users for the longest time."""
         block_id = next(iter(self._unused))
         del self._unused[block_id]
         self._forget(block_id)
@@ -261,7 +261,7 @@ class PrefixCache:
 
     def _find_rest(self, request: Holder, n_columns: int) -> Rest | None:
         """Returns the rest after `n_columns` columns, if the request has all tokens of the rest and
-        more; None otherwise."""
+        more. Returns None otherwise."""
         if not n_columns or len(self._whole_marks) > 1:
             return None
         key = self._keys(request, n_columns)[n_columns - 1] + _OF_REST

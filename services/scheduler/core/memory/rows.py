@@ -6,8 +6,8 @@ class Rows:
     first."""
 
     def __init__(self, max_rows: int | None) -> None:
-        """`max_rows` is the number of rows where layers keep a state for each request; None where
-        the tables grow as needed."""
+        """`max_rows` is the number of rows of the ranks' tables of states. With None, the tables
+        grow as needed."""
         self.max_rows = max_rows
         self._free: list[int] = []
         self._n_rows = 0
@@ -18,7 +18,7 @@ class Rows:
         return self.max_rows is None or bool(self._free) or self._n_rows < self.max_rows
 
     def take(self) -> int:
-        """Returns a row that no request has; a free row must exist."""
+        """Returns a row that no request has. A free row must exist."""
         if self._free:
             return self._free.pop()
         self._n_rows += 1

@@ -27,7 +27,7 @@ class WindowBlocks:
 
     @property
     def columns(self) -> list[int]:
-        """Ids of the blocks of all columns; 0 where a block has been given back."""
+        """Ids of the blocks of all columns, or 0 where a block has been given back."""
         return [0] * self.first_column + list(self.block_ids)
 
     def extend(self, block_ids: Sequence[int]) -> Sequence[int]:
@@ -36,7 +36,7 @@ class WindowBlocks:
         return block_ids
 
     def pass_by(self, position: int, *, block_size: int) -> Iterator[int]:
-        """Removes the blocks that no query at `position` or later sees, and yields their ids."""
+        """Removes the blocks that no query from `position` on can see, and yields their ids."""
         first = first_seen(position, self.window) // block_size
         while self.first_column < first and self.block_ids:
             yield self.block_ids.popleft()

@@ -64,8 +64,8 @@ class Fair:
         now: Clock,
         batch: FairBatch | None = None,
     ) -> None:
-        """`now` returns the time in seconds. `batch` limits the tokens of clients in batches; None
-        where there is no such limit."""
+        """`now` returns the time in seconds. `batch` limits the tokens of each client in a batch.
+        It is None if there are no such limits."""
         if ageing_s <= 0:
             raise ValueError(f"ageing_s must be more than 0, not {ageing_s}")
         self.ageing_s = ageing_s
@@ -86,14 +86,14 @@ class Fair:
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
-        """Returns an order without requests; `now` is its clock."""
+        """Returns an order without requests. `now` is its clock."""
         n_tokens = options.batch_tokens
         batch = None if n_tokens is None else FairBatch(n_tokens)
         return cls(ageing_s=options.ageing_s, now=now, batch=batch)
 
     @property
     def options(self) -> OrderOptions:
-        """The options with which the order was made."""
+        """Options from which the order was made."""
         return OrderOptions(self.ageing_s, None if self.batch is None else self.batch.max_tokens)
 
     def __len__(self) -> int:
@@ -111,38 +111,39 @@ class Fair:
 
     @property
     def first_in_turn(self) -> Request | None:
-        """The next request among the waiting requests that have never run; None if there is
-        none."""
+        """First of the waiting requests that have never run, in the order of turns. The value is
+        None if there is none."""
         return next(self._in_turn(), None)
 
     def first_to_call(self, running: Collection[Request]) -> Request | None:
-        """Returns the next request that has never run and whose client may have another request in
-        a batch; None if there is no such request."""
+        """Returns the first waiting request that has never run, among clients that may have another
+        request in a batch. Returns None if there is no such request."""
         if self.batch is None:
             return self.first_in_turn
         return next(self._in_turn(self.batch.room(running).may_begin), None)
 
     @property
     def first_preempted(self) -> Request | None:
-        """The first waiting request that was preempted; None if there is none."""
+        """The first waiting request that was preempted, or None if there is none."""
         return next(iter(self._preempted), None)
 
     def call(self, request: Request | None, *, place: int | None = None) -> None:
-        """Calls a request that has never run: only this request may be admitted. The request gets
-        `place`, which must be free when it is admitted; with None it gets the last place. Calling
-        None ends the call."""
+        """Makes a waiting request that has never run the only one that may be admitted ("called").
+        The request gets `place` among the running requests, which must be free when the request is
+        admitted. With the place None it gets the last place. With the request None, all requests
+        may be admitted again."""
         self._called, self._called_to = request, place
 
     def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Prefers, among the first requests of the client whose turn it is, the request with the
-        largest cached part. `n_cached` returns the size of the cached part of a request. A
-        preferred request stays preferred until it is admitted."""
+        """Chooses the request with the largest cached part among the first requests of the client
+        that is next. `n_cached` returns the number of cached tokens of a request. The chosen
+        request keeps the first turn of its client until it is admitted."""
         first = self.first_in_turn
         if first is not None:
             self._classes[first.priority].prefer(_client_of(first), n_cached)
 
     def take_place(self) -> int:
-        """Returns a new place, after all places that were given before."""
+        """Returns a new place in the order of running requests, after all earlier places."""
         self._n_places += 1
         return self._n_places - 1
 
@@ -169,9 +170,8 @@ class Fair:
             _client_of(request).n_running -= 1
 
     def admit(self, request: Request) -> None:
-        """Removes an admitted request from the waiting ones and charges its prompt to its client.
-        The place of the request is after all running requests, unless it was called to another
-        place."""
+        """Removes an admitted request from the waiting ones, and charges its client for the prompt.
+        The request gets the place after all running requests, unless `call` gave it another."""
         client = _client_of(request)
         client.n_running += 1
         if request in self._preempted:
@@ -187,7 +187,7 @@ class Fair:
             self.call(None)
 
     def remove(self, request: Request) -> None:
-        """Forgets a request; charges for the request remain."""
+        """Forgets a request. Charges for the request remain."""
         client = _client_of(request)
         if request in self._preempted:
             del self._preempted[request]
@@ -220,14 +220,14 @@ class Fair:
     def batch_limits(
         self, running: Collection[Request], ready: Sequence[Request]
     ) -> Allowances | None:
-        """Returns the tokens that clients may have in the next batch; None if no client is
-        limited."""
+        """Returns, for each client, the number of tokens that it may have in the next batch.
+        Returns None if no client is limited."""
         if self.batch is not None:
             self._allowances = self.batch.allowances(running, ready, self._called)
         return self._allowances
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the rank of a request for preemption; the highest rank is preempted first. Among
+        """Returns the rank of a request for preemption. The highest rank is preempted first. Among
         requests that were never preempted, the last admitted request of the least important class
         ranks highest. Requests that were preempted before rank lowest, so that a stream of more
         important requests cannot keep them from ending."""
@@ -258,7 +258,7 @@ class Fair:
                 yield request
 
     def _rank(self, priority_class: PriorityClass, waited_s: float) -> tuple[int, int]:
-        """Returns the rank of a class that has waited `waited_s`; the lowest rank comes first. If
+        """Returns the rank of a class that has waited `waited_s`. The lowest rank comes first. If
         two classes have risen to equal ranks, the less important class comes first, since it has
         waited longer."""
         priority = priority_class.priority
@@ -293,8 +293,8 @@ class Fair:
         return client
 
     def _forget(self) -> None:
-        """Forgets clients that have no request and whose counters would be raised on return anyway:
-        nothing is lost. If too many clients are left, all clients without a request are forgotten.
+        """Forgets clients without requests whose counters would be raised on their return anyway,
+        so that nothing is lost. If too many clients remain, forgets all clients without a request.
         Each of these gains at most the largest possible difference between clients."""
         least = self._least_served()
         known = self._clients.items()

@@ -45,10 +45,10 @@ class Allowances:
         n_running: Counter[ServedClient | None],
         called: Request | None,
     ) -> None:
-        """`turns` lists, for each limited client, the requests that have one token each, in the
-        order of their turns. `spare` is the number of tokens that each client has in addition.
-        `called` is the waiting request that takes the place of a running one; None if there is no
-        such request."""
+        """`turns` lists requests of each limited client in the order of their turns. Each of these
+        requests may have one token. `spare` is the number of tokens that each client may have in
+        addition. `called` is the waiting request that will take the place of a running one. It is
+        None if there is no such request."""
         self._called = called
         self._n_running = n_running
         self._max_running = 0
@@ -86,7 +86,7 @@ class Allowances:
                 yield request
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes at most `n_tokens` tokens for a request, within the limit of its client; returns
+        """Takes at most `n_tokens` tokens for a request, within the limit of its client. Returns
         the number taken."""
         if request.client not in self._spare:
             return n_tokens
@@ -100,7 +100,8 @@ class Allowances:
         return self._spare.get(client, 1) > 0
 
     def next_place(self, client: ServedClient | None) -> int:
-        """Returns the place of the client's request whose turn comes first in the next batch."""
+        """Returns the place of one of the client's requests. It is the request whose turn comes
+        first in the next batch."""
         turns = self._turns.get(client)
         if not turns:
             return 0
@@ -121,9 +122,12 @@ class FairBatch:
     def allowances(
         self, running: Iterable[Request], ready: Sequence[Request], called: Request | None
     ) -> Allowances | None:
-        """Returns the tokens that clients may have in the next batch; None if no client is limited.
+        """Returns, for each client, the number of tokens that it may have in the next batch.
+        Returns None if no client is limited.
+
         `running` are all running requests. `ready` are the requests that could be in the batch, by
-        place. `called` is the waiting request that takes the place of a running one."""
+        place. `called` is the waiting request that takes the place of a running one.
+        """
         n_running = Counter(map(_CLIENT, running))
         limits = self._limits(n_running)
         last, self._last = self._last, None
@@ -142,8 +146,7 @@ class FairBatch:
         return self._last
 
     def room(self, running: Iterable[Request]) -> "Room":
-        """Returns an object that tells which clients may have another request beside the running
-        ones."""
+        """Returns an object that says which clients may have more running requests."""
         n_running = Counter(map(_CLIENT, running))
         return Room(n_running, self._limits(n_running))
 

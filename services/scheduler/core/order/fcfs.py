@@ -35,11 +35,11 @@ class FirstComeFirstServed:
         self._waiting[request] = None
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Puts preempted requests back to their places in the order of arrival."""
+        """Puts preempted requests back into the waiting ones, in the order of arrival."""
         self._waiting = dict.fromkeys(sorted([*self._waiting, *requests], key=_place))
 
     def admit(self, request: Request) -> None:
-        """Removes an admitted request from the waiting ones; the request keeps its place."""
+        """Removes an admitted request from the waiting ones. The request keeps its place."""
         del self._waiting[request]
 
     def remove(self, request: Request) -> None:
@@ -59,11 +59,11 @@ class FirstComeFirstServed:
         return chain(ready, self._waiting if waiting is None else waiting)
 
     def batch_limits(self, running: Collection[Request], ready: Sequence[Request]) -> None:
-        """Does nothing: this order limits no request."""
+        """Returns None, since this order limits no request."""
 
     def rank(self, request: Request) -> tuple[int, ...]:
-        """Returns the place of the request, so that the request that arrived last is preempted
-        first."""
+        """Returns the number of the request in the order of arrival. The request that arrived last
+        is preempted first."""
         return (request.place,)
 
 

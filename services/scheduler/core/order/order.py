@@ -35,11 +35,11 @@ class BatchLimits(Protocol):
 
     def riders(self, candidates: Iterable[Request], max_running: int) -> Iterator[Request]:
         """Yields the candidates that may be in the batch, in order. Waiting candidates are yielded
-        only as the limits allow; `max_running` limits the number of running requests. The caller
+        only as the limits allow. `max_running` limits the number of running requests. The caller
         must take tokens for each candidate before asking for the next one."""
 
     def take(self, request: Request, n_tokens: int) -> int:
-        """Takes at most `n_tokens` tokens for a request, within its limit; returns how many
+        """Takes at most `n_tokens` tokens for a request, within its limit. Returns how many
         tokens."""
 
 
@@ -59,7 +59,7 @@ class Order(Protocol):
         ...
 
     def restore(self, requests: Sequence[Request]) -> None:
-        """Adds requests that have run and were preempted; the requests keep their places."""
+        """Adds requests that have run and were preempted. The requests keep their places."""
         ...
 
     def admit(self, request: Request) -> None:
@@ -74,18 +74,18 @@ class Order(Protocol):
     def line_up(
         self, ready: Sequence[Request], waiting: Sequence[Request] | None = None
     ) -> Iterator[Request]:
-        """Yields the requests for a batch: first the `ready` requests by place, then the waiting
-        ones as if each were admitted before the next is asked for. `waiting`, if given, lists the
-        only waiting requests that may be admitted. The order is not changed, and must not change
-        while the iterator is used."""
+        """Yields the requests for a batch. The `ready` requests come first, by place. Then come the
+        waiting requests, as if each were admitted before the next is asked for. `waiting`, if
+        given, lists the only waiting requests that may be admitted. The order is not changed, and
+        must not change while the iterator is used."""
         ...
 
     def batch_limits(
         self, running: Collection[Request], ready: Sequence[Request]
     ) -> BatchLimits | None:
-        """Returns the limits of the order for the next batch; None if the order limits no request.
-        `running` are all running requests, and `ready` the requests that could be in the batch, by
-        place."""
+        """Returns the limits of the order for the next batch. Returns None if the order limits no
+        request. `running` are all running requests, and `ready` the requests that could be in the
+        batch, by place."""
         ...
 
     def rank(self, request: Request) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ MayBegin = Callable[[ServedClient], bool]
 
 
 def any_client(client: ServedClient) -> bool:
-    """Returns True: requests of any client may begin."""
+    """Returns True, since requests of any client may begin."""
     return True
 
 
@@ -37,9 +37,9 @@ class ClientLine:
         self.n_passes = 0  # times that the oldest request was passed over
 
     def prefer(self, n_cached: Callable[[Request], int]) -> None:
-        """Moves the request with the largest cached part to the front, unless another request is in
-        front of the oldest one already. `n_cached` returns the size of the cached part of a
-        request."""
+        """Moves the request with the largest cached part to the front. Does nothing if another
+        request is in front of the oldest one already. `n_cached` returns the number of cached
+        tokens of a request."""
         if self.preferred is not None or self.n_passes == MAX_PASSES or len(self.requests) == 1:
             return
         head = list(islice(self.requests, N_PREFERABLE))
@@ -68,8 +68,8 @@ class ClientLine:
         return client.served, client.turn, self._oldest().arrival, self
 
     def arrival_of(self, request: Request) -> int:
-        """Returns the arrival number by which a request has its turn. A preferred request takes the
-        turn of the oldest request."""
+        """Returns the arrival number that decides when a request has its turn. A preferred request
+        takes the turn of the oldest request."""
         return self._oldest().arrival if request is self.preferred else request.arrival
 
 

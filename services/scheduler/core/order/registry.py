@@ -18,12 +18,12 @@ class NamedOrder(Order, Protocol):
 
     @classmethod
     def of(cls, options: OrderOptions, now: Clock) -> Self:
-        """Returns an order without requests; `now` is its clock."""
+        """Returns an order without requests. `now` is its clock."""
         ...
 
     @property
     def options(self) -> OrderOptions:
-        """The options with which the order was made; options that the order does not use have
+        """The options with which the order was made. Options that the order does not use have
         defaults."""
         ...
 
@@ -34,7 +34,8 @@ ORDERS: Mapping[str, type[NamedOrder]] = {order.name: order for order in _ORDERS
 
 
 def named_order(order: Order) -> NamedOrder | None:
-    """Returns the order itself if settings have a name for its class, else None."""
+    """Returns the order itself if the settings have a name for its class. Returns None
+    otherwise."""
     return next((order for kind in _ORDERS if isinstance(order, kind)), None)
 
 

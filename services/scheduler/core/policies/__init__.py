@@ -51,12 +51,12 @@ class Policy(Protocol):
 
     @property
     def name(self) -> str:
-        """The name of the policy in settings and towards observers."""
+        """Name of the policy in the settings and in what observers are told."""
         ...
 
     @property
     def max_span_tokens(self) -> int | None:
-        """Largest number of tokens of one request in a batch; None where a prompt is always one
+        """Largest number of tokens of one request in a batch, or None where a prompt is always one
         span."""
         ...
 
@@ -66,7 +66,8 @@ class Policy(Protocol):
         ...
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns the requests of the next batch in order; an empty list if no request can run."""
+        """Returns the requests of the next batch in order. Returns an empty list if no request can
+        run."""
         ...
 
     def is_full(self, ready: Sequence[Request]) -> bool:

@@ -74,8 +74,8 @@ class ChunkedPolicy:
         return self.max_batch_tokens
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:
-        """Returns as many requests as fit into a batch, in the order of the pool, each with as many
-        tokens as fit. New prompts begin in at most one group."""
+        """Returns the requests of the next batch. Requests are taken in the order of the pool, each
+        with as many tokens as fit. New prompts begin in at most one group."""
         selections: list[Selection] = []
         n_free = self.max_batch_tokens
         n_decodes_free = -(-pool.n_running // self.n_shares)
@@ -114,7 +114,8 @@ class ChunkedPolicy:
         return selections
 
     def is_full(self, ready: Sequence[Request]) -> bool:
-        """Returns whether the requests fill a batch, by their number or by their tokens."""
+        """Returns whether no further request fits into the batch, because of the number of requests
+        or of their tokens."""
         if len(ready) >= self.max_batch_size:
             return True
         return sum([request.n_unscheduled for request in ready]) >= self.max_batch_tokens

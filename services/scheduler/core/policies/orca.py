@@ -37,7 +37,7 @@ class OrcaPolicy:
 
     @property
     def options(self) -> PolicyOptions:
-        """The options of the policy; options that the policy does not use have defaults."""
+        """The options of the policy. Options that the policy does not use have defaults."""
         return PolicyOptions(self.max_batch_size)
 
     def select(self, pool: RequestPool, kv_manager: KVManager) -> list[Selection]:

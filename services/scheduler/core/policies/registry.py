@@ -23,7 +23,7 @@ class NamedPolicy(Policy, Protocol):
 
     @property
     def options(self) -> PolicyOptions:
-        """The options with which the policy was made; options that the policy does not use have
+        """The options with which the policy was made. Options that the policy does not use have
         defaults."""
         ...
 
@@ -34,7 +34,8 @@ POLICIES: Mapping[str, type[NamedPolicy]] = {policy.name: policy for policy in _
 
 
 def named_policy(policy: Policy) -> NamedPolicy | None:
-    """Returns the policy itself if settings have a name for its class, else None."""
+    """Returns the policy itself if the settings have a name for its class. Returns None
+    otherwise."""
     return next((policy for kind in _POLICIES if isinstance(policy, kind)), None)
 
 

@@ -51,7 +51,7 @@ class ForFairness:
         can_run: Callable[[Request], bool],
         preempt: Callable[[Request], None],
     ) -> None:
-        """`can_run` says whether a request could join the next batch; `preempt` preempts a request
+        """`can_run` says whether a request could join the next batch. `preempt` preempts a request
         that is in no batch."""
         self._pool = pool
         self._order = order
@@ -65,10 +65,11 @@ class ForFairness:
         order.call(None)  # ends a call of the previous epoch
 
     def prepare(self) -> None:
-        """Calls the request whose turn it is, if others must be preempted to make room.
+        """Chooses a waiting request to be admitted next, if running requests must be preempted to
+        make room.
 
-        Once memory has been short, the request with the largest cached part is preferred among the
-        first requests of the client whose turn it is. Before that, waiting loses no cached tokens.
+        If memory has ever been short, the first requests of the next client compete: the one with
+        the largest cached part is chosen. Before that, waiting loses no cached tokens.
         """
         if self._kv_manager.blocks.n_evicted:
             self._order.prefer(self._kv_manager.n_cached_columns)
@@ -93,14 +94,14 @@ class ForFairness:
             self._call(first)
 
     def settle(self, selected: Collection[Request]) -> None:
-        """If the called request is in the batch, moves the request whose place was taken to the
-        last place."""
+        """If the called request is in the batch, moves the request whose place it took to the last
+        place."""
         if self._swapped is not None and self._called in selected:
             self._pool.move(self._swapped, self._order.take_place())
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request, which has just returned and is in no batch, must be preempted
-        now. This holds if the request was chosen to be preempted and the called request still
+        """Returns whether a request must be preempted now. The request has just returned and is in
+        no batch. It must be preempted if it was chosen for that and the called request still
         waits."""
         if request not in self._due:
             return False
@@ -108,7 +109,7 @@ class ForFairness:
         return self._called is not None and self._called.state is RequestState.INITIATION
 
     def note_preempted(self, request: Request) -> None:
-        """Forgets that a request must be preempted, since that is done."""
+        """Notes that a request has been preempted, so that it need not be preempted any more."""
         self._due.pop(request, None)
 
     def note_end(self, request: Request) -> None:
@@ -119,7 +120,8 @@ class ForFairness:
         """Does nothing: free memory is looked up in each iteration."""
 
     def _stop(self) -> None:
-        """Ends the call, and lets the requests run that were held back; `prepare` decides anew."""
+        """Ends the preemption for a called request. The requests that were held back for it may run
+        again. `prepare` decides anew."""
         self._order.call(None)
         self._called = self._swapped = None
         for request in self._due:
@@ -132,8 +134,8 @@ class ForFairness:
         self._order.call(request, place=place)
 
     def _take_place(self, first: Request, ready: Sequence[Request]) -> None:
-        """Calls the request `first` to the place of a request in the batch, if the client of
-        `first` may have more places."""
+        """Gives the request `first` the place of a request in the batch, if the client of `first`
+        may have more running requests."""
         riding = ready[: self._policy.max_batch_size]
         n_riding: Counter[ServedClient | None] = Counter(map(_CLIENT, riding))
         if self._pool.n_running > len(ready):
@@ -188,8 +190,9 @@ class ForFairness:
     def _richest(
         self, first: Request, n_places: Counter[ServedClient | None]
     ) -> ServedClient | None:
-        """Returns the client with the most places relative to its weight, among the clients from
-        which the client of `first` may take a place; None if there is no such client."""
+        """Returns the client with the most running requests relative to its weight. Only clients
+        count from which the client of `first` may take a place. Returns None if there is no such
+        client."""
         mine = _client_of(first)
         n_mine, most, most_places = n_places[mine], None, 0.0
         for one, n_its in n_places.items():
@@ -230,7 +233,7 @@ def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
 
 def _n_freed_blocks(kv_manager: KVManager, reservation: Reservation, request: Request) -> int:
     """Returns how many more blocks `request` could use if `reservation` were released. Blocks that
-    other requests share are not counted, nor blocks that hold the beginning of `request` itself."""
+    other requests share do not count. Nor do blocks with the beginning of `request` itself."""
     cache = kv_manager.blocks.cache_for(request)
     n_freed = reservation.n_reserved_blocks
     n_freed -= kv_manager.prefix_cache.n_shared(reservation.block_ids)

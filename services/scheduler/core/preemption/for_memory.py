@@ -38,7 +38,7 @@ class ForMemory:
         can_run: Callable[[Request], bool],
         preempt: Callable[[Request], None],
     ) -> None:
-        """`can_run` says whether a request could join the next batch; `preempt` preempts a request
+        """`can_run` says whether a request could join the next batch. `preempt` preempts a request
         that is in no batch."""
         self._pool = pool
         self._kv_manager = kv_manager
@@ -50,8 +50,8 @@ class ForMemory:
         self._leaving: set[Request] = set()  # ended requests whose memory is not free yet
 
     def prepare(self) -> None:
-        """Provides memory for the next tokens of all requests that may be selected, and holds back
-        the requests for which memory is missing."""
+        """Provides memory for the next tokens of the requests that may be selected. Requests for
+        which memory is missing are held back."""
         before = self._held if self._victim is None else [*self._held, self._victim]
         self._victim = None  # memory may be free now, or another request may be last
         for request in before:
@@ -73,16 +73,16 @@ class ForMemory:
         """Does nothing: the requests of a batch change no decision."""
 
     def is_due(self, request: Request) -> bool:
-        """Returns whether a request, which has just returned and is in no batch, must be preempted
-        now. This holds if the request was chosen to be preempted and another request still waits
-        for memory."""
+        """Returns whether a request must be preempted now. The request has just returned and is in
+        no batch. It must be preempted if it was chosen for that and another request still waits for
+        memory."""
         if request is not self._victim:
             return False
         self._victim = None
         return any(one is not request for one in self._held)
 
     def note_preempted(self, request: Request) -> None:
-        """Forgets for how much memory a request has waited, and that it was to be preempted."""
+        """Notes that a request has been preempted. Its wait for memory is over."""
         self._wanted.pop(request, None)
         if request is self._victim:
             self._victim = None
@@ -102,7 +102,7 @@ class ForMemory:
             )
 
     def note_freed(self, request: Request) -> None:
-        """Notes that the memory of a request that has ended is free."""
+        """Notes that a request has ended and its memory is free."""
         self._leaving.discard(request)
 
     def _has_room(self, request: Request) -> bool:

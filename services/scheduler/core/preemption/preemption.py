@@ -26,8 +26,8 @@ class Preemption(Protocol):
         """Makes room before a batch is selected."""
 
     def settle(self, selected: Collection[Request]) -> None:
-        """Notes the requests of the batch that was just selected, before these requests count as
-        running."""
+        """Notes the requests of the batch that was just selected. Must be called before these
+        requests count as running."""
 
     def is_due(self, request: Request) -> bool:
         """Returns whether a request, which has just returned and is in no batch, must be preempted
@@ -37,10 +37,10 @@ class Preemption(Protocol):
         """Notes that a request was preempted."""
 
     def note_end(self, request: Request) -> None:
-        """Notes that a request has ended; batches in flight may still use its memory."""
+        """Notes that a request has ended. Batches in flight may still use its memory."""
 
     def note_freed(self, request: Request) -> None:
-        """Notes that the memory of a request that has ended is free."""
+        """Notes that a request has ended and its memory is free."""
 
 
 class Preemptions:
@@ -84,9 +84,9 @@ def preemption_of(
     can_run: Callable[[Request], bool],
     preempt: Callable[[Request], None],
 ) -> Preemption:
-    """Returns the preemption that the kind of admission and the order of the pool require.
+    """Returns the preemption for the given kind of admission and the order of the pool.
 
-    `can_run` says whether a request could join the next batch; `preempt` preempts a request that is
+    `can_run` says whether a request could join the next batch. `preempt` preempts a request that is
     in no batch.
     """
     reasons: list[Preemption] = []

@@ -111,7 +111,7 @@ class GroupTransport:
             del self.pipeline, self._stage, group
 
     def _retire(self, n_left: int) -> None:
-        """Waits for the oldest sends until at most `n_left` are in flight; drops finished sends."""
+        """Waits for the oldest sends until at most `n_left` are in flight. Drops finished sends."""
         while self._sends and (len(self._sends) > n_left or self._sends[0].is_completed):
             self._sends.popleft().wait()
 
@@ -136,7 +136,7 @@ class GroupTensorParallel:
                 self._group.allreduce([tensor]).wait()
 
     def _sum_in_order(self, tensor: torch.Tensor) -> None:
-        """Sums `tensor` over all ranks in the order of the ranks; each rank sums a slice.
+        """Sums `tensor` over all ranks in the order of the ranks. Each rank sums a slice.
 
         The number of bytes transferred equals that of Gloo's ring algorithm, in which the sum of
         each slice begins at a different rank.

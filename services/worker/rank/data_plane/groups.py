@@ -32,7 +32,7 @@ class Group(Protocol):
         """Starts a receive."""
 
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
-        """Starts a sum over all ranks, in place."""
+        """Starts to replace a tensor by its sum over all ranks."""
 
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Work:
         """Starts a gather to all ranks."""
@@ -89,7 +89,7 @@ def wait_timeout(group: Group, timeout: timedelta) -> timedelta:
 
 
 def abort_group(group: Group, rank: int, size: int) -> None:
-    """Ends all operations of a group of `size` ranks; this process has the index `rank`."""
+    """Ends all operations of a group of `size` ranks. This process has the index `rank`."""
     if isinstance(group, dist.ProcessGroupGloo):
         # Gloo has no abort. A receive that times out closes all connections of its group, which
         # ends all other operations. A receive from a peer that is gone has no such effect.

@@ -27,7 +27,7 @@ class StagedTransport:
         self._transport.warm_up()
 
     def start_receive(self, hidden: torch.Tensor, iteration: int) -> Receipt:
-        """Implements `Transport.start_receive`; `wait` copies the tensor to the device."""
+        """Implements `Transport.start_receive`. `wait` copies the tensor to the device."""
         staged = torch.empty_like(hidden, device="cpu")
         return _StagedReceipt(self._transport.start_receive(staged, iteration), staged, hidden)
 
@@ -53,7 +53,7 @@ class StagedTensorParallel:
         self._ranks = ranks
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
-        """Sums over all ranks, in place."""
+        """Replaces the tensor by its sum over all ranks."""
         if self.size > 1:
             staged = tensor.to("cpu", copy=True)
             self._ranks.all_reduce(staged)

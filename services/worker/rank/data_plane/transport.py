@@ -39,7 +39,7 @@ class RankPlace:
 
     @property
     def world_rank(self) -> int:
-        """Index of this rank among all ranks; the ranks of a stage have consecutive indices."""
+        """Index of this rank among all ranks. The ranks of a stage have consecutive indices."""
         return self.stage_index * self.tp_size + self.tp_rank
 
     @property
@@ -65,7 +65,7 @@ class Transport(Protocol):
 
     @property
     def tensor_parallel(self) -> TensorParallel:
-        """The ranks that share this stage's layers; the operations raise TransferError."""
+        """The ranks that share this stage's layers. The operations raise TransferError."""
 
     def warm_up(self) -> None:
         """Exchanges a first tensor with each neighbour, so that all connections are open.
@@ -92,7 +92,7 @@ class Transport(Protocol):
         """
 
     def abort(self) -> None:
-        """Makes all current and later operations raise TransferError; may be called from any
+        """Makes all current and later operations raise TransferError. May be called from any
         thread."""
 
     def close(self) -> None:
