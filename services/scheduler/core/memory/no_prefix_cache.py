@@ -38,6 +38,10 @@ class NoPrefixCache:
         """Raises KeyError, since no block is in the cache."""
         raise KeyError(block_id)
 
+    def forget(self, request: Holder) -> list[int]:
+        """Returns an empty list: no block is in the cache."""
+        return []
+
     def evict(self) -> int:
         """Raises RuntimeError: there is no block to give up, so requests have reserved too many."""
         raise RuntimeError("no K/V block is free")
