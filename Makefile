@@ -34,6 +34,9 @@ EXAMPLES ?= 100
 FAULTS_N    ?= 200
 FAULTS_SEED ?=
 
+# Requests whose numbers break.
+NUMERICS_N  ?= 200
+
 # Inputs that are made up and sent to real servers, of all kinds together, and the seed that they are made of.
 FUZZ_N    ?= 100000
 FUZZ_SEED ?=
@@ -101,7 +104,7 @@ wait_serving = $(wait_workers) && \
   $(IN_NAMESPACE) rollout status $(call workload,frontend) --timeout=$(READY_TIMEOUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
+.PHONY: help setup constraints locks protos proto-breaking proto-baseline native run tune test test-thorough test-system test-triton test-triton-all test-sanitizers test-gpu test-faults test-numerics test-hostile fuzz fuzzer test-cluster drills test-prometheus test-phoenix test-proxy test-browser screenshots test-llama-cpp test-real real-model check fmt fmt-check lint page-lint page-tools page-library types layers bench bench-gpu demo-model images $(IMAGES:%=image-%) push sbom manifests deploy rollout-workers status undeploy clean
 
 help:  ## Print this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -144,6 +147,9 @@ test-gpu:  ## Run the tests that need a CUDA device, with GPU_PYTHON (.venv's, e
 
 test-faults: setup  ## Kill and stop processes under load, FAULTS_N (200) times at random; FAULTS_SEED repeats a run
 	FAULTS_N=$(FAULTS_N) FAULTS_SEED=$(FAULTS_SEED) $(BIN)/python -m pytest -m faults tests/faults -q -s $(ARGS)
+
+test-numerics: setup  ## Send NUMERICS_N (200) requests whose numbers break beside 64 good streams, with each element type
+	NUMERICS_N=$(NUMERICS_N) NUMERICS_GOOD=64 $(BIN)/python -m pytest -m '' tests/faults/test_numerics.py -q $(ARGS)
 
 fuzz: setup $(FUZZER)  ## Send FUZZ_N (100000) made-up inputs to every public and internal API; FUZZ_SEED repeats a run
 	FUZZ_N=$(FUZZ_N) FUZZ_SEED=$(FUZZ_SEED) $(BIN)/python -m pytest -m fuzz tests/fuzz -q -s $(ARGS)

@@ -73,9 +73,10 @@ def _in_groups(rows: Tensor, form: GroupForm) -> tuple[Tensor, Tensor]:
 
 def _four_bit_scales(groups: Tensor) -> Tensor:
     """Returns the scales [n_rows, n_groups] with the smallest squared errors for `groups`
-    [n_rows, n_groups, size]. A scale may be negative."""
+    [n_rows, n_groups, size]. A scale may be negative. The scale of a group that is not finite is
+    not finite either, so that no result of the group is."""
     places = groups.abs().argmax(2, keepdim=True)
-    largest = groups.gather(2, places).squeeze(2)
+    largest = groups.gather(2, places).squeeze(2)  # NaN counts as the largest
     best, best_gain = torch.zeros_like(largest), torch.zeros_like(largest)
     for cut in _CUTS:
         whole = _rounded(groups, largest * (cut / -8), 4)
@@ -86,7 +87,7 @@ def _four_bit_scales(groups: Tensor) -> Tensor:
         gain = scale * products
         is_better = gain > best_gain
         best, best_gain = torch.where(is_better, scale, best), torch.maximum(gain, best_gain)
-    return best
+    return torch.where(largest.isfinite(), best, torch.nan)
 
 
 def _rounded(groups: Tensor, scales: Tensor, bits: Bits) -> Tensor:
@@ -94,4 +95,4 @@ def _rounded(groups: Tensor, scales: Tensor, bits: Bits) -> Tensor:
     `bits`, [n_rows, n_groups, size]."""
     steps = torch.where(scales.abs() > _NOTHING, 1 / scales, 0.0)
     low, high = (-8, 7) if bits == 4 else (-LARGEST, LARGEST)
-    return (groups * steps[..., None]).round_().clamp_(low, high)
+    return (groups * steps[..., None]).round_().nan_to_num_(0).clamp_(low, high)

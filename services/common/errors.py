@@ -129,8 +129,8 @@ class Unavailable(OrcinusError):
 
 
 class RequestFailed(OrcinusError):
-    """The request itself seems to end every pipeline that serves it, and must not be tried
-    again."""
+    """The model cannot compute the request, or the request seems to end every pipeline that serves
+    it. The request must not be tried again."""
 
 
 class StaleEpoch(OrcinusError):

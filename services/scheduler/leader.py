@@ -166,7 +166,8 @@ class Leader:
                 # The engine master has logged the cause, with addresses that clients must not see.
                 timeout.note_loss(loss, was_open=self._service.is_open)
                 last = LastPipeline(epoch.pipeline.members, loss.gone)
-                self._service.suspend(*epoch.scheduler.suspend(loss.culprits))
+                suspended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
+                self._service.suspend(*suspended)
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stop.wait(), timeout.pause_s)
 

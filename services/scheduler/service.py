@@ -28,7 +28,7 @@ from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.batch import Update
 from services.scheduler.core.clients.accounts import Accounts, AccountUse
-from services.scheduler.core.request import Request
+from services.scheduler.core.request import FinishReason, Request
 from services.scheduler.frontend_stream import FrontendStream
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.serving_loop import ServingLoop
@@ -135,8 +135,7 @@ class SchedulerService:
                 if n_generated == 1 or request.n_tokens - request.n_prefill_tokens == 1:
                     self._observer.first_token(request)
             if reason is not None:
-                del connections[request]
-                self._observer.ended(request, reason)
+                self._note_end(request, reason, update.message)
                 has_ended = True
         for connection, its_updates in delivered.items():
             connection.update(its_updates)
@@ -204,6 +203,12 @@ class SchedulerService:
                 raise Unavailable("this frontend does not read")
             elif isinstance(error, Exception):
                 raise error
+
+    def _note_end(self, request: Request, reason: FinishReason, message: str) -> None:
+        del self._connections[request]
+        if reason is FinishReason.FAILED:
+            log.error("request %s fails: %s", request.request_id, message)
+        self._observer.ended(request, reason)
 
     def _n_free(self) -> int | None:
         return self._loop.n_free if self._is_open else None

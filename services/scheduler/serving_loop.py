@@ -103,7 +103,11 @@ class ServingLoop:
             self._has_news.clear()
             for result in self._engine.take_results():
                 updates = self._scheduler.apply(
-                    result.iteration, result.token_ids, logprobs_of(result), cut=result.cut
+                    result.iteration,
+                    result.token_ids,
+                    logprobs_of(result),
+                    cut=result.cut,
+                    broken=result.broken_spans,
                 )
                 self._deliver(updates)
                 self._iterations.returned(result.iteration, updates, self._scheduler)

@@ -24,7 +24,7 @@ from tests.kernels.implementations import (
 
 
 class PagedBatch:
-    """Random spans over random storage: every slot that is not theirs holds large numbers."""
+    """Random spans over random storage: no slot that is not theirs holds finite numbers."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class PagedBatch:
         shuffled = torch.randperm(sum(n_blocks) + 3, generator=generator).tolist()
         self.tables = [[shuffled.pop() for _ in range(n)] for n in n_blocks]
         shape = (sum(n_blocks) + 3, block_size, n_kv_heads, head_dim)
-        self.key_cache = torch.full(shape, 1e4, dtype=dtype)
-        self.value_cache = torch.full(shape, 1e4, dtype=dtype)
+        self.key_cache = torch.full(shape, torch.nan, dtype=dtype)
+        self.value_cache = torch.full(shape, torch.nan, dtype=dtype)
         n = sum(self.n_tokens)
         # Cut out of one row per token, as from the fused projection.
         rows = torch.randn(n, n_heads + 2 * n_kv_heads, head_dim, generator=generator).to(dtype)

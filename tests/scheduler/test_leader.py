@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from collections.abc import AsyncIterator
 from typing import Any, Literal
 
@@ -181,7 +182,7 @@ async def test_a_leader_that_waits_to_form_the_next_pipeline_stops_at_once(
     async with scene(1) as it, fake_stage() as stage:
         it.stages.place(0, stage.address)
         await it.until_open()
-        stage.controller.on_exit(0, "was killed")
+        stage.controller.on_exit(0, -signal.SIGKILL)
         await it.until_closed()
         it.stop.set()
         await asyncio.wait_for(asyncio.shield(it.leading), LIMIT_S)
@@ -196,7 +197,7 @@ async def test_a_pipeline_forms_again_when_a_lost_stage_is_back_elsewhere() -> N
             await it.submit("a", n_tokens=3)
             assert (await it.read()).accepted
             it.stages.place(1, None)
-            lost.controller.on_exit(0, "was killed")
+            lost.controller.on_exit(0, -signal.SIGKILL)
             message = await it.read()
             assert message.is_closed
             assert not message.completed
@@ -218,6 +219,31 @@ async def test_a_pipeline_forms_again_when_a_lost_stage_is_back_elsewhere() -> N
             assert counted.sum("orcinus_requests_resumed_total") == 1
             assert counted.sum("orcinus_recomputed_tokens_total") == 3
             assert counted.sum("orcinus_requests_finished_total", reason="length") == 1
+
+
+def epoch_of(plan: bytes) -> int:
+    return worker_pb2.RunIterationsRequest.FromString(plan).epoch
+
+
+async def test_a_request_that_ranks_fail_at_twice_gets_no_third_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with scene(1) as it, fake_stage() as stage:
+        it.stages.place(0, stage.address)
+        await it.until_open()
+        await it.submit("a", n_tokens=3)
+        for epoch in (1, 2):
+            async with asyncio.timeout(LIMIT_S):
+                while epoch not in map(epoch_of, stage.rank.plans):
+                    await asyncio.sleep(0.01)
+            stage.controller.reports.publish_failure("MemoryError", is_by_itself=True)
+        end = await it.end()
+        assert (end.request_id, end.reason) == ("a", scheduler_pb2.COMPLETION_REASON_FAILED)
+        assert "failed 2 times in a row" in end.message
+        assert f"request a fails: {end.message}" in caplog.text
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_requests_failed_total") == 1
+        assert counted.sum("orcinus_requests_broken_total") == 0
 
 
 async def test_a_request_is_served_while_the_ranks_compile_for_another_one() -> None:
@@ -252,7 +278,7 @@ async def test_new_ranks_compile_again_what_the_lost_ones_had_or_had_not() -> No
             lost.rank.compile(await lost.rank.next_grammar())
             assert (await lost.rank.next_grammar()).grammar == "start: /b/"
             it.stages.place(0, None)
-            lost.controller.on_exit(0, "was killed")
+            lost.controller.on_exit(0, -signal.SIGKILL)
             assert await it.until_closed() == []
         async with fake_stage(answers=True) as replacement:
             it.stages.place(0, replacement.address)
@@ -345,9 +371,9 @@ async def test_a_leader_whose_stages_never_join_gives_up_and_says_why() -> None:
     requests = RequestObservers()
     leader = Leader(settings, stages, SchedulerService(requests), requests=requests)
     async with fake_stage() as stage:
-        stage.controller.on_exit(0, "was killed")
+        stage.controller.on_exit(0, -signal.SIGKILL)
         stages.place(0, stage.address)
-        with pytest.raises(Unavailable, match=r"no pipeline within 2 s: .*was killed"):
+        with pytest.raises(Unavailable, match=r"no pipeline within 2 s: .*exited with status -9"):
             await asyncio.wait_for(leader.lead(Unopposed(), asyncio.Event()), LIMIT_S)
 
 

@@ -54,6 +54,13 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
         },
         "20m",
     ),
+    "OrcinusRequestsBroken": (
+        {
+            'orcinus_requests_broken_total{namespace="n"}': "0+5x30",
+            'orcinus_generation_tokens_total{namespace="n"}': "7x30",
+        },
+        "20m",
+    ),
     "OrcinusQueueLong": ({'orcinus_requests_waiting{namespace="n"}': "300x30"}, "15m"),
     "OrcinusKVCacheFull": (
         {

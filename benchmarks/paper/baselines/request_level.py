@@ -121,9 +121,11 @@ class RequestLevelScheduler(Scheduler):
         logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
         *,
         cut: Sequence[int] = (),
+        broken: Sequence[int] = (),
     ) -> list[Update]:
         """Applies tokens like `Scheduler.apply`; all updates of a batch are returned at its end."""
-        return self._withhold(super().apply(iteration, token_ids, logprobs, cut=cut))
+        updates = super().apply(iteration, token_ids, logprobs, cut=cut, broken=broken)
+        return self._withhold(updates)
 
     def cancel(self, request: Request) -> list[Update]:
         """Cancels a request like `Scheduler.cancel`; returns the updates of its batch if the batch

@@ -47,6 +47,10 @@ MAX_LOSSES = 3
 """Number of consecutive epochs lost with a request in flight after which the request counts as the
 cause."""
 
+MAX_DEATHS = 2
+"""The same for epochs that were each ended by a rank that failed by itself, which is stronger
+evidence than a node that dies."""
+
 N_PROVING_TOKENS = 2
 """Number of new tokens after which a suspect is cleared: it has then run as a prefill and as a
 decode."""
@@ -100,6 +104,8 @@ class Request:
     n_losses: int = 0
     """Number of consecutive epochs that were lost with the request in flight, since it was last
     cleared."""
+    n_deaths: int = 0
+    """The part of `n_losses` at which a rank failed by itself."""
     n_prefill_tokens: int = 0
     """Number of tokens that the request had when it came into the pool, or when its computation was
     last restarted."""
@@ -126,6 +132,8 @@ class Request:
     reservation: Reservation | None = None
     is_cancelled: bool = False
     """Whether the request was cancelled while running; it ends when its next batch returns."""
+    is_broken: bool = False
+    """Whether numbers that the model computed for the request are not finite."""
     is_cut: bool = False
     """Whether the output ends before its grammar is complete, since a rank cannot follow the
     grammar further."""
@@ -237,7 +245,7 @@ class Request:
         if client is not None:
             client.served += client.output_charge
         if self.n_losses and self.n_new_tokens >= N_PROVING_TOKENS:
-            self.n_losses = 0
+            self.n_losses = self.n_deaths = 0
         if token_id in self.stop_token_ids:
             return FinishReason.LENGTH if self.is_cut else FinishReason.STOP
         if n_tokens == self.n_prompt_tokens + self.max_new_tokens:

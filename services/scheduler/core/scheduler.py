@@ -21,7 +21,7 @@ Optional features are separate objects: drafts of tokens (`drafting/`) and preem
 (`preemption/`). Where a feature is off, an object that does nothing takes its place.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from services.scheduler.core.admission import suspects
 from services.scheduler.core.admission.feasible import check_feasible
@@ -34,7 +34,7 @@ from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.preemption.preemption import preemption_of
-from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
+from services.scheduler.core.request import FinishReason, Request, RequestState
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.span_logprobs import NO_LOGPROBS, SpanLogprobs
 
@@ -127,11 +127,13 @@ class Scheduler:
         logprobs: Mapping[int, SpanLogprobs] = NO_LOGPROBS,
         *,
         cut: Sequence[int] = (),
+        broken: Sequence[int] = (),
     ) -> list[Update]:
         """Applies the tokens that a batch produced: one for each sampled span and each draft, in
         order. Returns the updates. `logprobs` maps the place of a span in the batch to its
         log-probabilities, which are passed on with the updates. `cut` lists the places, among the
-        tokens, of tokens that end an output before its grammar is complete.
+        tokens, of tokens that end an output before its grammar is complete. `broken` lists the
+        places of spans whose numbers are not finite: their requests fail.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the number of tokens is wrong.
@@ -139,6 +141,8 @@ class Scheduler:
         batch = self._return(iteration, len(token_ids))
         for request in batch.sampled_requests(cut):
             request.is_cut = True
+        for place in broken:
+            batch.spans[place].request.is_broken = True
         drafted: list[Update] = []
         if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # usual
             updates = list(map(self._apply_to, batch.columns.requests, token_ids))
@@ -202,22 +206,26 @@ class Scheduler:
             if not self.kv_manager.fits_ever(request.max_sequence_len)
         ]
 
-    def suspend(self, culprits: Collection[RequestId] = ()) -> tuple[list[Request], list[Update]]:
+    def suspend(
+        self, iteration: int = 0, *, is_by_itself: bool = False
+    ) -> tuple[list[Request], list[Update]]:
         """Lets all requests wait again, since the epoch is over and its keys and values are lost.
 
-        `culprits` are the requests that are known to have ended the epoch. If there are none, the
-        requests in flight are suspects from now on (`suspects.py`). Returns two lists. The first
-        lists the requests that had begun. The second has the updates that end requests: requests
-        that were cancelled, are culprits, or were in flight at too many losses.
+        `is_by_itself` says that a rank failed by itself, and `iteration` is what the rank computed
+        or 0. The requests of that iteration, or else all in flight, are suspects (`suspects.py`).
+        Returns the requests that had begun, and the updates of requests that end: requests that
+        were cancelled, or were in flight at too many losses.
         """
-        suspects.suspect([one for one in self.pool.running if one.n_in_flight], culprits)
+        computed = self._in_flight.get(iteration)
+        held = self.pool.running if computed is None else computed.columns.requests
+        suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
         self._in_flight.clear()
         begun = self.pool.preempt_all()
         ends = []
         for request in begun:
             if request.is_cancelled:
                 ends.append(self._finish(request, FinishReason.CANCELLED))
-            elif message := suspects.verdict(request, culprits):
+            elif message := suspects.verdict(request):
                 ends.append(self._finish(request, FinishReason.FAILED, message=message))
         return begun, ends
 
@@ -293,6 +301,8 @@ class Scheduler:
             return None
         if request.is_cancelled:
             return self._finish(request, FinishReason.CANCELLED)
+        if request.is_broken:
+            return self._finish(request, FinishReason.FAILED, message=suspects.NOT_FINITE)
         reason = None if token_id is None else request.accept(token_id)
         if reason is not None:
             return self._finish(request, reason, token_id)
@@ -331,6 +341,9 @@ class Scheduler:
     def _release_if_unused(self, request: Request) -> None:
         if request.reservation is not None and not request.n_in_flight:
             self._released_rows.append(request.reservation.row)
-            self.kv_manager.retire(request, request.reservation)
+            if request.is_broken:
+                self.kv_manager.discard(request, request.reservation)
+            else:
+                self.kv_manager.retire(request, request.reservation)
             request.reservation = None
             self._preemption.note_freed(request)

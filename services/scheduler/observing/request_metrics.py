@@ -47,6 +47,11 @@ class RequestMetrics:
         failed = Counter(
             semconv.REQUESTS_FAILED, "Requests that this scheduler gave up.", registry=registry
         )
+        self._broken = Counter(
+            semconv.REQUESTS_BROKEN,
+            "Requests that failed because the model's numbers for them were not finite.",
+            registry=registry,
+        )
         timed_out = Counter(
             semconv.REQUESTS_TIMED_OUT,
             "Requests whose time was up while they waited.",
@@ -149,6 +154,7 @@ class RequestMetrics:
 
     def ended(self, request: Request, reason: FinishReason) -> None:
         self._ended[reason].inc()
+        self._broken.inc(request.is_broken and reason is FinishReason.FAILED)
         self._take_leave(request, REASONS[reason])
 
     def failed(self, request: Request) -> None:

@@ -8,7 +8,7 @@ does not return in the time that iterations of its size may take ends the epoch,
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import grpc
 import grpc.aio
@@ -16,7 +16,6 @@ from orcinus.v1 import trace_pb2, worker_pb2, worker_pb2_grpc
 
 from services.common import rpc
 from services.scheduler.core.batch import Batch
-from services.scheduler.core.request import RequestId
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
 from services.scheduler.pipeline.joining import Reports, join_all
 from services.scheduler.pipeline.lateness import Lateness
@@ -152,25 +151,25 @@ class EngineMaster:
         elif report.HasField("failure"):
             failure = report.failure
             what = "lost another stage" if failure.is_of_neighbour else "failed"
-            self._lose(f"stage {index} {what}: {failure.reason}", culprits=self._culprits(failure))
-
-    def _culprits(self, failure: worker_pb2.StageFailure) -> list[RequestId]:
-        """Returns the ids of the requests that failed. Returns no ids if all sampled requests of
-        the batch failed, since then the fault may be the stage's, or if the batch is not known."""
-        batch = self._lateness.batch_of(failure.iteration)
-        if batch is None:
-            return []
-        sampled = [span.request.request_id for span in batch.spans if span.is_sampled]
-        failed = [sampled[place] for place in failure.failed_spans if place < len(sampled)]
-        return failed if len(failed) < len(sampled) else []
+            self._lose(
+                f"stage {index} {what}: {failure.reason}",
+                iteration=failure.iteration,
+                is_by_itself=failure.is_by_itself,
+            )
 
     def _lose(
-        self, reason: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
+        self,
+        reason: str,
+        *,
+        gone: int | None = None,
+        iteration: int = 0,
+        is_by_itself: bool = False,
     ) -> None:
         if self._loss is None:
-            of_whom = f", of requests {', '.join(culprits)}" if culprits else ""
-            log.error("epoch %d is over: %s%s", self.pipeline.epoch, reason, of_whom)
-            self._end(PipelineLost(reason, culprits=culprits, gone=gone))
+            log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
+            self._end(
+                PipelineLost(reason, gone=gone, iteration=iteration, is_by_itself=is_by_itself)
+            )
 
     def _on_late(self, reason: str, stage_index: int | None) -> None:
         self._lose(reason, gone=stage_index)

@@ -64,12 +64,6 @@ class Lateness:
             self._limit.learn(sent.work(), now - max(sent.at, self._returned_at))
         self._returned_at, self._returned_at_s = now, self._now_s
 
-    def batch_of(self, iteration: int) -> Batch | None:
-        """Returns the batch of an iteration in flight. Returns None if no such iteration is in
-        flight."""
-        sent = self._sent.get(iteration)
-        return None if sent is None else sent.batch
-
     async def watch(self, on_late: Callable[[str, int | None], None]) -> None:
         """Checks stages and iterations until cancelled, and calls `on_late` for each that is late:
         with the reason, and with the index of the stage if a stage is silent."""

@@ -1,22 +1,24 @@
 """The error that ends an epoch."""
 
-from collections.abc import Sequence
-
 from services.common.errors import Unavailable
-from services.scheduler.core.request import RequestId
 
 
 class PipelineLost(Unavailable):
     """Raised when the epoch is over: a stage is gone, or an iteration does not return."""
 
     def __init__(
-        self, message: str, *, culprits: Sequence[RequestId] = (), gone: int | None = None
+        self,
+        message: str,
+        *,
+        gone: int | None = None,
+        iteration: int = 0,
+        is_by_itself: bool = False,
     ) -> None:
         super().__init__(message)
         self.gone = gone
         """Index of the stage that is silent, or whose connection has broken; None if none is
         known."""
-        self.culprits = tuple(culprits)
-        """Ids of the requests that ended the epoch, and would end the next epoch, too. A request is
-        known to have ended the epoch if its logits are not finite while logits of other requests in
-        the batch are finite. Empty if no such requests are known."""
+        self.iteration = iteration
+        """The iteration that a rank computed when the rank failed; 0 if that is not known."""
+        self.is_by_itself = is_by_itself
+        """Whether a rank failed by itself: nothing outside has stopped or killed it."""

@@ -4,7 +4,7 @@ The methods of one `Scheduler` object are wrapped, so that neither `Scheduler` n
 depend on watchers. While no watcher wants decisions, a wrapped call only checks a flag in addition.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from orcinus.v1 import watch_pb2
 
 from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.core.batch import Batch, Update
-from services.scheduler.core.request import Request, RequestId
+from services.scheduler.core.request import Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.watching.core_facts import facts_of
 from services.scheduler.watching.decisions import Decisions
@@ -57,13 +57,6 @@ def _call(
     return result
 
 
-def _suspension(
-    decisions: Decisions, begun: list[Request], culprits: Collection[RequestId]
-) -> Decision:
-    numbers = [decisions.number(one) for one in begun if one.request_id in culprits]
-    return {"suspension": watch_pb2.SuspensionDecision(culprits=numbers)}
-
-
 def _cancellation(decisions: Decisions, request: Request) -> Decision:
     if not decisions.knows(request):  # the request had ended before
         return {}
@@ -91,16 +84,24 @@ def _grammar(decisions: Decisions, digest: bytes, failure: str) -> Decision:
 
 
 def _result(
-    decisions: Decisions, iteration: int, token_ids: Sequence[int], cut: Sequence[int]
+    decisions: Decisions,
+    iteration: int,
+    token_ids: Sequence[int],
+    *,
+    cut: Sequence[int] = (),
+    broken: Sequence[int] = (),
 ) -> Decision:
     tokens = decisions.tokens(token_ids)
-    return {"result": watch_pb2.ResultDecision(iteration=iteration, token_ids=tokens, cut=cut)}
+    result = watch_pb2.ResultDecision(iteration=iteration, token_ids=tokens, cut=cut, broken=broken)
+    return {"result": result}
 
 
 _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
     Scheduler.submit: lambda to, core, result, request: {"submission": to.submission(request)},
     Scheduler.adopt: lambda to, core, ends: {"adoption": watch_pb2.AdoptionDecision()},
-    Scheduler.suspend: lambda to, core, result, culprits=(): _suspension(to, result[0], culprits),
+    Scheduler.suspend: lambda to, core, result, iteration=0, *, is_by_itself=False: {
+        "suspension": watch_pb2.SuspensionDecision(iteration=iteration, is_by_itself=is_by_itself)
+    },
     Scheduler.cancel: lambda to, core, ends, request: _cancellation(to, request),
     Scheduler.expire: lambda to, core, ends, now: _expiry(to, ends),
     Scheduler.give_up: lambda to, core, ends, request, message: {"surrender": to.number(request)},
@@ -109,8 +110,8 @@ _DECISIONS: Mapping[Callable[..., Any], Callable[..., Decision]] = {
         to, digest, failure
     ),
     Scheduler.select: _selection,
-    Scheduler.apply: lambda to, core, updates, iteration, token_ids, logprobs=None, *, cut=(): (
-        _result(to, iteration, token_ids, cut)
+    Scheduler.apply: lambda to, core, updates, iteration, token_ids, logprobs=None, **places: (
+        _result(to, iteration, token_ids, **places)
     ),
     Scheduler.learn_overhead: lambda to, core, is_news, n_tokens: (
         {"overhead_tokens": n_tokens} if is_news else {}

@@ -114,11 +114,13 @@ class Replay:
                 self._select(core, decision.selection)
             case "result":
                 result = decision.result
-                core.apply(result.iteration, _tokens(result.token_ids), cut=result.cut)
+                tokens = _tokens(result.token_ids)
+                core.apply(result.iteration, tokens, cut=result.cut, broken=result.broken)
             case "adoption":
                 core.adopt()
             case "suspension":
-                core.suspend([_request_id(number) for number in decision.suspension.culprits])
+                suspension = decision.suspension
+                core.suspend(suspension.iteration, is_by_itself=suspension.is_by_itself)
             case "overhead_tokens":
                 core.learn_overhead(decision.overhead_tokens)
             case _:

@@ -13,6 +13,7 @@
 The controller never decodes a plan and never waits for a rank to compute.
 """
 
+import signal
 from collections.abc import Sequence
 
 from orcinus.v1 import worker_pb2
@@ -33,6 +34,10 @@ from services.worker.controller.rank_watch import RankWatch
 from services.worker.controller.report_feed import ReportFeed
 from services.worker.controller.stage_tracer import StageTracer
 from services.worker.settings import PipelinePlace
+
+FROM_OUTSIDE = {0, -signal.SIGKILL, -signal.SIGTERM}
+"""Exit statuses of a rank that did not fail by itself: its controller stops, or it was killed by an
+operator, or by the kernel when the machine has no memory."""
 
 MAX_NAME_LENGTH = 300
 """Largest number of characters in an address or in the name of a pipeline. A DNS name has at most
@@ -181,9 +186,11 @@ class Controller:
             case MessageKind.TRACE if self._tracer is not None:
                 self._tracer.record(payload)
 
-    def on_exit(self, tp_rank: int, reason: str) -> None:
+    def on_exit(self, tp_rank: int, status: int) -> None:
         """Declares the stage failed because the process of a rank has ended."""
-        self.rank_watch.lose(f"rank {tp_rank} {reason}")
+        self.rank_watch.lose(
+            f"rank {tp_rank} exited with status {status}", is_by_itself=status not in FROM_OUTSIDE
+        )
 
     def _note_loading(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
         if kind is MessageKind.TRAITS:
@@ -197,7 +204,7 @@ class Controller:
     def _lose(self, tp_rank: int, kind: MessageKind, reason: str) -> None:
         # A refusal is due to the settings, so the rank that reports it first is irrelevant.
         whose = "" if kind is MessageKind.REFUSAL else f"rank {tp_rank}: "
-        self.rank_watch.lose(whose + reason)
+        self.rank_watch.lose(whose + reason, is_by_itself=kind is MessageKind.FAILURE)
 
     def _on_answer(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
         """Passes the answer of a rank to the part of the controller that waits for the answer."""
@@ -220,9 +227,9 @@ class Controller:
         if self._is_ending:
             raise Unavailable("this worker is about to end")
 
-    def _on_lost(self, reason: str) -> None:
+    def _on_lost(self, reason: str, is_by_itself: bool) -> None:
         self.epoch.give_up(reason)
-        self.reports.publish_failure(reason)
+        self.reports.publish_failure(reason, is_by_itself=is_by_itself)
 
 
 def check_place(request: worker_pb2.JoinPipelineRequest, own: worker_pb2.DescribeResponse) -> None:

@@ -49,8 +49,9 @@ class RankListener(Protocol):
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None:
         """Called for each message (frame) of the rank."""
 
-    def on_exit(self, tp_rank: int, reason: str) -> None:
-        """Called when the rank has ended or is about to end."""
+    def on_exit(self, tp_rank: int, status: int) -> None:
+        """Called when the rank has ended, with the status: the negative number of a signal that
+        ended the rank, or the exit status."""
 
 
 class RankProcess:
@@ -98,9 +99,7 @@ class RankProcess:
         exited = asyncio.create_task(process.wait())
 
         def on_closed() -> None:
-            exited.add_done_callback(
-                lambda task: listener.on_exit(tp_rank, f"exited with status {task.result()}")
-            )
+            exited.add_done_callback(lambda task: listener.on_exit(tp_rank, task.result()))
 
         def on_message(kind: MessageKind, payload: bytes) -> None:
             listener.on_message(tp_rank, kind, payload)

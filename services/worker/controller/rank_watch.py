@@ -20,10 +20,10 @@ class RankWatch:
     """Counts the heartbeats of a stage's ranks, and detects the loss of a rank."""
 
     def __init__(
-        self, tp_size: int, *, on_alive: Callable[[], None], on_lost: Callable[[str], None]
+        self, tp_size: int, *, on_alive: Callable[[], None], on_lost: Callable[[str, bool], None]
     ) -> None:
-        """`on_alive` is called at each heartbeat of the stage. When a rank is lost, `on_lost` is
-        called once, with the reason."""
+        """`on_alive` is called for each heartbeat of the stage. `on_lost` is called once, when a
+        rank is lost, with the reason and whether the rank failed by itself."""
         self.failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """A future that gets the reason as its result when a rank is lost and the stage fails."""
         self.tp_size = tp_size
@@ -50,11 +50,12 @@ class RankWatch:
         """Notes that a rank has loaded its weights. A shorter limit of silence applies to it."""
         self._loaded.add(tp_rank)
 
-    def lose(self, reason: str) -> None:
-        """Declares the stage failed. Has no effect if the stage has failed already."""
+    def lose(self, reason: str, *, is_by_itself: bool = False) -> None:
+        """Declares the stage failed, unless it has failed already. `is_by_itself` says that a rank
+        failed, and that nothing outside has stopped or killed it."""
         if not self.failure.done():
             self.failure.set_result(reason)
-            self._on_lost(reason)
+            self._on_lost(reason, is_by_itself)
 
     async def watch(self, silence_limit_s: float) -> None:
         """Checks the ranks every HEARTBEAT_S seconds until a rank is lost."""

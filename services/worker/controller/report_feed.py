@@ -36,9 +36,10 @@ class ReportFeed:
         """Tells watchers that the stage is alive."""
         self._publish(worker_pb2.WatchStageResponse(heartbeat=worker_pb2.StageHeartbeat()))
 
-    def publish_failure(self, reason: str) -> None:
-        """Tells watchers that the stage has failed, and why. The epoch cannot go on."""
-        self._publish_failure(worker_pb2.StageFailure(reason=reason))
+    def publish_failure(self, reason: str, *, is_by_itself: bool = False) -> None:
+        """Tells watchers that the stage has failed, so that the epoch cannot go on, and why.
+        `is_by_itself` says that nothing outside has stopped or killed a rank."""
+        self._publish_failure(worker_pb2.StageFailure(reason=reason, is_by_itself=is_by_itself))
 
     def publish_neighbours_loss(self, reason: str) -> None:
         """Tells watchers that the epoch cannot go on because another stage is lost."""

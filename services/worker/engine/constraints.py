@@ -173,7 +173,7 @@ class Constraints:
             constrained.held,
             strict=True,
         ):
-            token_id = tokens[place]  # -1 stands for non-finite logits, which end the epoch
+            token_id = tokens[place]  # -1 stands for logits that are not finite: the request fails
             if held.position == position and token_id >= 0:
                 held.matcher.take(token_id)
                 held.position += 1

@@ -202,6 +202,8 @@ class DecodeGraphs:
             raise ValueError("the batch is not the one that was built last for a graph")
         if self._hidden is not None and hidden is not None:
             self._hidden[: batch.n_spans].copy_(hidden)
+            if batch.n_spans < batch.shape.n_spans:  # earlier values there may not be finite
+                self._hidden[batch.n_spans : batch.shape.n_spans].zero_()
         self._recorded[batch.shape].graph.replay()
         return self._results[: batch.n_spans]
 

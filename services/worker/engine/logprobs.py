@@ -75,7 +75,7 @@ class LogprobColumns:
         vocab_size] from which they were sampled."""
         logits = logits.float()
         total = logits.logsumexp(-1)
-        # A token of -1 stands for logits that are not finite; the host refuses it afterwards.
+        # A token of -1 stands for logits that are not finite; its request fails afterwards.
         chosen = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0]
         top, top_ids = logits.topk(min(n_top, logits.shape[1]))
         ranks = (logits > chosen[:, None]).sum(-1) + 1

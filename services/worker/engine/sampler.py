@@ -9,7 +9,6 @@ In this module a row is a row of logits, not of the request table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
@@ -38,18 +37,6 @@ def column_values(params: SamplingParams) -> tuple[Any, ...]:
     """Returns the options in the order of SAMPLING_COLUMNS."""
     values: tuple[Any, ...] = _values(params)
     return values
-
-
-class NonFiniteLogits(ArithmeticError):
-    """A model's output is not a number; nothing can be sampled from it."""
-
-    def __init__(self, rows: Sequence[int], n_rows: int) -> None:
-        """`rows` are the indices, among the batch's `n_rows` rows of logits, of rows that are not
-        finite."""
-        super().__init__(f"logits of rows {list(rows)} of {n_rows} are not finite")
-        self.rows = rows
-        self.has_others = len(rows) < n_rows
-        """Whether other rows are finite, which shows that the weights are not damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,34 +122,6 @@ class SamplingBatch:
             rows.append(np.full(len(within), row))
             ids.append(within)
         return np.concatenate(rows), np.concatenate(ids)
-
-
-def refuse_non_finite(token_ids: Sequence[int]) -> None:
-    """Raises NonFiniteLogits if any token is -1. The logits of such a token have a NaN or an
-    infinity."""
-    rows = [row for row, token_id in enumerate(token_ids) if token_id < 0]
-    if rows:
-        raise NonFiniteLogits(rows, len(token_ids))
-
-
-def without_rejected(
-    token_ids: Sequence[int], drafts: Sequence[Sequence[int]]
-) -> tuple[list[int], list[int]]:
-    """Replaces each -1 among the sampled tokens after a rejected draft by 0, since tokens after a
-    rejected draft are not used.
-
-    `drafts` are the drafted tokens of each sampled span, which has one more sampled token than
-    drafts. Returns the tokens, and for each span the smallest of its tokens up to the first
-    rejected draft: -1 if the logits of one of these are not finite.
-    """
-    kept, least, end = list(token_ids), [], 0
-    for draft in drafts:
-        start, end = end, end + 1 + len(draft)
-        sampled = token_ids[start:end]
-        n_right = next((i for i, one in enumerate(draft) if one != sampled[i]), len(draft))
-        least.append(min(sampled[: n_right + 1]))
-        kept[start + n_right + 1 : end] = [max(0, one) for one in sampled[n_right + 1 :]]
-    return kept, least
 
 
 def uniforms(seeds: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:

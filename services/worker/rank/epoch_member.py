@@ -24,7 +24,7 @@ from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import Receipt, Transport
 from services.worker.rank.device_clock import DeviceClock, HostClock
-from services.worker.rank.reported_tokens import reported
+from services.worker.rank.reported_tokens import ReportedTokens, reported
 from services.worker.rank.runner import Runner
 
 
@@ -33,9 +33,8 @@ class FinishedIteration:
     """The results of an iteration that a rank reports."""
 
     timing: worker_pb2.IterationTiming
-    token_ids: list[int] | None  # sampled tokens, on the last stage
+    tokens: ReportedTokens | None  # on the last stage
     cut: list[int]  # indices of sampled tokens that end an output before its grammar ends
-    logprobs: BatchLogprobs | None  # on the last stage, if a request asks for them
     trace: worker_pb2.IterationTrace | None  # if the iteration is recorded
 
 
@@ -73,9 +72,9 @@ class EpochMember:
         return len(self._started)
 
     @property
-    def oldest(self) -> int:
-        """Number of the first started iteration that `take_finished` has not returned."""
-        return self._started[0].message.iteration
+    def next_iteration(self) -> int:
+        """Number of the first iteration that waits to be started; at least one must wait."""
+        return self._announced[0].message.iteration
 
     def announce(self, message: worker_pb2.RunIterationsRequest) -> None:
         """Queues a plan and starts to receive its activations.
@@ -156,12 +155,7 @@ class EpochMember:
         return None, _Sampled(tokens.tolist(), cut, logprobs)
 
     def take_finished(self) -> list[FinishedIteration]:
-        """Returns the iterations that are complete and were not returned yet. Does not wait.
-
-        Raises:
-            NonFiniteLogits: logits of the `oldest` iteration are not finite. The rows in the error
-                are indices of sampled spans.
-        """
+        """Returns the iterations that are complete and were not returned yet; does not wait."""
         finished = []
         while self._started and self._has_ended(self._started[0]):
             finished.append(self._finish(self._started[0]))
@@ -187,16 +181,16 @@ class EpochMember:
             send_ns=started.send_ns,
         )
         self._activity.computed(started.work, timing.compute_ns / 1e9)
-        sampled, token_ids = started.sampled, None
+        sampled, tokens = started.sampled, None
         if sampled.token_ids is not None:
-            token_ids = reported(sampled.token_ids, started.message)
+            tokens = reported(sampled.token_ids, sampled.logprobs, started.message)
         trace = None
         if started.message.HasField("trace"):
             duration_ns = timing.receive_ns + timing.compute_ns + timing.send_ns
             ended_unix_ns = started.ended_unix_ns or time.time_ns()
             start_unix_ns = ended_unix_ns - duration_ns
             trace = wire.trace_of(started.message, timing, start_unix_ns=start_unix_ns)
-        return FinishedIteration(timing, token_ids, sampled.cut, sampled.logprobs, trace)
+        return FinishedIteration(timing, tokens, sampled.cut, trace)
 
 
 class _Announced:

@@ -2,9 +2,9 @@
 
 The rank has loaded its weights when the loop begins. It joins the epochs that its controller names
 and runs one plan after the other. The rank leaves the epoch when the transport fails, when the
-controller calls the epoch off, or when some but not all requests of a batch have logits that are
-not finite. It then drops its groups and K/V, keeps its weights and waits for the next epoch. Any
-other error ends the process.
+controller calls the epoch off, or when an iteration breaks off with an error that spares the
+weights. It then drops its groups and K/V, keeps its weights and waits for the next epoch. Any other
+error ends the process.
 """
 
 import logging
@@ -18,11 +18,11 @@ from orcinus.v1 import worker_pb2
 from torch.distributed import TCPStore
 
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
-from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.rank import wire
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.transport import TransferError
 from services.worker.rank.epoch_member import EpochMember, FinishedIteration
+from services.worker.rank.iteration_errors import spares_weights
 from services.worker.rank.iteration_profiler import IterationProfiler
 from services.worker.rank.membership import Membership
 
@@ -166,50 +166,50 @@ class Rank:
         if member.n_announced:
             if self._profiler.is_ordered:
                 self._activity.profile()
-            with self._profiler:
-                member.start_next()
+            if not self._start_next(member):
+                return
         self._report_finished(member)
 
-    def _report_finished(self, member: EpochMember) -> None:
+    def _start_next(self, member: EpochMember) -> bool:
+        """Starts the first announced iteration; returns False if the rank has left the epoch
+        because the iteration broke off."""
+        iteration = member.next_iteration
         try:
-            all_finished = member.take_finished()
-        except NonFiniteLogits as error:
+            with self._profiler:
+                member.start_next()
+        except TransferError:
+            raise
+        except Exception as error:
             self.membership.check()  # after an aborted receive, hidden states are arbitrary
-            self._refuse(member, error)
-            return
-        self.membership.check()
+            reason = f"{type(error).__name__}: {error}"
+            report = wire.failure_of(member.request, reason, iteration=iteration, is_by_itself=True)
+            self._send_report(report)
+            if not spares_weights(error):
+                raise
+            log.exception("left the epoch: iteration %d broke off", iteration)
+            self.membership.leave()
+            return False
+        return True
+
+    def _report_finished(self, member: EpochMember) -> None:
+        all_finished = member.take_finished()
+        self.membership.check()  # after an aborted receive, hidden states are arbitrary
         if self._reports:
             for finished in all_finished:
                 self._report(member.request, finished)
 
-    def _refuse(self, member: EpochMember, error: NonFiniteLogits) -> None:
-        """Leaves the epoch, since its keys and values may not be finite. Reports the spans whose
-        logits are not finite.
-
-        Raises:
-            NonFiniteLogits: no row is finite. The weights may be damaged, so the process must end,
-                and a new process loads them again.
-        """
-        if self._reports:
-            report = wire.failure_of(
-                member.request, str(error), iteration=member.oldest, failed_spans=error.rows
-            )
-            self._send_report(report)
-        if not error.has_others:
-            raise error
-        log.error("left the epoch: %s", error)
-        self.membership.leave()
-
     def _report(self, place: worker_pb2.JoinPipelineRequest, finished: FinishedIteration) -> None:
-        if finished.token_ids is None:
+        tokens = finished.tokens
+        if tokens is None:
             self._timings.append(finished.timing)
         else:
             for report in wire.results_of(
                 place,
                 finished.timing,
-                finished.token_ids,
+                tokens.token_ids,
                 cut=finished.cut,
-                logprobs=finished.logprobs,
+                broken=tokens.broken,
+                logprobs=tokens.logprobs,
             ):
                 self._send_report(report)
         if finished.trace is not None:

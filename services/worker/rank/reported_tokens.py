@@ -1,29 +1,73 @@
-"""The tokens that a rank reports for an iteration, without the tokens after a rejected draft."""
+"""What a rank reports of the sampled tokens of an iteration.
+
+A sampled token of -1 stands for logits that are not finite. Its span is *broken*, and so is a span
+with a log-probability that is not finite. The request of a broken span fails, and no other request
+is affected. Tokens after a rejected draft are not used, so they break no span.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from orcinus.v1 import worker_pb2
 
-from services.worker.engine.sampler import refuse_non_finite, without_rejected
+from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedTokens:
+    """The sampled tokens and the log-probabilities of an iteration."""
+
+    token_ids: Sequence[int]
+    """The tokens, with 0 in place of each -1."""
+    broken: list[int] = field(default_factory=list)
+    """Places of the broken spans among all spans of the plan, in ascending order."""
+    logprobs: Sequence[ReportedSpan] = ()
+    """Log-probabilities of the spans that are not broken."""
 
 
 def reported(
-    sampled: torch.Tensor | list[int], message: worker_pb2.RunIterationsRequest
-) -> list[int]:
-    """Returns the tokens of an iteration to report. `sampled` also has tokens after rejected
-    drafts, which are left out.
-
-    Raises:
-        NonFiniteLogits: some of the reported tokens have logits that are not finite.
-    """
+    sampled: torch.Tensor | list[int],
+    logprobs: BatchLogprobs | None,
+    message: worker_pb2.RunIterationsRequest,
+) -> ReportedTokens:
+    """Returns what is reported of the `sampled` tokens and the `logprobs` of a plan's iteration."""
     token_ids = sampled if isinstance(sampled, list) else sampled.tolist()
-    if not message.n_drafts or min(token_ids, default=0) >= 0:
-        refuse_non_finite(token_ids)
-        return token_ids
-    token_ids, of_spans = without_rejected(token_ids, _sampled_drafts(message))
-    refuse_non_finite(of_spans)
-    return token_ids
+    if min(token_ids, default=0) >= 0 and logprobs is None:  # usual
+        return ReportedTokens(token_ids)
+    broken = set(_broken_spans(token_ids, message))
+    spans = [] if logprobs is None else list(logprobs.by_span())
+    broken.update(one.of.span for one in spans if not np.isfinite(one.logprobs).all())
+    return ReportedTokens(
+        [max(0, token_id) for token_id in token_ids],
+        sorted(broken),
+        [one for one in spans if one.of.span not in broken],
+    )
+
+
+def _broken_spans(token_ids: Sequence[int], message: worker_pb2.RunIterationsRequest) -> list[int]:
+    """Returns the places of the spans that have a token of -1 before a rejected draft."""
+    least = token_ids
+    if message.n_drafts:
+        least = least_used(token_ids, _sampled_drafts(message))
+    sampled_spans = [place for place, is_sampled in enumerate(message.sample) if is_sampled]
+    return [place for place, one in zip(sampled_spans, least, strict=True) if one < 0]
+
+
+def least_used(token_ids: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[int]:
+    """Returns the smallest of the sampled tokens of each span, up to the first rejected draft.
+
+    `drafts` are the drafted tokens of each sampled span, which has one more sampled token than
+    drafts.
+    """
+    least, end = [], 0
+    for draft in drafts:
+        start, end = end, end + 1 + len(draft)
+        sampled = token_ids[start:end]
+        n_right = next((i for i, one in enumerate(draft) if one != sampled[i]), len(draft))
+        least.append(min(sampled[: n_right + 1]))
+    return least
 
 
 def _sampled_drafts(message: worker_pb2.RunIterationsRequest) -> list[Sequence[int]]:

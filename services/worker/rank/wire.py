@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from orcinus.v1 import logprobs_pb2, worker_pb2
 
 from services.common.sampling_proto import from_proto
-from services.worker.engine.logprobs import BatchLogprobs, ReportedSpan
+from services.worker.engine.logprobs import ReportedSpan
 from services.worker.engine.plan import Admission, IterationPlan
 
 MAX_LOGPROB_NUMBERS = 2**15
@@ -43,13 +43,14 @@ def results_of(
     token_ids: Sequence[int],
     *,
     cut: Sequence[int] = (),
-    logprobs: BatchLogprobs | None = None,
+    broken: Sequence[int] = (),
+    logprobs: Sequence[ReportedSpan] = (),
 ) -> Iterator[worker_pb2.WatchStageResponse]:
     """Yields the reports of the last stage about an iteration. There are several if the
     log-probabilities are too large for one."""
     pieces: list[worker_pb2.SpanLogprobs] = []
     n_bytes = 0
-    for piece in [] if logprobs is None else _logprob_pieces(logprobs):
+    for piece in _logprob_pieces(logprobs):
         n_bytes += len(piece.logprobs)
         if n_bytes > MAX_LOGPROB_BYTES:
             yield worker_pb2.WatchStageResponse(
@@ -68,12 +69,13 @@ def results_of(
             timing=timing,
             logprobs=pieces,
             cut=cut,
+            broken_spans=broken,
         ),
     )
 
 
-def _logprob_pieces(logprobs: BatchLogprobs) -> Iterator[worker_pb2.SpanLogprobs]:
-    for columns in logprobs.by_span():
+def _logprob_pieces(spans: Sequence[ReportedSpan]) -> Iterator[worker_pb2.SpanLogprobs]:
+    for columns in spans:
         of = columns.of
         n_at_once = max(1, MAX_LOGPROB_NUMBERS // (1 + of.n_top))
         for start in range(0, of.n_tokens, n_at_once):
@@ -107,20 +109,20 @@ def failure_of(
     reason: str,
     *,
     iteration: int = 0,
-    failed_spans: Sequence[int] = (),
     is_of_neighbour: bool = False,
+    is_by_itself: bool = False,
 ) -> worker_pb2.WatchStageResponse:
-    """Returns the report that the epoch has failed. `failed_spans` are the indices of the spans of
-    `iteration` that caused the failure. `is_of_neighbour` says that another rank was lost, and this
-    one works."""
+    """Returns the report that the epoch has failed. `is_of_neighbour` says that another rank is
+    lost, and that this one is well. `is_by_itself` says that this rank failed by itself while it
+    computed `iteration`."""
     return worker_pb2.WatchStageResponse(
         pipeline_id=place.pipeline_id,
         epoch=place.epoch,
         failure=worker_pb2.StageFailure(
             reason=reason,
             iteration=iteration,
-            failed_spans=failed_spans,
             is_of_neighbour=is_of_neighbour,
+            is_by_itself=is_by_itself,
         ),
     )
 

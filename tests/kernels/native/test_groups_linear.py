@@ -13,7 +13,7 @@ from kernels.native.library import open_library, runnable
 from kernels.packing.linear import can_compute, pack, pack_gated, pack_table
 from kernels.pytorch.gates import gelu_and_mul, silu_and_mul
 from kernels.weights.groups import WHOLE, Bits, GroupedMatrix, GroupForm, joined
-from kernels.weights.linear import Gate
+from kernels.weights.linear import Gate, Quantization
 from kernels.weights.quantise import in_groups
 from tests.kernels.gated import gated as gated_product
 
@@ -280,6 +280,22 @@ class TestQuantised:
         weight[1] = torch.arange(64) % 16 - 8
         assert torch.equal(in_groups(weight, 4).dequantised(), weight)
         assert torch.equal(in_groups(weight[:1], 8).dequantised(), weight[:1])
+
+    @pytest.mark.parametrize("quantization", ["int4", "int8"])
+    @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+    def test_an_output_that_is_not_finite_has_no_finite_results(
+        self, bad: float, quantization: Quantization
+    ) -> None:
+        weight = torch.ones(3, 256)
+        weight[1, 140] = bad
+        is_finite = pack(weight, quantization)(torch.ones(2, 256)).isfinite()
+        assert is_finite.tolist() == [[True, False, True]] * 2
+
+    def test_a_group_that_is_not_finite_spoils_no_other(self) -> None:
+        weight = torch.ones(1, 256)
+        weight[0, 140] = torch.nan
+        is_finite = in_groups(weight, 4).dequantised().isfinite()
+        assert is_finite.view(-1, 32).all(1).tolist() == [group != 4 for group in range(8)]
 
     def test_memory_is_what_is_promised(self) -> None:
         weight = numbers(256, 1024, seed=1).bfloat16()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.scheduler.core.batch import Batch, Span
+from services.scheduler.core.batch import Batch, Span, Update
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.policies.orca import OrcaPolicy
@@ -18,7 +18,6 @@ from services.scheduler.core.request import (
     TOKEN_ID,
     FinishReason,
     Request,
-    RequestId,
     RequestState,
 )
 from services.scheduler.core.scheduler import Scheduler
@@ -282,14 +281,57 @@ def test_a_request_that_no_longer_fits_fails_when_it_is_adopted() -> None:
     assert list(smaller.pool) == [small]
 
 
-def test_culprits_fail_at_once_and_nobody_else_is_suspected() -> None:
-    driver = Driver(
-        build(max_batch_size=4, n_blocks=40, block_size=4, pipeline_depth=1),
-        [Arrival(0, 3, 9, 9)] * 3,
+def lose_by_itself(driver: LossyDriver, iteration: int = 0) -> list[Update]:
+    """Loses the epoch because a rank failed; returns the updates that end requests."""
+    driver.in_flight.clear()
+    _, ends = driver.scheduler.suspend(iteration, is_by_itself=True)
+    driver.scheduler = next_epoch(driver.scheduler)
+    return ends
+
+
+def driver_of(n_requests: int, *, pipeline_depth: int = 1) -> LossyDriver:
+    driver = LossyDriver(
+        build(max_batch_size=4, n_blocks=40, block_size=4, pipeline_depth=pipeline_depth),
+        [Arrival(0, 3, 9, 9)] * n_requests,
     )
     driver.arrive()
+    return driver
+
+
+def test_a_request_gets_no_third_try_after_two_ranks_failed_computing_it() -> None:
+    driver = driver_of(3)
+    assert driver.select()
+    assert lose_by_itself(driver) == []
+    assert driver.select(), "the first suspect, alone"
+    [end] = lose_by_itself(driver)
+    assert (end.request, end.finish_reason) == (driver.requests[0], FinishReason.FAILED)
+    assert end.message == "a worker failed 2 times in a row while it computed this request"
+    assert [one.n_deaths for one in driver.scheduler.pool] == [1, 1]
+
+
+def test_a_rank_that_fails_once_and_nodes_that_die_condemn_nobody() -> None:
+    driver = driver_of(1)
+    assert driver.select()
+    assert lose_by_itself(driver) == []
     driver.select()
-    begun, [end] = driver.scheduler.suspend([RequestId("1")])
-    assert (end.request, end.finish_reason) == (driver.requests[1], FinishReason.FAILED)
-    assert len(begun) == 3
-    assert [request.is_suspect for request in driver.scheduler.pool] == [False, False]
+    driver.lose()
+    assert not driver.updates
+    for _ in range(N_PROVING_TOKENS):
+        assert driver.select()
+        driver.return_oldest()
+    [request] = driver.scheduler.pool
+    assert (request.n_losses, request.n_deaths) == (0, 0)
+    assert driver.select()
+    assert lose_by_itself(driver) == [], "it has proved itself in between"
+
+
+def test_only_the_requests_of_the_iteration_that_broke_off_are_suspects() -> None:
+    policy = OrcaPolicy(max_batch_size=1)
+    scheduler = build(max_batch_size=1, n_blocks=40, block_size=4, pipeline_depth=2, policy=policy)
+    driver = LossyDriver(scheduler, [Arrival(0, 3, 9, 9)] * 2)
+    driver.arrive()
+    assert driver.select()
+    second = driver.select()
+    assert second is not None
+    lose_by_itself(driver, second.iteration)
+    assert [one.is_suspect for one in driver.scheduler.pool] == [False, True]

@@ -1,6 +1,7 @@
 """The engine master against real controllers on real sockets; only the ranks are fake."""
 
 import asyncio
+import signal
 import time
 from collections.abc import Callable
 
@@ -145,7 +146,7 @@ async def test_a_stage_that_is_gone_while_it_compiles_ends_the_epoch(is_epoch_ov
         if is_epoch_over:
             stages[0].controller.grammar_orders.end()
         else:
-            stages[0].controller.on_exit(0, "exited with status -9")
+            stages[0].controller.on_exit(0, -9)
         with pytest.raises(PipelineLost):
             await master.results()
         assert master.engine.grammars.take() is None
@@ -154,37 +155,57 @@ async def test_a_stage_that_is_gone_while_it_compiles_ends_the_epoch(is_epoch_ov
 @pytest.mark.parametrize("stage_index", [0, 1, 2])
 async def test_a_stage_whose_rank_dies_ends_the_epoch_with_the_reason(stage_index: int) -> None:
     async with fake_stages(3) as stages, Master(stages) as master:
-        stages[stage_index].controller.on_exit(0, "exited with status -9")
+        stages[stage_index].controller.on_exit(0, -9)
         with pytest.raises(PipelineLost, match=f"stage {stage_index} failed: rank 0 exited"):
             await master.results()
 
 
 @pytest.mark.parametrize(
-    ("failed_spans", "culprits"),
-    [([1], ("1",)), ([0, 1], ()), ([], ())],
-    ids=["one of two", "both", "none"],
+    ("kind", "is_by_itself"),
+    [(MessageKind.FAILURE, True), (MessageKind.REFUSAL, False)],
+    ids=["an error", "a refusal"],
 )
-async def test_requests_that_cannot_be_sampled_are_named_if_others_can(
-    failed_spans: list[int], culprits: tuple[str, ...], caplog: pytest.LogCaptureFixture
+async def test_a_rank_that_fails_by_itself_is_told_from_one_that_does_not(
+    kind: MessageKind, is_by_itself: bool
 ) -> None:
-    scheduler = build(max_batch_size=2, n_blocks=20, block_size=4, pipeline_depth=1)
-    for index in range(2):
-        scheduler.submit(
-            request_for(index, Arrival(0, n_prompt=5, max_new_tokens=3, n_iterations=3))
-        )
     async with fake_stages(1) as stages, Master(stages) as master:
-        batch = scheduler.select()
-        assert batch is not None
-        await master.engine.run(batch)
-        report = worker_pb2.WatchStageResponse.FromString(sign_of_life(master))
-        report.failure.reason = "logits are not finite"
-        report.failure.iteration = batch.iteration
-        report.failure.failed_spans.extend(failed_spans)
-        stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
-        with pytest.raises(PipelineLost, match="stage 0 failed: logits are not finite") as lost:
+        stages[0].controller.on_message(0, kind, b"why")
+        with pytest.raises(PipelineLost, match="why") as lost:
             await master.results()
-    assert lost.value.culprits == culprits
-    assert ("not finite, of requests 1" in caplog.text) == bool(culprits)
+    assert (lost.value.is_by_itself, lost.value.iteration) == (is_by_itself, 0)
+
+
+@pytest.mark.parametrize(
+    ("status", "is_by_itself"),
+    [
+        (-signal.SIGKILL, False),
+        (-signal.SIGTERM, False),
+        (0, False),
+        (-signal.SIGSEGV, True),
+        (1, True),
+    ],
+    ids=str,
+)
+async def test_a_rank_that_is_killed_has_not_failed_by_itself(
+    status: int, is_by_itself: bool
+) -> None:
+    async with fake_stages(1) as stages, Master(stages) as master:
+        stages[0].controller.on_exit(0, status)
+        with pytest.raises(PipelineLost, match=f"exited with status {status}") as lost:
+            await master.results()
+    assert lost.value.is_by_itself == is_by_itself
+
+
+async def test_the_iteration_that_broke_off_is_named() -> None:
+    async with fake_stages(1) as stages, Master(stages) as master:
+        report = worker_pb2.WatchStageResponse.FromString(sign_of_life(master))
+        report.failure.reason = "MemoryError: no memory"
+        report.failure.iteration = 7
+        report.failure.is_by_itself = True
+        stages[0].controller.on_message(0, MessageKind.REPORT, report.SerializeToString())
+        with pytest.raises(PipelineLost, match="stage 0 failed: MemoryError") as lost:
+            await master.results()
+    assert (lost.value.is_by_itself, lost.value.iteration) == (True, 7)
 
 
 async def test_a_silent_stage_ends_the_epoch() -> None:

@@ -169,7 +169,7 @@ def test_each_worker_that_stays_out_is_named_and_no_other(
         it = workers[name]
         assert it.protocol != PROTOCOL or it.is_fixed or len({one.kind for one in drawn}) == 2
     faulty = {name for name in here if workers[name].protocol != PROTOCOL}
-    assert all(found.unfit[name] == f"protocol 10, not {PROTOCOL}" for name in faulty)
+    assert all(found.unfit[name] == f"protocol {PROTOCOL - 1}, not {PROTOCOL}" for name in faulty)
 
 
 def settle(workers: dict[str, Worker], n_stages: int) -> Muster:

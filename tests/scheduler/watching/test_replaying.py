@@ -266,12 +266,14 @@ def test_calls_with_named_arguments_are_told() -> None:
         play = Play()
         with play.watching.watch(has_decisions=True) as watcher:
             play.open()
-            given_up, asked = play.submit("a"), play.submit("b")
+            given_up, asked, _ = play.submit("a"), play.submit("b"), play.submit("c")
             play.scheduler.give_up(request=given_up, message="why")
             batch = play.send()
-            play.scheduler.apply(iteration=batch.iteration, token_ids=[5], logprobs={})
+            play.scheduler.apply(
+                iteration=batch.iteration, token_ids=[5, 0], logprobs={}, broken=[1]
+            )
             play.scheduler.cancel(request=asked)
-            play.scheduler.suspend(culprits=[])
+            play.scheduler.suspend(iteration=0, is_by_itself=True)
         return watcher
 
     assert replay(lines_of(asyncio.run(run()))).n_batches == 1

@@ -96,7 +96,7 @@ async def test_a_stage_that_is_loading_says_so_and_joins_nothing() -> None:
 
 async def test_a_stage_whose_rank_is_lost_describes_itself_no_more() -> None:
     async with fake_stage() as stage, rpc.connect(stage.address) as channel:
-        stage.controller.on_exit(0, "exited with status -9")
+        stage.controller.on_exit(0, -9)
         code = await refused_with(lambda: stub_of(channel).Describe(worker_pb2.DescribeRequest()))
         assert code is grpc.StatusCode.UNAVAILABLE
 
@@ -307,7 +307,7 @@ async def test_reports_pass_through_unchanged_and_a_dead_rank_is_the_last_of_the
         report = await watch.read()
         assert (report.result.iteration, list(report.result.token_ids)) == (7, [10])
         controller.on_message(0, MessageKind.FAILURE, b"out of memory")
-        controller.on_exit(0, "exited with status 1")
+        controller.on_exit(0, 1)
         assert (await watch.read()).failure.reason == "rank 0: out of memory"
         assert controller.rank_watch.failure.result() == "rank 0: out of memory"
 
@@ -337,7 +337,7 @@ async def test_a_join_does_not_wait_for_a_rank_that_was_lost_on_the_way_out_of_a
         """Loses a rank while it ends the streams of the old epoch."""
 
         async def close(self) -> None:
-            controller.on_exit(0, "exited with status -9")
+            controller.on_exit(0, -9)
 
     controller = Controller(tp_size=1, plan_relay=LosesARank)
     rank = RecordingRank()

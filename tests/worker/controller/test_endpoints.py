@@ -29,10 +29,10 @@ async def test_the_last_report_leaves_and_nothing_waits_for_the_time_it_may_take
         metadata = rpc.epoch_metadata(1)
         watch = stub.WatchStage(worker_pb2.WatchStageRequest(), metadata=metadata)
         await watch.wait_for_connection()
-        controller.on_exit(0, "was killed")
+        controller.on_exit(0, -9)
         await controller.end()
         await endpoints.stop_service(10 * LIMIT_S)
         report = await watch.read()
-        assert report.failure.reason == "rank 0 was killed"
+        assert report.failure.reason == "rank 0 exited with status -9"
         assert await watch.read() is grpc.aio.EOF
         await endpoints.close()

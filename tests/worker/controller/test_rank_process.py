@@ -1,6 +1,7 @@
 """A rank's process, as its controller ends it."""
 
 import asyncio
+import signal
 import socket
 from functools import partial
 from pathlib import Path
@@ -39,12 +40,12 @@ class Listener:
     """Notes how the rank ended."""
 
     def __init__(self) -> None:
-        self.exit: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.exit: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def on_message(self, tp_rank: int, kind: MessageKind, payload: bytes) -> None: ...
 
-    def on_exit(self, tp_rank: int, reason: str) -> None:
-        self.exit.set_result(reason)
+    def on_exit(self, tp_rank: int, status: int) -> None:
+        self.exit.set_result(status)
 
 
 async def test_a_busy_rank_does_not_hold_up_the_end_of_its_worker(
@@ -61,4 +62,4 @@ async def test_a_busy_rank_does_not_hold_up_the_end_of_its_worker(
     )
     async with asyncio.timeout(LIMIT_S):
         await rank.stop()
-        assert await listener.exit == "exited with status -9"
+        assert await listener.exit == -signal.SIGKILL

@@ -16,7 +16,7 @@ class World:
         self.said: list[str] = []
         self.watch = RankWatch(2, on_alive=lambda: self.said.append("alive"), on_lost=self.lost)
 
-    def lost(self, reason: str) -> None:
+    def lost(self, reason: str, is_by_itself: bool) -> None:
         assert self.watch.failure.done(), "whoever hears of it finds it said"
         self.said.append(reason)
 

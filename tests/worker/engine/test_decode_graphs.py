@@ -241,6 +241,17 @@ def test_hidden_states_that_were_sent_outlive_the_next_iteration(checkpoint: Pat
     assert not torch.equal(sent[0], sent[1])
 
 
+def test_padding_is_not_computed_from_numbers_that_are_not_finite(checkpoint: Path) -> None:
+    twins = Twins(checkpoint, n_stages=2)
+    twins.run({row: [row, 7] for row in range(4)})
+    last = twins.recorded[-1]
+    for n_spans, number in ((4, torch.nan), (3, 0.0)):
+        batch = last.prepare(twins._plan({row: [1] for row in range(n_spans)}, [True] * n_spans))
+        last.logits(batch, torch.full((n_spans, SMALL["hidden_size"]), number))
+    for stored in last._kv_cache.layers:
+        assert all(each[-1].isfinite().all() for each in stored), "padding is stored there"
+
+
 def test_a_batch_must_be_run_before_the_next_one_is_built(checkpoint: Path) -> None:
     twins = Twins(checkpoint, n_stages=1)
     last = twins.run({row: [row] * 3 for row in range(2)})

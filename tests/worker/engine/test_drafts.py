@@ -17,7 +17,7 @@ from services.scheduler.core.request import TOKEN_ID, Request
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.speculation import Speculation
 from services.worker.engine.plan import PlanError
-from services.worker.engine.sampler import without_rejected
+from services.worker.rank.reported_tokens import least_used
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.scheduler.core.workload import build
 from tests.worker.engine.test_scheduled_runs import WANTS, Rank, serve
@@ -209,6 +209,6 @@ def test_tokens_that_are_no_drafts_cannot_be_replaced(tmp_path: Path) -> None:
 
 def test_logits_after_a_wrong_draft_are_nobodys() -> None:
     sampled = [5, 6, -1, -1, 9, -1, 2]
-    assert without_rejected(sampled, [[5, 7, 8], [], [3]]) == ([5, 6, 0, 0, 9, -1, 2], [5, 9, -1])
-    assert without_rejected([-1, 4], [[3]]) == ([-1, 4], [-1])
-    assert without_rejected([3, -1], [[3]]) == ([3, -1], [-1])
+    assert least_used(sampled, [[5, 7, 8], [], [3]]) == [5, 9, -1]
+    assert least_used([-1, 4], [[3]]) == [-1]
+    assert least_used([3, -1], [[3]]) == [-1]

@@ -183,7 +183,7 @@ def test_many_log_probabilities_travel_in_several_reports() -> None:
     logprobs = BatchLogprobs((LogprobSpan(4, n_tokens, n_top, 1),), columns)
     place = worker_pb2.JoinPipelineRequest(pipeline_id="p", epoch=3)
     timing = worker_pb2.IterationTiming(iteration=7)
-    *earlier, last = wire.results_of(place, timing, [5], logprobs=logprobs)
+    *earlier, last = wire.results_of(place, timing, [5], logprobs=list(logprobs.by_span()))
     assert len(earlier) > 5
     assert all(report.ByteSize() < wire.MAX_LOGPROB_BYTES + 2**16 for report in [*earlier, last])
     assert {report.logprobs.iteration for report in earlier} == {7}

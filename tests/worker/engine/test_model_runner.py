@@ -16,7 +16,6 @@ from kernels.forms.logits import Logits
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan, PlanError
-from services.worker.engine.sampler import NonFiniteLogits, refuse_non_finite
 from tests.checkpoints import SMALL, write_checkpoint
 from tests.worker.pipeline import GREEDY, Pipeline, Span, load
 
@@ -240,11 +239,10 @@ def test_a_model_that_computes_nonsense_is_noticed(checkpoint: Path) -> None:
     runner = ModelRunner(load(checkpoint), n_kv_blocks=8, block_size=4)
     batch = runner.prepare(prompt_plan())
     logits = runner.logits(batch, None)
-    refuse_non_finite(runner.sample(batch, logits).tolist())
+    assert min(runner.sample(batch, logits).tolist()) >= 0
     broken = Logits(logits.values.clone())
     broken.values[0, 2] = torch.nan
-    with pytest.raises(NonFiniteLogits):
-        refuse_non_finite(runner.sample(batch, broken).tolist())
+    assert runner.sample(batch, broken).tolist() == [-1]
     # It may have been used on the rank before anybody has seen it.
     decode = prompt_plan(
         iteration=2,

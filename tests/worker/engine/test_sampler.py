@@ -17,11 +17,9 @@ from kernels.upload import Uploads
 from services.common.sampling import SamplingParams
 from services.worker.engine.sampler import (
     SAMPLING_COLUMNS,
-    NonFiniteLogits,
     PenalizedRows,
     SamplingBatch,
     column_values,
-    refuse_non_finite,
     uniforms,
 )
 
@@ -50,7 +48,6 @@ def batch_of(
 def sample(logits: Tensor, batch: SamplingBatch) -> Tensor:
     """Tokens as a rank on a CPU chooses and hands them out."""
     tokens = TORCH.sample(logits, batch.columns(Uploads(), logits.shape[1]))
-    refuse_non_finite(tokens.tolist())
     return tokens
 
 
@@ -412,17 +409,14 @@ class TestColumns:
 class TestNonFinite:
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
-    def test_a_row_that_is_not_numbers_is_an_error_that_names_it(
-        self, wrong: float, temperature: float
-    ) -> None:
+    def test_a_row_that_is_not_numbers_has_no_token(self, wrong: float, temperature: float) -> None:
         logits = random_logits(4, 300)
         sample(logits, batch_of(4, temperature=temperature))
         logits[2, 299] = wrong
-        with pytest.raises(NonFiniteLogits, match=r"rows \[2\] of 4"):
-            sample(logits, batch_of(4, temperature=temperature))
+        tokens = sample(logits, batch_of(4, temperature=temperature))
+        assert (tokens < 0).tolist() == [False, False, True, False]
 
     def test_infinities_of_both_signs_do_not_cancel(self) -> None:
         logits = torch.zeros(1, 10)
         logits[0, 3], logits[0, 4] = torch.inf, -torch.inf
-        with pytest.raises(NonFiniteLogits):
-            sample(logits, batch_of(1))
+        assert sample(logits, batch_of(1)).tolist() == [-1]

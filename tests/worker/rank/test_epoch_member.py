@@ -12,10 +12,10 @@ from orcinus.v1 import worker_pb2
 from kernels.forms.logits import Logits
 from services.worker.engine.last_tokens import Numbers
 from services.worker.engine.plan import IterationPlan
-from services.worker.engine.sampler import NonFiniteLogits
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank.device_clock import DeviceClock, HostClock
 from services.worker.rank.epoch_member import EpochMember
+from services.worker.rank.reported_tokens import ReportedTokens
 
 
 @dataclass
@@ -142,7 +142,8 @@ def test_a_rank_launches_what_is_announced_before_its_device_has_finished() -> N
     assert member.take_finished() == []
     device.catch_up()
     finished = member.take_finished()
-    assert [(each.timing.iteration, each.token_ids) for each in finished] == [(1, [7]), (2, [7])]
+    assert [each.timing.iteration for each in finished] == [1, 2]
+    assert [each.tokens for each in finished] == [ReportedTokens([7])] * 2
     assert member.n_started == 0
 
 
@@ -194,7 +195,8 @@ def test_a_rank_without_a_device_has_finished_what_it_has_started() -> None:
         member.announce(plan(iteration))
         member.start_next()
         [finished] = member.take_finished()
-        assert (finished.timing.iteration, finished.token_ids) == (iteration, [7])
+        assert finished.tokens is not None
+        assert (finished.timing.iteration, finished.tokens.token_ids) == (iteration, [7])
         assert finished.cut == ([0] if iteration == 2 else [])
         assert finished.timing.compute_ns > 0
         assert finished.trace is None
@@ -218,16 +220,16 @@ def test_an_iteration_has_ended_when_it_did_and_not_when_somebody_looks(has_devi
     assert (ended_ns > started_ns) == has_device  # the device goes on, and nobody else knows
 
 
-def test_what_is_not_finite_is_refused_when_it_is_known() -> None:
+def test_what_is_not_finite_is_told_when_it_is_known() -> None:
     device = SlowDevice()
     member = member_of(Runner(token=-1), device)
     member.announce(plan(1))
     member.start_next()
     assert member.take_finished() == []
     device.catch_up()
-    with pytest.raises(NonFiniteLogits, match=r"rows \[0\] of 1"):
-        member.take_finished()
-    assert member.oldest == 1
+    [finished] = member.take_finished()
+    assert finished.tokens is not None
+    assert (finished.tokens.token_ids, finished.tokens.broken) == ([0], [0])
 
 
 def test_leaving_drops_what_is_under_way() -> None:

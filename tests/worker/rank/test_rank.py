@@ -8,7 +8,9 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
+import pytest
 import torch
 from orcinus.v1 import worker_pb2
 
@@ -16,8 +18,7 @@ from kernels.forms.logits import Logits
 from services.worker.channel import ChannelClosed, MessageKind
 from services.worker.channel import RankEnd as End
 from services.worker.engine.last_tokens import Numbers
-from services.worker.engine.plan import IterationPlan
-from services.worker.engine.sampler import NonFiniteLogits
+from services.worker.engine.plan import IterationPlan, PlanError
 from services.worker.models.tensor_parallel import SINGLE, TensorParallel
 from services.worker.rank.data_plane.transport import TransferError, Transport
 from services.worker.rank.device_clock import DeviceClock
@@ -34,7 +35,7 @@ class Runner:
         self.may_compute = threading.Event()
         self.may_compute.set()
         self.is_computing = threading.Event()
-        self.on_compute: Callable[[], None] = lambda: None
+        self.on_compute: Callable[[], object] = lambda: None
         self.tokens = [7]
 
     def prepare(self, plan: IterationPlan) -> IterationPlan:
@@ -227,7 +228,7 @@ def running_rank(
             rank.serve()
         except ChannelClosed:
             pass
-        except NonFiniteLogits as error:
+        except RuntimeError as error:
             world.died_of = str(error)
 
     thread = threading.Thread(target=serve)
@@ -415,29 +416,59 @@ def test_a_rank_whose_device_computes_leaves_when_told_to() -> None:
         assert (report.epoch, report.result.iteration) == (2, 1)
 
 
-def test_a_row_that_is_not_finite_is_named_and_costs_the_epoch_and_not_the_weights() -> None:
+@pytest.mark.parametrize("tokens", [[7, -1, 8, -1], [-1, -1, -1, -1]], ids=["some", "all"])
+def test_spans_that_are_not_finite_are_named_and_the_epoch_goes_on(tokens: list[int]) -> None:
     with running_rank() as world:
-        world.runner.tokens = [7, -1, 8, -1]
         assert world.join(1) is MessageKind.JOINED
+        world.runner.tokens = tokens
         world.plan(1, 5, n_spans=4)
+        result = world.report().result
+        assert list(result.token_ids) == [max(0, one) for one in tokens]
+        assert list(result.broken_spans) == [i for i, one in enumerate(tokens) if one < 0]
+        world.runner.tokens = [7]
+        world.plan(1, 6)
+        assert world.report().result.iteration == 6
+        assert not world.peers[0].is_closed
+
+
+HARMLESS: dict[str, Callable[[], object]] = {
+    "MemoryError": lambda: fail(MemoryError("of the native kernels")),
+    "OutOfMemoryError": lambda: fail(torch.OutOfMemoryError("of a GPU")),
+    "RuntimeError": lambda: torch.empty(2**50, dtype=torch.uint8),  # the host has no memory
+    "PlanError": lambda: fail(PlanError("row 1 is wrong")),
+    "TimeoutError": lambda: fail(TimeoutError("of a grammar")),
+}
+
+
+@pytest.mark.parametrize("error", HARMLESS)
+def test_an_iteration_that_breaks_off_costs_the_epoch_and_not_the_weights(error: str) -> None:
+    with running_rank() as world:
+        assert world.join(1) is MessageKind.JOINED
+        world.runner.on_compute = HARMLESS[error]
+        world.plan(1, 5)
         failure = world.report().failure
-        assert failure.reason == "logits of rows [1, 3] of 4 are not finite"
-        assert (failure.iteration, list(failure.failed_spans)) == (5, [1, 3])
+        assert failure.reason.startswith(f"{error}: ")
+        assert (failure.iteration, failure.is_by_itself) == (5, True)
         while not world.peers[0].is_closed:
             time.sleep(0.001)
-        world.runner.tokens = [7]
+        world.runner.on_compute = lambda: None
         assert world.join(2) is MessageKind.JOINED
         world.plan(2, 1)
         assert world.report().result.iteration == 1
 
 
-def test_a_rank_of_which_nothing_is_finite_ends_since_its_weights_may_not_be() -> None:
+def test_an_error_of_the_device_ends_the_rank_and_names_the_iteration() -> None:
     with running_rank() as world:
-        world.runner.tokens = [-1, -1]
         assert world.join(1) is MessageKind.JOINED
-        world.plan(1, 5, n_spans=2)
-        assert list(world.report().failure.failed_spans) == [0, 1]
-    assert world.died_of == "logits of rows [0, 1] of 2 are not finite"
+        world.runner.on_compute = lambda: fail(RuntimeError("CUDA error: an illegal access"))
+        world.plan(1, 5)
+        failure = world.report().failure
+        assert (failure.iteration, failure.is_by_itself) == (5, True)
+    assert world.died_of == "CUDA error: an illegal access"
+
+
+def fail(error: Exception) -> NoReturn:
+    raise error
 
 
 def tell_to_prepare(world: World, grammar: str, kept: Sequence[bytes] = ()) -> None:

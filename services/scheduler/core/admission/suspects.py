@@ -4,11 +4,20 @@ Each suspect may have caused the loss of the pipeline. Suspects are admitted bef
 requests and one at a time, the most suspicious first. The next suspect is admitted when every
 running request has produced tokens and the last suspect is cleared. So the next loss is blamed on
 the only suspect in flight, and a request that is blamed again runs alone the next time.
+
+How soon a suspect fails depends on how the pipelines were lost. A rank that fails by itself, by an
+error or a signal such as SIGSEGV, was most likely ended by what it computed: the suspect fails at
+the second such loss in a row (`MAX_DEATHS`). A loss of any other kind, as of a node or a link or by
+SIGKILL, may have nothing to do with the suspect, which fails at the third loss in a row
+(`MAX_LOSSES`).
 """
 
 from collections.abc import Collection, Iterable, Sequence
 
-from services.scheduler.core.request import MAX_LOSSES, Request, RequestId
+from services.scheduler.core.request import MAX_DEATHS, MAX_LOSSES, Request
+
+NOT_FINITE = "the model's numbers for this request are not finite"
+"""Why a request fails that is known to be broken and ends no pipeline, for people to read."""
 
 
 class Suspects:
@@ -62,19 +71,20 @@ def _suspicion(request: Request) -> tuple[int, int]:
     return (request.n_losses, -request.arrival)
 
 
-def suspect(in_flight: Sequence[Request], culprits: Collection[RequestId]) -> None:
+def suspect(held: Sequence[Request], *, is_by_itself: bool) -> None:
     """Makes suspects of the requests that were in flight at a loss. If some of these requests were
-    suspects before, only these become more suspicious. If the culprits are known, no request
-    becomes a suspect."""
-    for request in [one for one in in_flight if one.is_suspect] or in_flight:
-        request.n_losses += not culprits
+    suspects before, only these become more suspicious. `is_by_itself` says that a rank failed by
+    itself."""
+    for request in [one for one in held if one.is_suspect] or held:
+        request.n_losses += 1
+        request.n_deaths += is_by_itself
 
 
-def verdict(request: Request, culprits: Collection[RequestId]) -> str | None:
-    """Returns the reason, for people to read, why a request ends with the loss of a pipeline.
-    Returns None if the request goes on."""
-    if request.request_id in culprits:
-        return "the model's numbers for this request are not finite"
+def verdict(request: Request) -> str | None:
+    """Returns the reason, for people to read, why a request ends with the loss of a pipeline; None
+    if the request goes on."""
+    if request.n_deaths >= MAX_DEATHS:
+        return f"a worker failed {MAX_DEATHS} times in a row while it computed this request"
     if request.n_losses >= MAX_LOSSES:
         return f"the pipeline was lost {MAX_LOSSES} times in a row serving this request"
     return None

@@ -66,7 +66,7 @@ class Drafting:
         *right, last = self._right_tokens(span, token_ids)
         request = span.request
         request.drafts = ()
-        if request.state is RequestState.FINISHED or request.is_cancelled:
+        if _is_over(request):
             return last
         for token_id in right:
             if token_id in request.stop_token_ids:
@@ -88,8 +88,7 @@ class Drafting:
         sampled = [next(token_ids) for _ in range(1 + span.n_drafts)]
         n_right = n_leading_equal(span.token_ids[-span.n_drafts :], sampled)
         request = span.request
-        is_over = request.state is RequestState.FINISHED or request.is_cancelled
-        if request.speculation is not None and not is_over:
+        if request.speculation is not None and not _is_over(request):
             self._drafter.learn(request.speculation, span.n_drafts, n_right)
         return sampled[: n_right + 1]
 
@@ -136,6 +135,11 @@ class Drafting:
             return ()
         first = max(0, request.n_tokens - SEARCHED_TOKENS)
         return drafter.propose(request.packed_span(first, request.n_tokens - first), length)
+
+
+def _is_over(request: Request) -> bool:
+    """Returns whether the tokens that a request still gets are of no use."""
+    return request.state is RequestState.FINISHED or request.is_cancelled or request.is_broken
 
 
 def drafting_of(

@@ -47,11 +47,18 @@ class Blocks:
         n_unused, cache, free = 0, self.cache, self._free
         for block_id in block_ids:
             if block_id in cache:
-                n_unused += cache.leave(block_id)
+                if not cache.leave(block_id):
+                    continue
+                if block_id not in cache:  # a block that the cache forgot while it was in use
+                    free.append(block_id)
             else:
                 free.append(block_id)
-                n_unused += 1
+            n_unused += 1
         return n_unused
+
+    def forget(self, request: Holder) -> None:
+        """Makes the prefix cache forget all blocks of a request's sequence."""
+        self._free.extend(self.cache.forget(request))
 
     def _evict(self) -> int:
         self.n_evicted += 1

@@ -176,6 +176,12 @@ class KVManager:
         self.enter_rest(request, reservation)
         self.release(reservation)
 
+    def discard(self, request: Holder, reservation: Reservation) -> None:
+        """Releases the reservation of a broken request that is in no batch. The prefix cache
+        forgets all blocks of the request's sequence, since they may not hold finite numbers."""
+        self.blocks.forget(request)
+        self.release(reservation)
+
     def n_cached_columns(self, request: Holder) -> int:
         """Returns how many of a request's first columns of blocks are in the prefix cache."""
         return self.blocks.cache_for(request).find(request).n_columns

@@ -38,6 +38,10 @@ class NoPrefixCache:
         """Raises KeyError, since no block is in the cache."""
         raise KeyError(block_id)
 
+    def forget(self, request: Holder) -> list[int]:
+        """Returns an empty list: no block is in the cache."""
+        return []
+
     def evict(self) -> int:
         """Raises RuntimeError, since an empty cache has no block to evict. Requests have then
         reserved more than there is."""

@@ -26,6 +26,7 @@ far as the next token sees.
 The K/V manager decides when a block is taken, left by a user, or evicted.
 """
 
+import itertools
 import secrets
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -58,12 +59,14 @@ class PrefixCache:
         # Suffix of the keys of each group; the first group has an empty suffix.
         marks = [b"", *(bytes((place,)) for place in range(1, len(groups.windows)))]
         self._whole_marks, self._window_marks = marks[: groups.n_whole], marks[groups.n_whole :]
+        self._all_marks = (*marks, _OF_REST)
         self._max_blocks = max_blocks
         self._block_of: dict[bytes, int] = {}
         self._key_of: dict[int, bytes] = {}
         self._n_users: dict[int, int] = {}  # for each entered block that is in use
         self._unused: dict[int, None] = {}  # in the order of eviction
         self._rests: dict[int, Rest] = {}  # by block id; no request uses these blocks
+        self._forgotten: set[int] = set()  # blocks that have users, and get no more
         self.n_shared_blocks = 0
         """Number of blocks with several users."""
         self.n_queried_tokens = 0
@@ -244,8 +247,34 @@ class PrefixCache:
             self.n_shared_blocks -= self._n_users[block_id] == 1
             return False
         del self._n_users[block_id]
-        self._unused[block_id] = None
+        if block_id in self._forgotten:
+            self._forgotten.remove(block_id)
+            del self._key_of[block_id]
+        else:
+            self._unused[block_id] = None
         return True
+
+    def forget(self, request: Holder) -> list[int]:
+        """Forgets all blocks of a request's sequence, so that no further request finds them.
+
+        Returns the blocks that had no users, which are free now. A block with users stays in the
+        cache until its last user leaves, and is free then.
+        """
+        known = request.block_keys
+        keys = [] if known is None or known.block_size != self._block_size else known.keys
+        free: list[int] = []
+        for key, mark in itertools.product(keys, self._all_marks):
+            block_id = self._block_of.get(key + mark)
+            if block_id is None:
+                continue
+            if block_id in self._unused:
+                del self._unused[block_id]
+                self._forget(block_id)
+                free.append(block_id)
+            else:
+                del self._block_of[key + mark]
+                self._forgotten.add(block_id)
+        return free
 
     def evict(self) -> int:
         """Removes a block from the cache and returns its id. The block is the one that has been
