@@ -43,13 +43,13 @@ def context_length(model: Path) -> int | None:
     try:
         if is_gguf(model):
             stated = stated_context(_gguf_config(read_header(model).metadata), GGUF_STRETCHING)
-            return stated and stated.value
+            return stated.value if stated else None
         config = bounded_file.read_json_object(model / CONFIG, max_bytes=MAX_CONFIG_BYTES)
     except (OSError, ValueError):
         return None
     inner = config.get("text_config")
     stated = stated_context(config) or stated_context(inner if isinstance(inner, dict) else {})
-    return stated and stated.value
+    return stated.value if stated else None
 
 
 def default_context(config: Mapping[str, Any]) -> int | None:
@@ -57,8 +57,10 @@ def default_context(config: Mapping[str, Any]) -> int | None:
     the stated one, or for "longrope" the original one. None if no key states a context."""
     stated = stated_context(config)
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if stated is None or not isinstance(rope, dict):
-        return stated and stated.value
+    if stated is None:
+        return None
+    if not isinstance(rope, dict):
+        return stated.value
     if (rope.get("rope_type") or rope.get("type")) not in _LONGROPE:
         return stated.value
     original = _whole(config.get(_ORIGINAL)) or _whole(rope.get(_ORIGINAL))
