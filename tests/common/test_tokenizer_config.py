@@ -121,7 +121,7 @@ def test_an_end_names_its_file(tmp_path: Path) -> None:
     [
         ({"added_tokens_decoder": {"260": B}}, "'<b>', .* cannot be the token 260: .* is 257"),
         ({"added_tokens_decoder": {"256": B}}, "'<b>', .* cannot be the token 256: .* is 257"),
-        ({"added_tokens_decoder": {"-1": B}}, "-1 is no number"),
+        ({"added_tokens_decoder": {"-1": B}}, "'-1' is no number"),
         ({"added_tokens_decoder": {"x": B}}, "'x' is no number"),
         ({"added_tokens_decoder": [B]}, "added_tokens_decoder is no object"),
         ({"added_tokens_decoder": {"257": "<b>"}}, r"added_tokens_decoder\.257 is no object"),
