@@ -34,7 +34,7 @@ UNITS: Mapping[str, str] = {
     r"_s": "seconds",
     r"_bytes": "bytes",
     r"_characters": "characters",
-    r"_tokens|n_slots|block_size": "tokens",
+    r"_tokens|n_slots|block_size|model_len": "tokens",
     r"_batch_size|requests|rate": "requests",
     r"pipeline_depth": "batches",
     r"_port": "port",

@@ -57,7 +57,7 @@ async def compare(options: argparse.Namespace) -> list[RunRecord]:
     # Peers are stopped (SIGSTOP) most of the time, so no other process would end them.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     meta = {**machine.describe(), "model": options.model.name, "dtype": options.dtype}
-    vocab_size = open_checkpoint(options.model)[0].vocab_size
+    vocab_size = open_checkpoint(options.model).config.vocab_size
     offline = workload.from_options(options, rate=None, vocab_size=vocab_size)
     results: list[RunRecord] = []
     async with contextlib.AsyncExitStack() as stack:

@@ -116,7 +116,8 @@ def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    config, files = open_checkpoint(path)
+    opened = open_checkpoint(path, load_format=options.load_format)
+    config, files = opened.config, opened.files
     dtype = config.resolve_dtype(options.dtype)
     if not can_compute(options.quantization, _CPU):
         raise UnsupportedModel(f"quantization: {options.quantization} cannot be computed here")
@@ -144,7 +145,8 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the memory that each rank of the pipeline needs, and the room for tokens."""
-    config, files = open_checkpoint(path)
+    opened = open_checkpoint(path, load_format=options.load_format)
+    config, files = opened.config, opened.files
     dtype, n_stages = config.resolve_dtype(options.dtype), options.stages
     stages = [layer_range(config.n_layers, i, n_stages) for i in range(n_stages)]
     shares = [

@@ -2,13 +2,19 @@
 
 The length bounds the characters of a prompt, and so the memory of a frontend, before any pipeline
 serves the model. The pipeline may serve a shorter context.
+
+Two keys may state the length: `max_position_embeddings`, and a rotary setting that stretches an
+original length by a factor. Many model cards advise to add such a setting and nothing else, so the
+longer of the two counts, as in vLLM. For "yarn" and "linear" the stretched length is the original
+one times the factor. The other types never mean more than `max_position_embeddings`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from services.common import bounded_file
+from services.common.derived import Derived
 from services.common.gguf.header import is_gguf, read_header
 
 CONFIG = "config.json"
@@ -19,24 +25,95 @@ MAX_CONFIG_BYTES = 16 << 20
 NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "seq_length", "max_seq_len")
 """Names that families of models give to the length of the context in `config.json`."""
 
+MAX_LENGTH = 2**31 - 1
+"""Longest context in tokens: positions are 32-bit integers."""
+
+STRETCHING, GGUF_STRETCHING = ("yarn", "linear"), ("yarn",)
+"""Types of rotary settings whose factor lengthens the context, in `config.json` and in GGUF files.
+The length in a GGUF file counts the factor of "linear"."""
+
+_ORIGINAL = "original_max_position_embeddings"
+_LONGROPE = ("longrope", "su")  # "su" in older files
+_COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor
+
 
 def context_length(model: Path) -> int | None:
     """Returns the number of tokens of the context of a checkpoint's directory or a GGUF file.
     Returns None if the files are not there, are broken, or do not state the number."""
     try:
         if is_gguf(model):
-            metadata = read_header(model).metadata
-            architecture = metadata.get("general.architecture")
-            return _whole(metadata.get(f"{architecture}.context_length"))
+            stated = stated_context(_gguf_config(read_header(model).metadata), GGUF_STRETCHING)
+            return stated.value if stated else None
         config = bounded_file.read_json_object(model / CONFIG, max_bytes=MAX_CONFIG_BYTES)
     except (OSError, ValueError):
         return None
-    return _stated(config) or _stated(config.get("text_config"))
+    inner = config.get("text_config")
+    stated = stated_context(config) or stated_context(inner if isinstance(inner, dict) else {})
+    return stated.value if stated else None
 
 
-def _stated(config: object) -> int | None:
-    given: Mapping[str, Any] = config if isinstance(config, dict) else {}
-    return next((length for name in NAMES if (length := _whole(given.get(name)))), None)
+def default_context(config: Mapping[str, Any]) -> int | None:
+    """Returns the context that is served of a `config.json` unless the operator sets another one:
+    the stated one, or for "longrope" the original one. None if no key states a context."""
+    stated = stated_context(config)
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    if stated is None:
+        return None
+    if not isinstance(rope, dict):
+        return stated.value
+    if (rope.get("rope_type") or rope.get("type")) not in _LONGROPE:
+        return stated.value
+    original = _whole(config.get(_ORIGINAL)) or _whole(rope.get(_ORIGINAL))
+    return min(stated.value, original or stated.value)
+
+
+def _gguf_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of `config.json` that state the context, from a GGUF file's metadata."""
+    prefix = f"{metadata.get('general.architecture')}"
+    rope = {
+        "rope_type": metadata.get(f"{prefix}.rope.scaling.type"),
+        "factor": metadata.get(f"{prefix}.rope.scaling.factor"),
+        _ORIGINAL: metadata.get(f"{prefix}.rope.scaling.original_context_length"),
+    }
+    return {NAMES[0]: metadata.get(f"{prefix}.context_length"), "rope_scaling": rope}
+
+
+def stated_context(
+    config: Mapping[str, Any], stretching: Collection[str] = STRETCHING
+) -> Derived[int] | None:
+    """Returns the longest context that a `config.json` states; None if no key states one.
+
+    `stretching` are the types of rotary settings whose factor lengthens the context.
+    """
+    plain = next(
+        (Derived(length, name) for name in NAMES if (length := _whole(config.get(name)))), None
+    )
+    stretched = _stretched(config, plain, stretching)
+    if stretched is None or (plain is not None and plain.value >= stretched.value):
+        return plain
+    return stretched
+
+
+def _stretched(
+    config: Mapping[str, Any], plain: Derived[int] | None, stretching: Collection[str]
+) -> Derived[int] | None:
+    """Returns the original context times the factor of the rotary setting, if the type of the
+    setting stretches the context."""
+    if str(config.get("model_type")).startswith(_COUNTED):
+        return None
+    key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
+    rope = config.get(key)
+    if not isinstance(rope, dict):
+        return None
+    if (rope.get("rope_type") or rope.get("type")) not in stretching:
+        return None
+    given = _whole(rope.get(_ORIGINAL)) or _whole(config.get(_ORIGINAL))
+    original = Derived(given, _ORIGINAL) if given else plain
+    factor = rope.get("factor")
+    if original is None or not isinstance(factor, int | float) or not 1 < factor < MAX_LENGTH:
+        return None
+    length = min(int(original.value * factor), MAX_LENGTH)
+    return Derived(length, f"{original.source} {original.value} times {key}.factor {factor:g}")
 
 
 def _whole(value: object) -> int | None:

@@ -73,6 +73,10 @@ class LocalSettings(ServiceSettings):
     quantization: Literal["none", "int8", "int4"] = "none"
     """Quantization of the matrices while they are loaded, as in the worker's settings."""
 
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest sequence, in tokens, as in the worker's settings. When not set, the context of the
+    checkpoint; for longrope (Phi) its original context."""
+
     max_batch_size: int = Field(default=32, ge=1)
     """Largest number of requests in one batch."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.common import bounded_file
+from services.common.context_length import NAMES, default_context
 from services.common.gguf.header import is_gguf, read_header
 from services.common.gguf.model_config import model_config
 
@@ -21,7 +22,6 @@ by number: all types of quantised blocks that are served."""
 KEPT_METHODS = frozenset(("gptq", "awq", "auto-round", "intel/auto-round"))
 """Methods of quantisation whose weights stay packed in memory."""
 LAYERS = ("num_hidden_layers", "n_layer")
-CONTEXTS = ("max_position_embeddings", "n_positions", "n_ctx")
 HEADS = ("num_key_value_heads", "num_attention_heads", "n_head")
 
 
@@ -70,7 +70,7 @@ class ModelShape:
             n_layers=size(*LAYERS),
             n_kv_heads=size(*HEADS),
             vocab_size=size("vocab_size"),
-            max_model_len=size(*CONTEXTS),
+            max_model_len=default_context(sizes) or size(*NAMES),
             n_weight_bytes=n_weight_bytes,
         )
 

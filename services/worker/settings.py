@@ -53,6 +53,12 @@ class SharedSettings(BaseModel):
     dtype: Dtype = "auto"
     """Element type of weights and K/V. `auto` is the checkpoint's type, or float32 for float16."""
 
+    max_model_len: int | None = Field(default=None, ge=1)
+    """Longest sequence, in tokens. When not set, the context of the checkpoint; for longrope (Phi)
+    its original context, in which short factors are used as in `transformers`. Set more to serve
+    the stretched context, with long factors for all sequences. All stages must have the same value.
+    """
+
     quantization: Quantization = "none"
     """Quantization of matrices when they are loaded: `int8` takes half of bfloat16's memory, `int4`
     less than a third, and both are less exact. Needs the native kernels on a CPU and Triton on a

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.common.context_length import context_length
+from services.common.context_length import context_length, default_context
 
 
 @pytest.mark.parametrize(
@@ -37,3 +37,19 @@ def test_without_files_there_is_no_length(tmp_path: Path) -> None:
     assert context_length(tmp_path / "none") is None
     (tmp_path / "config.json").write_text("{")
     assert context_length(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("rope", "expected"),
+    [
+        ({"type": "longrope"}, 4096),
+        ({"rope_type": "su", "original_max_position_embeddings": 2048}, 4096),
+        ({"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 131072}, 262144),
+        ({}, 131072),
+    ],
+)
+def test_longrope_is_served_in_its_original_context(rope: dict[str, Any], expected: int) -> None:
+    config = {"max_position_embeddings": 131072, "rope_scaling": rope}
+    original = {"original_max_position_embeddings": 4096} if expected == 4096 else {}
+    assert default_context({**config, **original}) == expected
+    assert default_context({}) is None

@@ -48,6 +48,7 @@ def load(
     dtype: str = "auto",
     load_format: LoadFormat = "safetensors",
     quantization: Quantization = "none",
+    max_model_len: int | None = None,
     on_progress: OnProgress = lambda n_done, n_total: None,
 ) -> StageModel:
     """A rank's part of a stage, on the CPU."""
@@ -60,6 +61,7 @@ def load(
         dtype=dtype,
         load_format=load_format,
         quantization=quantization,
+        max_model_len=max_model_len,
         device=torch.device("cpu"),
         on_progress=on_progress,
     )
@@ -128,6 +130,7 @@ class Stage:
         dtype: str,
         load_format: LoadFormat,
         quantization: Quantization,
+        max_model_len: int | None,
         n_kv_blocks: int,
         block_size: int,
         interpreted_on: Ops | None = None,
@@ -143,6 +146,7 @@ class Stage:
                 dtype=dtype,
                 load_format=load_format,
                 quantization=quantization,
+                max_model_len=max_model_len,
             )
         )
         if interpreted_on is not None:
@@ -209,6 +213,7 @@ class Pipeline:
         dtype: str = "auto",
         load_format: LoadFormat = "safetensors",
         quantization: Quantization = "none",
+        max_model_len: int | None = None,
         n_kv_blocks: int = 64,
         block_size: int = 4,
         interpreted_on: Ops | None = None,
@@ -223,6 +228,7 @@ class Pipeline:
                 dtype=dtype,
                 load_format=load_format,
                 quantization=quantization,
+                max_model_len=max_model_len,
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
                 interpreted_on=interpreted_on,

@@ -8,6 +8,7 @@ from pathlib import Path
 from services.common import bounded_file
 from services.common.gguf.header import is_gguf
 from services.common.gguf.tokenizer import read_gguf_tokenizer
+from services.common.tokenizer_config import completed_tokenizer
 from services.common.tokenizer_files import bpe_files, sentence_piece, tekken, tiktoken_file
 
 TOKENIZER_JSON = "tokenizer.json"
@@ -85,4 +86,5 @@ def read_tokenizer(file: Path) -> str:
 
 
 def _read_whole(file: Path) -> str:
-    return bounded_file.read_bytes(file, max_bytes=MAX_FILE_BYTES).decode()
+    content = bounded_file.read_bytes(file, max_bytes=MAX_FILE_BYTES).decode()
+    return completed_tokenizer(content, file.parent)

@@ -15,13 +15,10 @@ from typing import Any, Self
 from services.common import bounded_file
 from services.common.gguf.header import read_header
 from services.common.gguf.tokenizer import special_tokens
+from services.common.tokenizer_config import MAX_CONFIG_BYTES, TokenizerConfig
 from services.common.tokenizer_files import tekken
 from services.common.tokenizer_files.find import default_roles, tokenizer_file
 from services.frontend.text.tekken_template import END_THINK, THINK, tekken_template
-
-MAX_CONFIG_BYTES = 16 << 20
-"""Largest size of a `tokenizer_config.json` in bytes: some such files list a hundred thousand added
-tokens."""
 
 MAX_TEMPLATE_BYTES = 1 << 20
 """Largest size of a template in bytes; long templates have a fiftieth of this size."""
@@ -49,20 +46,18 @@ class TemplateFiles:
             OSError: a file cannot be read.
             ValueError, LookupError, TypeError: a file is broken.
         """
-        config = _json(directory / "tokenizer_config.json")
+        config = TokenizerConfig.of_directory(directory)
         older = _json(directory / "chat_template.json").get("chat_template")
         file, folder = directory / "chat_template.jinja", directory / "additional_chat_templates"
         if file.is_file():
             sources = {DEFAULT: _template(file)}
         else:
-            sources = _named(config.get("chat_template")) | _named(older)
+            sources = _named(config.keys.get("chat_template")) | _named(older)
         sources |= {other.stem: _template(other) for other in sorted(folder.glob("*.jinja"))}
-        if "added_tokens_decoder" not in config:
-            config |= _json(directory / "special_tokens_map.json")
         tokenizer = tokenizer_file(directory)
         if not sources and tokenizer.name == tekken.FILE:
             sources = _named(_tekken_template(tokenizer))
-        return cls(sources, {**default_roles(tokenizer), **_special_tokens(config)})
+        return cls(sources, {**default_roles(tokenizer), **config.special_tokens})
 
     @classmethod
     def of_gguf(cls, file: Path) -> Self:
@@ -105,15 +100,3 @@ def _named(template: object) -> dict[str, str]:
     if isinstance(template, dict):
         return {name: str(source) for name, source in template.items()}
     return {DEFAULT: template} if isinstance(template, str) else {}
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the texts of special tokens, which a configuration holds as strings or as
-    `{"content": ...}`, by their names: `bos_token`, and names that only one model has."""
-    more = config.get("extra_special_tokens")
-    named = {**config, **(more if isinstance(more, dict) else {})}
-    return {
-        name: token["content"] if isinstance(token, dict) else token
-        for name, token in named.items()
-        if name.endswith("_token") and isinstance(token, str | dict)
-    }

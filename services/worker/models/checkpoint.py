@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from kernels.weights.linear import Quantization
+from services.common.derived import Derived
 from services.common.gguf.header import is_gguf
 from services.worker.models.config import ModelConfig
-from services.worker.models.config_file import read_config, read_gguf_config, read_gguf_header
+from services.worker.models.config_file import (
+    read_directory_config,
+    read_gguf_config,
+    read_gguf_header,
+)
 from services.worker.models.directory_files import DirectoryFiles
 from services.worker.models.gguf_file import GgufFile
 from services.worker.models.registry import build_stage
 from services.worker.models.stage import StageModel
+from services.worker.models.stored_head import EMBEDDING, stored_head
 from services.worker.models.tensor_files import TensorFiles
 from services.worker.models.weights import LoadFormat, OnProgress
 
@@ -33,15 +42,19 @@ def load_stage(
     on_progress: OnProgress,
     load_format: LoadFormat = "safetensors",
     quantization: Quantization = "none",
+    max_model_len: int | None = None,
 ) -> StageModel:
     """Reads the weights of one rank of one stage, and no other weights, from a checkpoint.
 
     `model` is a directory or a GGUF file. With `load_format` "random" the tensors are random, and
     only `config.json` must exist. `dtype` is "auto", "float32" or "bfloat16" (see
-    ModelConfig.resolve_dtype). For the other arguments and the errors see `build_stage`. The first
-    rank of the first stage logs what a user should know about how the weights are read.
+    ModelConfig.resolve_dtype). `max_model_len` is the length of the longest sequence, by default
+    the one that `open_checkpoint` derives. For the other arguments and the errors see
+    `build_stage`. The first rank of the first stage logs what a user should know about how the
+    weights are read.
     """
-    config, files = open_checkpoint(model)
+    opened = open_checkpoint(model, load_format=load_format, max_model_len=max_model_len)
+    config = opened.config
     if (
         config.weight_format is not None
         and config.weight_format.notes
@@ -50,7 +63,7 @@ def load_stage(
         log.info("%s: %s", model, "; ".join(config.weight_format.notes))
     return build_stage(
         config,
-        None if load_format == "random" else files,
+        None if load_format == "random" else opened.files,
         stage_index=stage_index,
         n_stages=n_stages,
         tp_rank=tp_rank,
@@ -62,10 +75,40 @@ def load_stage(
     )
 
 
-def open_checkpoint(model: Path) -> tuple[ModelConfig, TensorFiles]:
-    """Returns the configuration and the tensor files of a checkpoint; raises UnsupportedModel."""
-    if not is_gguf(model):
-        return read_config(model), DirectoryFiles(model)
-    header = read_gguf_header(model)
-    config = read_gguf_config(header)
-    return config, GgufFile(header, config)
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The configuration and the tensor files of a checkpoint, and the sources of derived values.
+
+    `derived` has the names of `ReadConfig.derived`, and "head" if the files were looked at.
+    """
+
+    config: ModelConfig
+    files: TensorFiles
+    derived: Mapping[str, Derived[Any]]
+
+
+def open_checkpoint(
+    model: Path,
+    *,
+    load_format: LoadFormat = "safetensors",
+    max_model_len: int | None = None,
+) -> Checkpoint:
+    """Returns the configuration and the tensor files of a checkpoint; raises UnsupportedModel.
+
+    If the configuration says that head and embedding are one matrix, the files are asked whether
+    they are. With `load_format` "random" no files need to exist. `max_model_len` is the operator's
+    setting for the longest sequence.
+    """
+    files: TensorFiles
+    if is_gguf(model):
+        header = read_gguf_header(model)
+        read = read_gguf_config(header, max_model_len)
+        files = GgufFile(header, read.config)
+    else:
+        read = read_directory_config(model, max_model_len)
+        files = DirectoryFiles(model)
+    if load_format == "random":
+        return Checkpoint(read.config, files, read.derived)
+    head = stored_head(read.config, files)
+    config = replace(read.config, tie_word_embeddings=head.value == EMBEDDING)
+    return Checkpoint(config, files, {**read.derived, "head": head})

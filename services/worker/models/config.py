@@ -104,6 +104,8 @@ class ModelConfig:
     ignored_keys: ClassVar[frozenset[str]] = frozenset()
     # Methods of `quantization_config` that `read` handles itself.
     own_quantizations: ClassVar[frozenset[str]] = frozenset()
+    # The tokens that end an output if no file of the checkpoint names one.
+    default_eos_token_ids: ClassVar[tuple[int, ...]] = ()
 
     vocab_size: PositiveInt
     hidden_size: PositiveInt

@@ -9,16 +9,19 @@ validated by pydantic against the types of the configuration's fields. Only this
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from services.common import bounded_file
+from services.common.context_length import GGUF_STRETCHING, STRETCHING, stated_context
+from services.common.derived import Derived
 from services.common.gguf.header import GgufHeader, is_gguf, read_header
 from services.common.gguf.model_config import frequency_factors, model_config
+from services.common.tokenizer_files.end_token import end_token
 from services.worker.models import quantization_config
 from services.worker.models.config import (
     Count,
@@ -26,8 +29,11 @@ from services.worker.models.config import (
     ModelConfig,
     UnsupportedModel,
 )
+from services.worker.models.ends_of_turn import ends_of_turn
+from services.worker.models.in_words import quantisation_in_words, rope_in_words
 from services.worker.models.registry import FAMILIES
 from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.served_context import served_context
 from services.worker.models.text_half import WRAPPERS, text_half
 
 # Keys without effect on the computation of any model: training, other tasks, text, and defaults of
@@ -59,20 +65,42 @@ _COMMON_KEYS = frozenset((
 ))  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class ReadConfig:
+    """The configuration of a checkpoint's model, and the sources of values with several sources.
+
+    The names of the values are "context", "rope", "ends of turn" and "quantisation".
+    """
+
+    config: ModelConfig
+    derived: Mapping[str, Derived[Any]]
+
+
 def read_config(model: Path) -> ModelConfig:
     """Returns the configuration of the model in a checkpoint's directory or GGUF file.
 
     Raises UnsupportedModel, also for an architecture that no family implements.
     """
     if is_gguf(model):
-        return read_gguf_config(read_gguf_header(model))
-    directory = model
+        return read_gguf_config(read_gguf_header(model)).config
+    return read_directory_config(model).config
+
+
+def read_directory_config(directory: Path, max_model_len: int | None = None) -> ReadConfig:
+    """Returns the configuration of the model in a checkpoint's directory; raises UnsupportedModel.
+
+    `max_model_len` is the operator's setting for the longest sequence.
+    """
     generation_path = directory / "generation_config.json"
     generation = _read_json(generation_path) if generation_path.exists() else {}
+    try:
+        named = end_token(directory)
+    except (OSError, ValueError) as error:
+        raise UnsupportedModel(str(error)) from error
     config = _read_json(directory / "config.json")
     if not any(config.get(key) for key in quantization_config.KEYS):
         config = {**config, **_quantization_beside(directory)}
-    return parse_config(config, generation)
+    return parse_with_sources(config, generation, named, max_model_len=max_model_len)
 
 
 def _quantization_beside(directory: Path) -> JsonObject:
@@ -93,10 +121,15 @@ def read_gguf_header(path: Path) -> GgufHeader:
         raise UnsupportedModel(str(error)) from error
 
 
-def read_gguf_config(header: GgufHeader) -> ModelConfig:
-    """Returns the configuration in the metadata of a GGUF file; raises UnsupportedModel."""
+def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> ReadConfig:
+    """Returns the configuration in the metadata of a GGUF file; raises UnsupportedModel.
+
+    `max_model_len` is the operator's setting for the longest sequence.
+    """
     try:
-        config = parse_config(model_config(header), {})
+        read = parse_with_sources(
+            model_config(header), {}, max_model_len=max_model_len, stretching=GGUF_STRETCHING
+        )
         factors = frequency_factors(header)
     except UnsupportedModel as error:
         message = str(error).removeprefix("config.json: ")
@@ -104,7 +137,8 @@ def read_gguf_config(header: GgufHeader) -> ModelConfig:
     except (OSError, ValueError) as error:
         raise UnsupportedModel(str(error)) from error
     if factors is None:
-        return config
+        return read
+    config = read.config
     if not isinstance(config, RotaryConfig):
         raise UnsupportedModel(f"{header.path}: rope_freqs.weight of {config.architecture}")
     rope = replace(config.rope, frequency_factors=factors)
@@ -113,13 +147,30 @@ def read_gguf_config(header: GgufHeader) -> ModelConfig:
         factored.check()
     except ValueError as error:
         raise UnsupportedModel(f"{header.path}: {error}") from error
-    return factored
+    return replace(read, config=factored)
 
 
 def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
     """Returns the configuration that `config.json` and `generation_config.json` contain.
 
     Raises UnsupportedModel.
+    """
+    return parse_with_sources(config, generation).config
+
+
+def parse_with_sources(
+    config: JsonObject,
+    generation: JsonObject,
+    named_end: Derived[int] | None = None,
+    *,
+    max_model_len: int | None = None,
+    stretching: Collection[str] = STRETCHING,
+) -> ReadConfig:
+    """Returns what `parse_config` returns, with the sources of the values.
+
+    `named_end` is the `eos_token` of `tokenizer_config.json`, and `max_model_len` the operator's
+    setting for the longest sequence. For `stretching` see `stated_context`. Raises
+    UnsupportedModel.
     """
     half = text_half(config, _architecture_of(config))
     _refuse_unknown_keys(half.around, set())
@@ -131,8 +182,9 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
             f"config.json: architecture {named} is not one of {sorted([*FAMILIES, *WRAPPERS])}"
         )
     config_type = FAMILIES[architecture].config_type
+    ends = ends_of_turn(config, generation, named_end, config_type.default_eos_token_ids)
     derived = {
-        "eos_token_ids": _eos_token_ids(config, generation),
+        "eos_token_ids": ends.value,
         "checkpoint_dtype": _checkpoint_dtype(config),
         **_read_derived(config_type, config),
         "weight_format": quantization_config.read_weight_format(
@@ -151,7 +203,19 @@ def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
         raise UnsupportedModel(f"config.json: {_summary(error)}") from error
     except ValueError as error:
         raise UnsupportedModel(f"config.json: {error}") from error
-    return parsed
+    plain_length = Derived(parsed.max_position_embeddings, "default of the family")
+    stated = stated_context(config, stretching) or plain_length
+    context = served_context(parsed, stated, max_model_len)
+    parsed = replace(parsed, max_position_embeddings=context.value)
+    return ReadConfig(
+        parsed,
+        {
+            "context": context,
+            "rope": rope_in_words(parsed, config),
+            "ends of turn": replace(ends, value=parsed.eos_token_ids),
+            "quantisation": quantisation_in_words(parsed, config),
+        },
+    )
 
 
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:
@@ -205,17 +269,6 @@ def _refuse_unknown_keys(config: JsonObject, known: set[str]) -> None:
         raise UnsupportedModel(
             f"config.json has options that are not supported: {_SHORT.repr(unknown)}"
         )
-
-
-def _eos_token_ids(
-    config: Mapping[str, Any], generation: Mapping[str, Any]
-) -> tuple[Any, ...] | Any:
-    eos = generation.get("eos_token_id")
-    if eos is None:
-        eos = config.get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
 
 
 def _checkpoint_dtype(config: Mapping[str, Any]) -> str:

@@ -61,6 +61,12 @@ class Family(Protocol):
     @property
     def config_type(self) -> type[ModelConfig]: ...
 
+    @property
+    def embedding_name(self) -> str: ...
+
+    @property
+    def head_name(self) -> str: ...
+
     def __call__(
         self,
         config: Any,  # of config_type

@@ -15,10 +15,10 @@ The forms are the values of Hugging Face's `rope_type`:
   factors: one for sequences within the original context and one for longer sequences.
 
 Keys are stored rotated, and requests with a common prefix share stored keys. So the angle of a
-position must not depend on the final length of the sequence. Therefore "longrope" uses the long
-factors for all sequences of a model whose `max_position_embeddings` is beyond the original context,
-and the short factors otherwise. A short sequence of such a model is computed as the beginning of a
-long one.
+position must not depend on the final length of the sequence. Therefore "longrope" uses the short
+factors for all sequences of a model that serves at most its original context, which is the default,
+and the long factors for all sequences otherwise (see `served_context.py`). A short sequence of a
+model that serves more is computed as the beginning of a long one.
 """
 
 from __future__ import annotations

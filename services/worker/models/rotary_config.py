@@ -103,6 +103,8 @@ class RotaryConfig(ModelConfig):
     ))  # fmt: skip
 
     default_rope_theta: ClassVar[float] = 10_000.0
+    # K/V heads if the file lacks the key; None, like null in a file: as many as query heads.
+    default_n_kv_heads: ClassVar[int | None] = None
     hidden_acts: ClassVar[tuple[str, ...]] = ("silu",)
     # Rotated share of a head if the file lacks it; None: always whole heads.
     default_partial_rotary_factor: ClassVar[float | None] = None
@@ -158,7 +160,7 @@ class RotaryConfig(ModelConfig):
         head_dim = config.get("head_dim")
         if head_dim is None:
             head_dim = default_head_dim(config.get("hidden_size"), n_heads)
-        n_kv_heads = config.get("num_key_value_heads")
+        n_kv_heads = config.get("num_key_value_heads", cls.default_n_kv_heads)
         return {
             "n_kv_heads": n_heads if n_kv_heads is None else n_kv_heads,
             "head_dim": head_dim,

@@ -19,6 +19,10 @@ Layout = Literal[
 
 Bits = Literal[2, 3, 4, 5, 6, 8]
 
+Order = Literal["neighbours", "stored", "required"]
+"""Which inputs share a scale: neighbours, whatever the file has; those that a tensor of the file
+says, or neighbours without that tensor; those that the tensor says, which must exist."""
+
 EVERY_MATRIX = "Linear"
 """The target that stands for the matrices of all linear layers."""
 
@@ -36,7 +40,7 @@ class MatrixFormat:
     block: tuple[int | None, int | None]
     has_zeros: bool = False  # a zero point is stored for each scale
     zero_offset: int = 0  # number to add to stored zero points
-    needs_order: bool = False  # the file has a tensor with the group of each input
+    order: Order = "stored"
     scale_name: str = "weight_scale"  # of layout "scaled"
     targets: tuple[str, ...] = (EVERY_MATRIX,)
 

@@ -94,6 +94,7 @@ class StageShard:
             dtype=settings.dtype,
             load_format=settings.load_format,
             quantization=settings.quantization,
+            max_model_len=settings.max_model_len,
             device=device,
             on_progress=_progress_to(channel),
         )

@@ -24,7 +24,11 @@ def traits_of(settings: FreeRankSettings) -> dict[str, str]:
     Raises:
         CannotStart: the checkpoint cannot be read or is not supported.
     """
-    config, _ = open_checkpoint(Path(settings.model))
+    config = open_checkpoint(
+        Path(settings.model),
+        load_format=settings.load_format,
+        max_model_len=settings.max_model_len,
+    ).config
     is_random = settings.load_format == "random"
     return {
         "model": settings.served_model_name,

@@ -27,7 +27,15 @@ from tests.checkpoints import (
     write_checkpoint,
     write_family_checkpoint,
 )
-from tests.worker.models.quantised_writers import Writer, awq, gptq, packed, quantise, scaled
+from tests.worker.models.quantised_writers import (
+    Writer,
+    as_word,
+    awq,
+    gptq,
+    packed,
+    quantise,
+    scaled,
+)
 from tests.worker.models.test_text_half import HALVES
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -277,8 +285,8 @@ def test_numbers_stay_as_they_are_where_groups_are_neighbouring_inputs(
 @pytest.mark.skipif(not can_group(CPU), reason="the native library is not built")
 @pytest.mark.parametrize(
     ("scheme", "bits", "n_scales"),
-    # GPTQ has zero points, which may all be the middle and then take no memory.
-    [("gptq-4-groups", 4, 2 * 3), ("packed-groups", 4, 3), ("int8-channels", 8, 1)],
+    # Zero points of symmetric matrices are the middle, and take no memory.
+    [("gptq-4-groups", 4, 3), ("packed-groups", 4, 3), ("int8-channels", 8, 1)],
 )
 def test_a_fused_projection_takes_the_bits_of_its_files(
     written: Written, scheme: str, bits: int, n_scales: int
@@ -459,7 +467,7 @@ def test_groups_of_modules_have_forms_of_their_own(tmp_path: Path) -> None:
     ("scheme", "changes", "named"),
     [
         ("gptq-4-groups", {"qweight": None}, r"lacks model\.layers\.0\.self_attn\.q_proj\.weight"),
-        ("gptq-4-groups", {"qzeros": None}, r"q_proj\.qzeros is missing"),
+        ("gptq-4-asymmetric-ordered", {"qzeros": None}, r"q_proj\.qzeros is missing"),
         ("gptq-4-asymmetric-ordered", {"g_idx": None}, r"q_proj\.g_idx is missing"),
         ("gptq-4-groups", {"scales": torch.ones(3, 47)}, r"scales has shape \[3, 47\], not \[3, 4"),
         ("awq", {"qweight": torch.ones(48, 6)}, r"qweight has element type F32"),
@@ -494,10 +502,64 @@ def change(directory: Path, changes: dict[str, torch.Tensor | None]) -> None:
 def test_an_input_of_a_group_that_is_not_there_is_refused(
     tmp_path: Path, written: Written, index: int
 ) -> None:
-    quantised = shutil.copytree(written("gptq-4-groups")[1], tmp_path / "quantised")
+    quantised = shutil.copytree(written("gptq-4-asymmetric-ordered")[1], tmp_path / "quantised")
     change(quantised, {"g_idx": torch.full((48,), index, dtype=torch.int32)})
     with pytest.raises(CheckpointError, match="names scales that are not there"):
         load(quantised)
+
+
+def filled(value: int, *shape: int) -> torch.Tensor:
+    return torch.full(shape, value, dtype=torch.int32)
+
+
+EIGHTS, MINUS_ONES = as_word([8] * 8, 4), filled(-1, 48)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings", "changes"),
+    [
+        # A symmetric zero point is the middle, although the format's version stores one less.
+        ("gptq-4-groups", {}, {"qzeros": filled(EIGHTS, 2, 6)}),
+        ("gptq-4-groups", {}, {"qzeros": None}),
+        ("gptq-4-groups", {"checkpoint_format": "gptq_v2"}, {}),
+        ("packed-groups", {}, {"weight_zero_point": filled(EIGHTS, 6, 3)}),
+        # Without an order, groups are neighbours, whatever a tensor of the file says.
+        ("gptq-4-groups", {"desc_act": False}, {"g_idx": filled(0, 48)}),
+        ("gptq-4-groups", {"desc_act": False}, {"g_idx": MINUS_ONES}),
+        ("gptq-4-groups", {"desc_act": None}, {"g_idx": filled(0, 48)}),
+        ("packed-groups", {}, {"weight_g_idx": MINUS_ONES}),
+        ("packed-groups", {}, {"weight_g_idx": filled(0, 48)}),
+        # Where settings are missing, the tensors decide.
+        ("gptq-4-asymmetric-ordered", {"sym": None, "desc_act": None}, {}),
+        ("gptq-v2", {"sym": None, "desc_act": None, "format": "gptq"}, {}),
+    ],
+)
+def test_what_writers_leave_in_tensors_that_do_not_count_changes_nothing(
+    tmp_path: Path,
+    written: Written,
+    scheme: str,
+    settings: dict[str, Any],
+    changes: dict[str, torch.Tensor | None],
+) -> None:
+    plain, original = written(scheme)
+    quantised = shutil.copytree(original, tmp_path / "quantised")
+    change(quantised, changes)
+    config = {**SCHEMES[scheme].config, **settings}
+    edit_config(quantised, quantization_config=config)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    wanted = WantedTensors(0, 1)
+    part = Part(name, (48, 48))
+    wanted.joined([part])
+    source = CheckpointTensors(
+        DirectoryFiles(quantised),
+        wanted,
+        dtype=torch.float32,
+        device=CPU,
+        on_progress=lambda done, total: None,
+        weight_format=read_config(quantised).weight_format,
+    )
+    expected = load_file(plain / "model.safetensors")[name]
+    torch.testing.assert_close(source.joined([part]), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_what_is_quantised_must_not_be_listed_as_plain(tmp_path: Path) -> None:

@@ -651,8 +651,8 @@ def test_a_checkpoint_of_the_model_without_its_head_is_the_same_model(
     assert torch.equal(last_logits(tmp_path, tokens), expected)
 
 
-def last_logits(directory: Path, tokens: list[int]) -> Tensor:
-    pipeline = Pipeline(directory)
+def last_logits(directory: Path, tokens: list[int], *, max_model_len: int | None = None) -> Tensor:
+    pipeline = Pipeline(directory, max_model_len=max_model_len)
     pipeline.admit(0, len(tokens))
     return pipeline.run([Span(0, tokens)])[1]
 

@@ -190,17 +190,27 @@ def test_other_devices_compute_the_angles_of_each_batch() -> None:
 class TestWhatDependsOnTheLength:
     """Where the oracle looks at the length of a sequence, one set of angles serves all of them."""
 
-    def logits(self, directory: Path, n_tokens: int, **shape: Any) -> tuple[Any, Any]:
+    def logits(
+        self, directory: Path, n_tokens: int, *, max_model_len: int | None = None, **shape: Any
+    ) -> tuple[Any, Any]:
         write_checkpoint(directory, **shape)
         tokens = random.Random(2).choices(range(SMALL["vocab_size"]), k=n_tokens)
-        return last_logits(directory, tokens)[0], Oracle(directory).logits(tokens)[-1]
+        ours = last_logits(directory, tokens, max_model_len=max_model_len)[0]
+        return ours, Oracle(directory).logits(tokens)[-1]
 
     def longrope(self, original: int) -> dict[str, Any]:
         rope = {"rope_type": "longrope", "rope_theta": 50.0, **LONGROPE}
         return {"rope_parameters": {**rope, "original_max_position_embeddings": original}}
 
     def test_longrope_is_the_oracles_beyond_the_original_context(self, tmp_path: Path) -> None:
-        ours, theirs = self.logits(tmp_path, 30, **self.longrope(20))
+        ours, theirs = self.logits(tmp_path, 30, max_model_len=256, **self.longrope(20))
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
+
+    @pytest.mark.parametrize("max_model_len", [None, 20, 12])
+    def test_longrope_is_the_oracles_in_the_original_context(
+        self, tmp_path: Path, max_model_len: int | None
+    ) -> None:
+        ours, theirs = self.logits(tmp_path, 12, max_model_len=max_model_len, **self.longrope(20))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
     def test_longrope_is_the_oracles_in_a_model_that_ends_with_it(self, tmp_path: Path) -> None:
@@ -209,7 +219,7 @@ class TestWhatDependsOnTheLength:
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
     def test_a_short_sequence_is_the_beginning_of_a_long_one(self, tmp_path: Path) -> None:
-        ours, theirs = self.logits(tmp_path, 20, **self.longrope(20))
+        ours, theirs = self.logits(tmp_path, 20, max_model_len=21, **self.longrope(20))
         assert (ours - theirs).abs().max() > 1e-2  # which has the short factors here
         tokens = random.Random(2).choices(range(SMALL["vocab_size"]), k=20)
         longer = Oracle(tmp_path).logits([*tokens, 5])[19]

@@ -43,6 +43,8 @@ class CohereConfig(RotaryConfig):
     """Counterpart of Hugging Face's `CohereConfig`."""
 
     architecture = "CohereForCausalLM"
+    default_eos_token_ids = (255001,)
+    default_rope_theta = 500_000.0
     read_keys = RotaryConfig.read_keys | {*_ALWAYS}
     turns_neighbours = True
 

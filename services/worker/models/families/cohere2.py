@@ -22,6 +22,8 @@ class Cohere2Config(CohereConfig):
     """Counterpart of Hugging Face's `Cohere2Config`."""
 
     architecture = "Cohere2ForCausalLM"
+    default_eos_token_ids = (255001,)
+    default_rope_theta = 10_000.0
     read_keys = CohereConfig.read_keys | {"sliding_window", "sliding_window_pattern", "layer_types"}
     # `layer_switch` repeats `sliding_window_pattern`.
     ignored_keys = frozenset(("cache_implementation", "layer_switch"))

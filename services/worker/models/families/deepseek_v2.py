@@ -22,6 +22,7 @@ class DeepseekV2Config(LatentConfig):
     """Counterpart of Hugging Face's `DeepseekV2Config`."""
 
     architecture = "DeepseekV2ForCausalLM"
+    default_eos_token_ids = (2,)
     read_keys = LatentConfig.read_keys | {
         "first_k_dense_replace", "moe_layer_freq", "n_group", "norm_topk_prob", "scoring_func",
         "topk_group", "topk_method",

@@ -22,6 +22,7 @@ class DeepseekV3Config(DeepseekV2Config):
     """Counterpart of Hugging Face's `DeepseekV3Config`."""
 
     architecture = "DeepseekV3ForCausalLM"
+    default_eos_token_ids = (1,)
     read_keys = DeepseekV2Config.read_keys - {"norm_topk_prob"}
     computed: ClassVar[Mapping[str, Sequence[Any]]] = {
         "moe_layer_freq": (1, None),

@@ -22,6 +22,7 @@ class Ernie4_5Config(RotaryConfig):
     """Counterpart of Hugging Face's `Ernie4_5Config`."""
 
     architecture = "Ernie4_5ForCausalLM"
+    default_eos_token_ids = (2,)
     default_rope_theta = 500_000.0
     turns_neighbours = True
 

@@ -21,7 +21,6 @@ from services.worker.models.weights import TensorSource
 
 # Defaults of `Exaone4Config` for missing keys.
 _DEFAULT_WINDOW, _DEFAULT_PATTERN = 4096, 4
-_DEFAULT_KV_HEADS = 32
 
 _TURNING, _STILL = 0, 1  # indices of the rotary embeddings in `make_rotaries`
 _NO_WAVE = RopeConfig(rope_type="proportional", rope_theta=1.0, partial_rotary_factor=1e-9)
@@ -32,6 +31,8 @@ class Exaone4Config(RotaryConfig):
     """Counterpart of Hugging Face's `Exaone4Config`."""
 
     architecture = "Exaone4ForCausalLM"
+    default_eos_token_ids = (2,)
+    default_n_kv_heads = 32
     read_keys = RotaryConfig.read_keys | {
         "sliding_window", "sliding_window_pattern", "layer_types",
     }  # fmt: skip
@@ -55,7 +56,7 @@ class Exaone4Config(RotaryConfig):
                     f"config.json: sliding_window_pattern {pattern!r} without layer_types"
                 )
             sliding = [(i + 1) % pattern != 0 for i in range(n_layers)]
-        return super().read({"num_key_value_heads": _DEFAULT_KV_HEADS, **config}) | {
+        return super().read(config) | {
             "windows": read_windows(config, window=window, default=sliding),
             "has_windows": window is not None,
         }

@@ -18,6 +18,7 @@ class Gemma1Config(GemmaConfig):
     """Counterpart of Hugging Face's `GemmaConfig`."""
 
     architecture = "GemmaForCausalLM"
+    default_eos_token_ids = (1,)
     read_keys = RotaryConfig.read_keys | {"hidden_activation"}  # without the keys of windows
     ignored_keys = frozenset(("cache_implementation",))
     hidden_acts = (*GemmaConfig.hidden_acts, "gelu")  # the name of this activation in older files

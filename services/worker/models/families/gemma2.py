@@ -74,6 +74,8 @@ class Gemma2Config(GemmaConfig):
     """Counterpart of Hugging Face's `Gemma2Config`."""
 
     architecture = "Gemma2ForCausalLM"
+    default_eos_token_ids = (1,)
+    default_n_kv_heads = 4
 
     attn_logit_softcapping: PositiveFloat | None = 50.0
     final_logit_softcapping: PositiveFloat | None = 30.0

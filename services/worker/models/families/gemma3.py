@@ -24,6 +24,8 @@ class Gemma3Config(GemmaConfig):
     """Counterpart of Hugging Face's `Gemma3TextConfig`."""
 
     architecture = "Gemma3ForCausalLM"
+    default_eos_token_ids = (1,)
+    default_n_kv_heads = 4
     read_keys = GemmaConfig.read_keys | {
         "rope_local_base_freq", "sliding_window_pattern", "_sliding_window_pattern",
     }  # fmt: skip

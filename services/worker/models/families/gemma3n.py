@@ -260,6 +260,7 @@ class Gemma3nConfig(SharedKVConfig):
     """Counterpart of Hugging Face's `Gemma3nTextConfig`."""
 
     architecture = "Gemma3nForCausalLM"
+    default_eos_token_ids = (1,)
     read_keys = SharedKVConfig.read_keys | {
         "rope_local_base_freq", "intermediate_size", "activation_sparsity_pattern",
     }  # fmt: skip

@@ -64,6 +64,7 @@ class Gemma4Config(SharedKVConfig):
     """
 
     architecture = "Gemma4ForCausalLM"
+    default_eos_token_ids = (1,)
     read_keys = SharedKVConfig.read_keys | {
         "global_head_dim", "num_global_key_value_heads", "per_layer_config",
         "use_bidirectional_attention",
@@ -161,6 +162,7 @@ class Gemma4UnifiedConfig(Gemma4Config):
     """Counterpart of Hugging Face's `Gemma4UnifiedTextConfig`."""
 
     architecture = "Gemma4UnifiedForCausalLM"
+    default_eos_token_ids = (1,)
     default_window = 1024
 
     per_layer_size: int = 0

@@ -27,6 +27,7 @@ class GlmConfig(RotaryConfig):
     """Counterpart of Hugging Face's `GlmConfig`."""
 
     architecture = "GlmForCausalLM"
+    default_eos_token_ids = (151329, 151336, 151338)
     default_partial_rotary_factor = 0.5
     turns_neighbours = True
 

@@ -15,6 +15,7 @@ class Glm4Config(GlmConfig):
     """Counterpart of Hugging Face's `Glm4Config`."""
 
     architecture = "Glm4ForCausalLM"
+    default_eos_token_ids = (151329, 151336, 151338)
 
 
 class Glm4Stage(GlmStage):

@@ -20,6 +20,7 @@ class Glm4MoeLiteConfig(DeepseekV3Config):
     """Counterpart of Hugging Face's `Glm4MoeLiteConfig`."""
 
     architecture = "Glm4MoeLiteForCausalLM"
+    default_eos_token_ids = (1,)
     read_keys = DeepseekV3Config.read_keys | {"mlp_layer_types"}
     default_query_rank = 768
     default_still_dim = 192

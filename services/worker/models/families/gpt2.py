@@ -34,6 +34,7 @@ class GPT2Config(ModelConfig):
     families."""
 
     architecture = "GPT2LMHeadModel"
+    default_eos_token_ids = (50256,)
     read_keys = frozenset(("n_inner",))
     # `reorder_and_upcast_attn` changes the order of roundings only; `n_ctx` repeats
     # `n_positions`; the keys of summaries are for other tasks.

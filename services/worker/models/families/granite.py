@@ -17,6 +17,7 @@ class GraniteConfig(LlamaConfig):
     """Counterpart of Hugging Face's `GraniteConfig`."""
 
     architecture = "GraniteForCausalLM"
+    default_eos_token_ids = (2,)
 
     embedding_multiplier: PositiveFloat = 1.0
     attention_multiplier: PositiveFloat = 1.0  # factor of scores, instead of 1 / sqrt(head_dim)

@@ -21,6 +21,7 @@ class LlamaConfig(RotaryConfig):
     """Counterpart of Hugging Face's `LlamaConfig`."""
 
     architecture = "LlamaForCausalLM"
+    default_eos_token_ids = (2,)
     # `pretraining_tp` only divides matrices into slices, with an equal result.
     ignored_keys = frozenset(("pretraining_tp", "is_llama_config"))
 

@@ -12,7 +12,6 @@ from services.worker.models.rotary_config import RotaryConfig
 
 # Defaults of `MinistralConfig` for missing keys; null means no window.
 _DEFAULT_WINDOW = 4096
-_DEFAULT_KV_HEADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +19,8 @@ class MinistralConfig(RotaryConfig):
     """Counterpart of Hugging Face's `MinistralConfig`."""
 
     architecture = "MinistralForCausalLM"
+    default_eos_token_ids = (2,)
+    default_n_kv_heads = 8
     read_keys = RotaryConfig.read_keys | {"sliding_window", "layer_types"}
 
     windows: tuple[PositiveInt | None, ...]
@@ -32,7 +33,7 @@ class MinistralConfig(RotaryConfig):
     def read(cls, config: JsonObject) -> dict[str, Any]:
         window = config.get("sliding_window", _DEFAULT_WINDOW)
         default = [True] * (config.get("num_hidden_layers") or 0)
-        return super().read({"num_key_value_heads": _DEFAULT_KV_HEADS, **config}) | {
+        return super().read(config) | {
             "windows": read_windows(config, window=window, default=default)
         }
 

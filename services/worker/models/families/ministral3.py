@@ -47,6 +47,7 @@ class Ministral3Config(RotaryConfig):
     """Counterpart of Hugging Face's `Ministral3Config`."""
 
     architecture = "Ministral3ForCausalLM"
+    default_eos_token_ids = (2,)
     read_keys = RotaryConfig.read_keys - {"rope_theta", "rope_scaling"}
 
     window: PositiveInt | None = field(default=None, metadata={"alias": "sliding_window"})

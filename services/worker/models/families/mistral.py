@@ -19,6 +19,8 @@ class MistralConfig(RotaryConfig):
     """Counterpart of Hugging Face's `MistralConfig`."""
 
     architecture = "MistralForCausalLM"
+    default_eos_token_ids = (2,)
+    default_n_kv_heads = 8
     read_keys = RotaryConfig.read_keys | {"sliding_window"}
 
     window: PositiveInt | None

@@ -18,6 +18,8 @@ class MixtralConfig(RotaryConfig):
     """Counterpart of Hugging Face's `MixtralConfig`."""
 
     architecture = "MixtralForCausalLM"
+    default_eos_token_ids = (2,)
+    default_n_kv_heads = 8
     # All three matter to training only.
     ignored_keys = frozenset(
         ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")

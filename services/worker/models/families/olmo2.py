@@ -28,6 +28,7 @@ class Olmo2Config(RotaryConfig):
     """Counterpart of Hugging Face's `Olmo2Config`."""
 
     architecture = "Olmo2ForCausalLM"
+    default_eos_token_ids = (50279,)
 
     attention_bias: bool = False
 

@@ -25,6 +25,7 @@ class Olmo3Config(Olmo2Config):
     """Counterpart of Hugging Face's `Olmo3Config`."""
 
     architecture = "Olmo3ForCausalLM"
+    default_eos_token_ids = (50279,)
     read_keys = Olmo2Config.read_keys | {"sliding_window", "layer_types"}
     default_rope_theta = 500_000.0
 

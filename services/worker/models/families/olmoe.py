@@ -22,6 +22,7 @@ class OlmoeConfig(RotaryConfig):
     """Counterpart of Hugging Face's `OlmoeConfig`."""
 
     architecture = "OlmoeForCausalLM"
+    default_eos_token_ids = (50279,)
     # Both matter to training only.
     ignored_keys = frozenset(("output_router_logits", "router_aux_loss_coef"))
 

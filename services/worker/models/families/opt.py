@@ -43,6 +43,7 @@ class OPTConfig(ModelConfig):
     """Counterpart of Hugging Face's `OPTConfig`."""
 
     architecture = "OPTForCausalLM"
+    default_eos_token_ids = (2,)
     read_keys = frozenset((
         "word_embed_proj_dim", "enable_bias", "layer_norm_elementwise_affine",
     ))  # fmt: skip

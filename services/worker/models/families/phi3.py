@@ -27,6 +27,7 @@ class Phi3Config(RotaryConfig):
     """Counterpart of Hugging Face's `Phi3Config`."""
 
     architecture = "Phi3ForCausalLM"
+    default_eos_token_ids = (32000,)
     read_keys = RotaryConfig.read_keys | {
         "sliding_window", "original_max_position_embeddings", "full_attn_mod", "interpolate_factor",
     }  # fmt: skip

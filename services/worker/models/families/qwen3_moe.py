@@ -19,6 +19,7 @@ class Qwen3MoeConfig(RotaryConfig):
     """Counterpart of Hugging Face's `Qwen3MoeConfig`."""
 
     architecture = "Qwen3MoeForCausalLM"
+    default_n_kv_heads = 4
     read_keys = RotaryConfig.read_keys | {
         "use_sliding_window", "sliding_window", "num_experts", "num_local_experts",
     }  # fmt: skip

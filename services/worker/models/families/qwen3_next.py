@@ -54,7 +54,6 @@ class HybridConfig(RotaryConfig):
     default_partial_rotary_factor = 0.25
     # Defaults for missing keys.
     default_head_dim: ClassVar[int] = 256
-    default_n_kv_heads: ClassVar[int]
 
     attention_bias: bool = False
     n_key_heads: PositiveInt = field(default=16, metadata={"alias": "linear_num_key_heads"})
@@ -95,7 +94,7 @@ class HybridConfig(RotaryConfig):
     def read(cls, config: JsonObject) -> dict[str, Any]:
         require(config, attn_output_gate=(True, None), mamba_ssm_dtype=("float32", None))
         given = {key: value for key, value in config.items() if value is not None}
-        default = {"head_dim": cls.default_head_dim, "num_key_value_heads": cls.default_n_kv_heads}
+        default = {"head_dim": cls.default_head_dim}
         return super().read({**default, **given}) | {"linear_layers": _linear(config)}
 
 

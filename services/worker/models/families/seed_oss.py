@@ -21,6 +21,7 @@ class SeedOssConfig(LlamaConfig):
     """Counterpart of Hugging Face's `SeedOssConfig`."""
 
     architecture = "SeedOssForCausalLM"
+    default_eos_token_ids = (2,)
     ignored_keys = LlamaConfig.ignored_keys | {"residual_dropout"}  # for training only
 
     attention_bias: bool = True  # of queries, keys and values

@@ -18,7 +18,6 @@ from services.worker.models.families.llama import LlamaConfig, LlamaStage
 from services.worker.models.weights import TensorSource
 
 # Defaults of `SmolLM3Config` for missing keys.
-_DEFAULT_KV_HEADS = 4
 _DEFAULT_INTERVAL = 4
 
 
@@ -27,6 +26,8 @@ class SmolLM3Config(LlamaConfig):
     """Counterpart of Hugging Face's `SmolLM3Config`."""
 
     architecture = "SmolLM3ForCausalLM"
+    default_eos_token_ids = (128001,)
+    default_n_kv_heads = 4
     read_keys = LlamaConfig.read_keys | {
         "no_rope_layers", "no_rope_layer_interval", "use_sliding_window", "sliding_window",
         "layer_types",
@@ -49,7 +50,7 @@ class SmolLM3Config(LlamaConfig):
         turns = _turning_layers(config)
         window = config.get("sliding_window") if config.get("use_sliding_window") else None
         default = [window is not None and not turn for turn in turns]
-        return super().read({"num_key_value_heads": _DEFAULT_KV_HEADS, **config}) | {
+        return super().read(config) | {
             "turns": turns,
             "windows": read_windows(config, window=window, default=default),
         }

@@ -28,6 +28,8 @@ class Starcoder2Config(RotaryConfig):
     """Counterpart of Hugging Face's `Starcoder2Config`."""
 
     architecture = "Starcoder2ForCausalLM"
+    default_eos_token_ids = (50256,)
+    default_n_kv_heads = 2
     read_keys = RotaryConfig.read_keys | {"mlp_type", "norm_type", "scale_attn_weights"}
     # `norm_epsilon` is used, not `layer_norm_epsilon`; a softmax is always in float32.
     ignored_keys = frozenset((

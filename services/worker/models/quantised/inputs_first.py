@@ -2,7 +2,9 @@
 
 `qweight` has the quantised numbers. `qzeros` [n_groups, n_out / n] and `scales` [n_groups, n_out]
 have the zero points and scales of groups of inputs, where `n` is the count of numbers in a word.
-The tensor `g_idx` [n_in], if it exists, gives the group of each input.
+Symmetric matrices have the middle of the range as zero point, whatever `qzeros` has: some writers
+store it without the offset of the format's version. The tensor `g_idx` [n_in], if it counts, gives
+the group of each input.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from kernels.weights.groups import GroupForm
@@ -34,7 +37,8 @@ class InputsFirst(QuantisedMatrix):
         yield from self.wrong_numbers()
         if self.n_out % self.per_word:
             yield f"{self._module}: {self.n_out} outputs do not fill words of {self.per_word}"
-        yield from self.wrong("qzeros", (self.n_groups, self.n_out // self.per_word))
+        if self.form.has_zeros:
+            yield from self.wrong("qzeros", (self.n_groups, self.n_out // self.per_word))
         yield from self.wrong("scales", (self.n_groups, self.n_out), FLOATS)
         yield from self.wrong_order("g_idx")
 
@@ -64,14 +68,18 @@ class InputsFirst(QuantisedMatrix):
         groups = self.groups(columns, "g_idx")[:: form.size]
         used = range_of(groups)
         scales, zeros = self._scales_and_zeros(used, rows)
-        offsets = (self.middle - zeros) * scales
         groups = groups - used.start
+        if not self.form.has_zeros:
+            return scales[groups].t(), None
+        offsets = (self.middle - zeros) * scales
         return scales[groups].t(), offsets[groups].t()
 
     def _scales_and_zeros(self, groups: range, rows: range) -> tuple[Tensor, Tensor]:
         """Returns the scales and the zero points of `groups` for the outputs `rows`, [n_groups,
         n_rows] each."""
         scales = self.tensor("scales", groups, rows).float()
+        if not self.form.has_zeros:
+            return scales, torch.full_like(scales, self.middle)
         zeros = self.unpacked("qzeros", groups, rows) + self.form.zero_offset
         return scales, zeros & (1 << self.form.bits) - 1
 

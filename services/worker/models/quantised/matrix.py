@@ -104,19 +104,19 @@ class QuantisedMatrix(GroupedTensor):
     def wrong_order(self, suffix: str) -> Iterator[str]:
         """Yields the problem of the tensor `suffix`, which gives the group of each input.
 
-        The tensor may be missing unless the format needs it.
+        The tensor may be missing unless the format requires it.
         """
-        if self.has(suffix) or self.form.needs_order:
+        if self.form.order == "required" or self._has_order(suffix):
             yield from self.wrong(suffix, (self.n_in,), INT32 | {"I64"})
 
     def groups(self, columns: range, suffix: str) -> Tensor:
         """Returns the group of each input in `columns`, [n_columns], from the tensor `suffix` if it
-        exists.
+        counts.
 
-        Without this tensor, neighbouring inputs form groups. Raises CheckpointError for a group
-        that does not exist.
+        Otherwise neighbouring inputs form groups. Raises CheckpointError for a group that does not
+        exist.
         """
-        if not self.has(suffix):
+        if not self._order_counts(suffix):
             return torch.arange(columns.start, columns.stop) // self.group_size
         groups = self.tensor(suffix, columns).long()
         if groups.numel() and not 0 <= groups.min() <= groups.max() < self.n_groups:
@@ -125,10 +125,27 @@ class QuantisedMatrix(GroupedTensor):
 
     def has_groups_in_order(self, suffix: str) -> bool:
         """Whether inputs that share a scale are neighbours."""
-        if not self.has(suffix):
+        if not self._order_counts(suffix):
             return True
         in_order = torch.arange(self.n_in) // self.group_size
         return torch.equal(self.tensor(suffix, range(self.n_in)).long(), in_order)
+
+    def _has_order(self, suffix: str) -> bool:
+        """Whether the format allows the tensor `suffix`, and the files have it."""
+        return self.form.order != "neighbours" and self.has(suffix)
+
+    def _order_counts(self, suffix: str) -> bool:
+        """Whether the tensor `suffix` gives the group of each input.
+
+        Some writers leave the tensor as they created it, all zeros or all -1, where the inputs of a
+        group are neighbours.
+        """
+        if self.form.order == "required":
+            return True
+        if not self._has_order(suffix):
+            return False
+        groups = self.tensor(suffix, range(self.n_in))
+        return bool(groups.numel()) and bool((groups > 0).any() or self.n_groups == 1)
 
     @abstractmethod
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]: ...

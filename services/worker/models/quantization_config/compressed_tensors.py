@@ -131,6 +131,6 @@ class CompressedTensors(Method):
             bits=weights.num_bits,
             block=weights.block(),
             has_zeros=not weights.symmetric,
-            needs_order=weights.actorder in ("group", "dynamic", True),
+            order="required" if weights.actorder in ("group", "dynamic", True) else "stored",
             targets=group.targets,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
 from services.worker.models.config import MAX_SIZE
 from services.worker.models.quantization_config.settings import Method, Settings, inputs_of_group
-from services.worker.models.weight_format import EVERY_MATRIX, MatrixFormat, WeightFormat
+from services.worker.models.weight_format import EVERY_MATRIX, MatrixFormat, Order, WeightFormat
 
 _NOT, _ALSO = "-:", "+:"
 """Prefixes of expressions in `dynamic`: modules that are not quantised, and modules that have
@@ -44,6 +45,10 @@ AUTO_ROUND = frozenset((
 LISTS = frozenset(("block_name_to_quantize", "lm_head", "modules_in_block_to_quantize"))
 
 
+_ORDERS: Mapping[bool | None, Order] = {True: "required", False: "neighbours", None: "stored"}
+"""Which inputs share a scale, by `desc_act`."""
+
+
 class _Own(Settings):
     """The settings of the modules that one expression of `dynamic` names."""
 
@@ -64,8 +69,9 @@ class Gptq(Method):
     method: Literal["gptq"] = "gptq"
     bits: Literal[4, 8]
     group_size: int = Field(default=128, ge=-1, le=MAX_SIZE)
-    sym: bool = True
-    desc_act: bool = False
+    # Where a file does not say, the tensors of the file do.
+    sym: bool | None = None
+    desc_act: bool | None = None
     is_marlin_format: Literal[False] = False
     format: Literal["gptq", "gptq_v2"] | None = None
     checkpoint_format: Literal["gptq", "gptq_v2"] | None = None
@@ -89,9 +95,9 @@ class Gptq(Method):
             layout="gptq",
             bits=own.bits or self.bits,
             block=(1, inputs_of_group(size)),
-            has_zeros=True,
+            has_zeros=not (self.sym if own.sym is None else own.sym),
             # The first version stores zero points minus one.
             zero_offset=1 if version == "gptq" else 0,
-            needs_order=self.desc_act if own.desc_act is None else own.desc_act,
+            order=_ORDERS[self.desc_act if own.desc_act is None else own.desc_act],
             targets=(target,),
         )
