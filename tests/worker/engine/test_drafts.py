@@ -70,13 +70,14 @@ def drafting(
 
 
 def requests_for(stops: Sequence[frozenset[int]] | None = None) -> list[Request]:
-    """Returns the requests of WANTS; those without penalties are drafted for."""
+    """Returns the requests of WANTS. Tokens are drafted for those whose options allow it."""
     requests = [
         want.request(index, frozenset() if stops is None else stops[index])
         for index, want in enumerate(WANTS)
     ]
     for want, request in zip(WANTS, requests, strict=True):
-        if (want.presence_penalty, want.frequency_penalty, want.repetition_penalty) == (0, 0, 1):
+        penalties = (want.presence_penalty, want.frequency_penalty, want.repetition_penalty)
+        if penalties == (0, 0, 1) and not want.bad_words:
             request.speculation = Speculation(acceptance=1, length=5)
     return requests
 
