@@ -13,6 +13,7 @@ from typing import Any
 
 from services.cli.arguments import count, size
 from services.cli.model import KINDS, find
+from services.common.checkpoint_report import CheckpointReport
 from services.common.ending import give_up
 
 INSPECTION_LIMIT_S = 300.0
@@ -79,14 +80,16 @@ def report(facts: Mapping[str, Any], *, kv_memory: int) -> list[str]:
     """Returns the facts about a checkpoint as lines of text for a terminal."""
     refused = facts["refused"]
     lines = [f"{facts['model']} can{'not' if refused else ''} be served"]
-    lines += [f"  refused        {reason}" for reason in refused]
     rows: list[tuple[str, str]] = []
+    for reason, advice in zip(refused, facts["advice"], strict=True):
+        rows += [("refused", reason), ("what to do", advice)]
     if "family" in facts:
         rows += _model_rows(facts)
     if "rank_bytes" in facts:
         rows += _layout_rows(facts, kv_memory)
     if "tools" in facts:
         rows += _text_rows(facts)
+    rows += CheckpointReport.of_facts(facts).rows()
     return lines + [f"  {name:<14} {text}" for name, text in rows]
 
 
@@ -97,7 +100,6 @@ def _model_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     if facts["quantization"] != "none":
         dtype += f", matrices {facts['quantization']}"
     windows = ", ".join(f"{window:,}" for window in facts["windows"])
-    seen = f"; some layers see the last {windows}" if windows else ""
     n_state_bytes = facts["state_bytes_per_request"]
     state = f", and states of {human(n_state_bytes)} for each request" if n_state_bytes else ""
     return [
@@ -105,7 +107,7 @@ def _model_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("parameters", f"{counted(facts['n_parameters'])} in {facts['n_layers']} layers"),
         ("element type", dtype),
         ("K/V", f"{human(facts['kv_bytes_per_token'])} a token{state}"),
-        ("context", f"{facts['max_model_len']:,} tokens{seen}"),
+        *([("windows", f"some layers see the last {windows} tokens")] if windows else []),
         (
             "may be cut",
             f"into 1 to {facts['n_layers']} stages, of "
@@ -135,7 +137,12 @@ def _text_rows(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     no_end = "" if facts.get("eos_token_ids", True) else ", and no token that ends an output"
     return [
         ("tokenizer", f"{facts['tokenizer']}{no_end}"),
-        ("chat template", "there" if has_template else "none: it completes texts, and cannot chat"),
+        (
+            "chat template",
+            facts["chat_template_source"]
+            if has_template
+            else "none: it completes texts, and cannot chat",
+        ),
         *([("tool calls", facts["tools"])] if has_template else []),
         ("reasoning", "<think>" if facts["thinks"] else "none"),
     ]

@@ -24,19 +24,22 @@ from kernels.weights.gated_in_two import GatedMatrix
 from kernels.weights.linear import Gate, LinearWeight, Quantization, TableWeight
 from kernels.weights.quantise import GROUP_SIZES
 from services.common.cannot_start import CannotStart
+from services.common.checkpoint_report import CheckpointReport
 from services.common.tokenizer_files.find import tokenizer_file
 from services.frontend.generation.served_model import ServedModel
 from services.frontend.text.chat_template import ChatTemplate
+from services.frontend.text.template_files import template_source
 from services.frontend.text.tokenizer import Tokenizer
 from services.worker.engine.kv_cache import kv_block_bytes
 from services.worker.engine.recurrent_state import Division, divide, state_bytes
 from services.worker.models.checkpoint import open_checkpoint
+from services.worker.models.checkpoint_report import report_of
 from services.worker.models.checkpoint_tensors import CheckpointTensors
 from services.worker.models.config import ModelConfig, UnsupportedModel
 from services.worker.models.kv_groups import KVGroups
 from services.worker.models.registry import FAMILIES
 from services.worker.models.stage import StagePlace, layer_range
-from services.worker.models.tensor_files import TensorFiles
+from services.worker.models.tensor_files import CheckpointError, TensorFiles
 from services.worker.models.weights import Part, WantedTensors
 
 MAX_TP = 64
@@ -101,18 +104,31 @@ class _Counted(WantedTensors):
 def inspect(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Returns the facts about a checkpoint.
 
-    The list under the key `refused` has the reasons why the checkpoint cannot be served. It is
-    empty for a checkpoint that can be served.
+    The list under the key `refused` has the reasons why the checkpoint cannot be served, and the
+    list under `advice` what to do about each. They are empty for a checkpoint that can be served.
     """
-    facts: dict[str, Any] = {"refused": []}
-    for read in (_model, _layout, _text):
+    facts: dict[str, Any] = {"refused": [], "advice": []}
+    for read in (_model, _layout, _report, _text):
         try:
             facts |= read(path, options)
         except (CannotStart, OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             if reason not in facts["refused"]:
                 facts["refused"].append(reason)
+                facts["advice"].append(_advice(error))
     return facts
+
+
+def _advice(error: Exception) -> str:
+    """Returns what a person can do about an error."""
+    if isinstance(error, CheckpointError):
+        return "the files do not fit together: fetch the checkpoint again, or convert it again"
+    if isinstance(error, UnsupportedModel):
+        return (
+            "choose another option if the reason names one, else convert the checkpoint to a form "
+            "that docs/checkpoints.md lists"
+        )
+    return "look at the file that the reason names, and fetch it again if it is missing or cut"
 
 
 def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -141,6 +157,15 @@ def _model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
         "tp_sizes": [tp for tp in range(1, MAX_TP + 1) if _divides(config, dtype, tp)],
         "eos_token_ids": list(config.eos_token_ids),
     }
+
+
+def _report(path: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns where values come from, and what is ignored."""
+    opened = open_checkpoint(path, load_format=options.load_format)
+    if options.load_format == "random":
+        return CheckpointReport(opened.derived).facts()
+    dtype = opened.config.resolve_dtype(options.dtype)
+    return report_of(path, opened, dtype=dtype, quantization=options.quantization).facts()
 
 
 def _layout(path: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -295,6 +320,7 @@ def _text(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         "tokenizer": tokenizer_file(path).name,
         "has_chat_template": template is not None,
+        "chat_template_source": None if template is None else template_source(path),
         "tools": written.tools if has_tools else "none: the chat template takes no tools' results",
         "thinks": written.thinks,
     }

@@ -62,7 +62,8 @@ class LoadingBar:
 
 
 def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
-    """Prints the addresses for clients, and an example of a request that suits the model."""
+    """Prints the addresses for clients, an example of a request that suits the model, and what the
+    checkpoint is taken for."""
     name = next(iter(settings.served_model_name), model_name(settings.model))
     scheme = "http" if settings.tls_dir is None else "https"
     root = f"{scheme}://{endpoints.http}"
@@ -78,6 +79,8 @@ def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
     )
     if settings.page:
         sys.stdout.write(f"See it at work: {root}/\n")
+    for about, text in endpoints.report:
+        sys.stdout.write(f"  {about:<14} {text}\n")
     sys.stdout.flush()
 
 

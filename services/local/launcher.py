@@ -41,6 +41,8 @@ class LocalAddresses:
     """Addresses of the services' metrics, by the services' names; empty without metrics."""
     can_chat: bool = False
     """Whether the model has a chat template, so that the API answers conversations."""
+    report: Sequence[tuple[str, str]] = ()
+    """What the checkpoint is taken for: the rows of a CheckpointReport."""
 
 
 class Launcher:
@@ -92,7 +94,8 @@ class Launcher:
             if child.said["metrics"] is not None
         }
         http, grpc = (str(reachable(parse(frontend.said[api]))) for api in ("http", "grpc"))
-        return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"])
+        report = [(name, text) for name, text in workers[0].said.get("checkpoint", [])]
+        return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"], report)
 
     async def _start(
         self,

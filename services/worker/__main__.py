@@ -79,7 +79,8 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
 def controller_of(
     settings: WorkerSettings, pipe: process.ReadyPipe, plan_relay: type[PlanRelay]
 ) -> Controller:
-    """Returns the controller of a worker. It reports the progress of loading to the launcher."""
+    """Returns the controller of a worker, which reports the checkpoint and the progress of loading
+    to the launcher."""
     return Controller(
         tp_size=settings.tp_size,
         place=settings.place,
@@ -88,6 +89,7 @@ def controller_of(
         on_progress=lambda n_done, n_total: pipe.report(
             {"loaded_bytes": n_done, "total_bytes": n_total}
         ),
+        on_checkpoint=lambda rows: pipe.report({"checkpoint": rows}),
         plan_relay=plan_relay,
     )
 

@@ -69,6 +69,9 @@ class MessageKind(IntEnum):
     """To the rank, on the second pair: a PrepareGrammarRequest."""
     GRAMMAR_PREPARED = 19
     """From the rank, when it has compiled a grammar or cannot: a PrepareGrammarResponse."""
+    CHECKPOINT = 20
+    """From the first rank of the first stage, before it loads: the rows of a CheckpointReport, as
+    JSON."""
 
 
 _KINDS = frozenset(MessageKind)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from transformers import Qwen3_5TextConfig
 
 from services.cli import check, inspection
@@ -17,6 +18,8 @@ from services.worker.models.checkpoint import load_stage
 from services.worker.models.tensor_files import CheckpointError
 from services.worker.models.weights import LoadFormat
 from tests.checkpoints import SMALL, write_checkpoint, write_family_checkpoint
+from tests.worker.models.quantised_writers import quantise
+from tests.worker.models.test_quantised_checkpoints import SCHEMES, SIZES
 from tests.worker.models.test_registry import SHAPES
 
 DEMO = Path(__file__).parents[2] / "models" / "demo"
@@ -183,6 +186,47 @@ def test_a_checkpoint_without_weights_can_be_served_with_random_ones(tmp_path: P
     with pytest.raises(CheckpointError, match="safetensors"):
         loaded(directory, "safetensors")
     loaded(directory, "random")
+
+
+def test_what_values_come_from_and_what_is_ignored_is_said(tmp_path: Path) -> None:
+    directory = copied(tmp_path, bad_words_ids=[[1]])
+    weights = load_file(directory / "model.safetensors")
+    weights["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
+    save_file(weights, directory / "model.safetensors")
+    (directory / "pytorch_model.pth").touch()
+    (directory / "README.md").touch()
+    found = facts(directory)
+    assert found["refused"] == []
+    assert found["derived"]["context"] == {"value": 1024, "source": "max_position_embeddings"}
+    assert found["derived"].keys() == {"context", "rope", "ends of turn", "quantisation", "head"}
+    assert found["ignored"]["files"] == ["pytorch_model.pth"]
+    assert found["ignored"]["tensors"] == ["model.layers.0.self_attn.q_proj.bias"]
+    assert "bad_words_ids" in found["ignored"]["keys of config.json"]
+    assert "rms_norm_eps" not in found["ignored"]["keys of config.json"]
+    assert found["chat_template_source"] == "tokenizer_config.json: chat_template"
+    lines = check.report({**found, "model": "it"}, kv_memory=2**20)
+    assert "  ignored        files: pytorch_model.pth" in lines
+    assert "  context        1,024 (max_position_embeddings)" in lines
+
+
+def test_kinds_of_matrices_are_said_where_their_forms_differ(tmp_path: Path) -> None:
+    plain, quantised = tmp_path / "plain", tmp_path / "quantised"
+    scheme = SCHEMES["awq"]
+    write_checkpoint(plain, **SIZES)
+    quantise(plain, quantised, scheme.writer, scheme.config, keeps="down_proj")
+    assert facts(quantised)["layers"] == {
+        "4 bits in groups of 16": [
+            "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
+            "mlp.gate_proj", "mlp.up_proj",
+        ],
+        "not quantised": ["mlp.down_proj"],
+    }  # fmt: skip
+
+
+def test_each_reason_has_an_advice(tmp_path: Path) -> None:
+    found = facts(copied(tmp_path, new_option=7), "--stages", "7")
+    assert len(found["advice"]) == len(found["refused"]) > 0
+    assert any("what to do" in line for line in check.report({**found, "model": "it"}, kv_memory=1))
 
 
 def test_all_reasons_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

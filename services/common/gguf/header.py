@@ -171,8 +171,12 @@ def _read_one(path: Path) -> GgufHeader:
         metadata: dict[str, Any] = {}
         for _ in range(n_keys):
             key = reader.string()
+            if key in metadata:
+                raise ValueError(f"{path} has the key {key[:80]} twice")
             metadata[key] = reader.value(reader.number("I"))
         places = dict(reader.tensor() for _ in range(n_tensors))
+        if len(places) < n_tensors:
+            raise ValueError(f"{path} has two tensors of one name")
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= MAX_ALIGNMENT:
             raise ValueError(f"{path}: general.alignment is {alignment!r}")
@@ -182,6 +186,19 @@ def _read_one(path: Path) -> GgufHeader:
         for name, place in places.items()
     }
     return GgufHeader(path, metadata, tensors)
+
+
+def token_id_of(metadata: Mapping[str, Any], name: str) -> int | None:
+    """Returns the number of a token that a file names, such as `eos_token_id`; None if the file
+    names none.
+
+    Raises:
+        ValueError: the value is no whole number.
+    """
+    value = metadata.get(f"tokenizer.ggml.{name}")
+    if value is not None and type(value) is not int:
+        raise ValueError(f"tokenizer.ggml.{name} {repr(value)[:80]} is no number of a token")
+    return value
 
 
 class _Reader:

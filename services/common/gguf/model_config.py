@@ -6,12 +6,13 @@ refused, with its name in the error, unless its value switches its feature off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.common.gguf.architecture import SIZES, Architecture, Config, Metadata
 from services.common.gguf.architectures import ARCHITECTURES
-from services.common.gguf.header import GgufHeader
+from services.common.gguf.header import GgufHeader, token_id_of
 from services.common.gguf.rope import KEYS as ROPE_KEYS
 from services.common.gguf.rope import rope_scaling
 
@@ -175,13 +176,13 @@ def _element_type(file_type: Any) -> str:
 def _eos_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     """Returns the tokens that end an output: the tokens that the file names, and ends of turns."""
     names = ("eos_token_id", "eot_token_id", "eom_token_id")
-    ids = [metadata.get(f"tokenizer.ggml.{name}") for name in names]
-    tokens, types = (
-        metadata.get(f"tokenizer.ggml.{name}", ()) for name in ("tokens", "token_type")
-    )
+    ids = [token_id_of(metadata, name) for name in names]
+    tokens, types = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
+    if not (isinstance(tokens, list) and isinstance(types, Sequence | array)):
+        tokens = types = ()
     ids += [
         token_id
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False))
         if kind == _CONTROL and token in _ENDS_OF_TURNS
     ]
-    return list(dict.fromkeys(one for one in ids if isinstance(one, int)))
+    return list(dict.fromkeys(one for one in ids if one is not None))

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from services.common.gguf.header import read_header
+from services.common.gguf.header import read_header, token_id_of
 from services.common.gguf.pre_tokenizers import PRE_TOKENIZERS
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
@@ -99,8 +99,9 @@ class _GgufVocabulary:
         tokens = metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
             raise ValueError("tokenizer.ggml.tokens is no list of texts")
-        types = metadata.get("tokenizer.ggml.token_type", [_NORMAL] * len(tokens))
-        if isinstance(types, (int, str)) or len(types) != len(tokens):
+        types = metadata.get("tokenizer.ggml.token_type")
+        types = _types_by_names(tokens, metadata) if types is None else types
+        if isinstance(types, (int, float, str)) or len(types) != len(tokens):
             raise ValueError("tokenizer.ggml.token_type is not as long as tokenizer.ggml.tokens")
         self.tokens: list[str] = tokens
         self.types: Sequence[int] = types
@@ -126,6 +127,17 @@ class _GgufVocabulary:
                     "normalized": False,
                     "special": kind != _USER_DEFINED,
                 }
+
+
+def _types_by_names(tokens: Sequence[str], metadata: Mapping[str, Any]) -> Sequence[int]:
+    """Returns types for a file without types: tokens that a key names are special, and no
+    others."""
+    named = {
+        value
+        for key, value in metadata.items()
+        if key.startswith("tokenizer.ggml.") and key.endswith("_token_id") and type(value) is int
+    }
+    return [_CONTROL if token_id in named else _NORMAL for token_id in range(len(tokens))]
 
 
 def _byte_level(vocabulary: _GgufVocabulary, metadata: Mapping[str, Any]) -> Json:
@@ -229,8 +241,8 @@ def _around(
     ends = []
     for end, default in (("bos", by_default), ("eos", False)):
         wants = metadata.get(f"tokenizer.ggml.add_{end}_token", default)
-        token_id = metadata.get(f"tokenizer.ggml.{end}_token_id")
-        has = isinstance(token_id, int) and 0 <= token_id < len(vocabulary.tokens)
+        token_id = token_id_of(metadata, f"{end}_token_id")
+        has = token_id is not None and 0 <= token_id < len(vocabulary.tokens)
         ends.append(token_id if wants and has else None)
     if ends == [None, None]:
         return None

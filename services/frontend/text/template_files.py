@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.common import bounded_file
-from services.common.gguf.header import read_header
+from services.common.gguf.header import is_gguf, read_header
 from services.common.gguf.tokenizer import special_tokens
 from services.common.tokenizer_config import MAX_CONFIG_BYTES, TokenizerConfig
 from services.common.tokenizer_files import tekken
@@ -74,6 +74,16 @@ class TemplateFiles:
         if any(len(source) > MAX_TEMPLATE_BYTES for source in sources.values()):
             raise ValueError(f"{file}: {GGUF_TEMPLATE} has more than {MAX_TEMPLATE_BYTES} bytes")
         return cls(sources, special_tokens(metadata))
+
+
+def template_source(model: Path) -> str:
+    """Returns where the template of a checkpoint is, by the order of `TemplateFiles`."""
+    if is_gguf(model):
+        return f"{model.name}: {GGUF_TEMPLATE}"
+    if (model / "chat_template.jinja").is_file():
+        return "chat_template.jinja"
+    older = _json(model / "chat_template.json").get("chat_template")
+    return "chat_template.json" if older else "tokenizer_config.json: chat_template"
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ may depend on the token before it. So text is always made from a window of token
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
@@ -22,6 +23,10 @@ from services.frontend.text.token_texts import TokenTexts
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # The library has no other setting for this. By default it encodes each text in a pool of as many
 # threads as the machine has processors, each of which keeps memory of its own.
+
+MAX_TOKEN_ID = 1 << 24
+"""Largest number of a token. The library takes memory for all numbers below the largest one, and
+the largest vocabularies have a fiftieth of this number of tokens."""
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """Character that decoders write for bytes that do not form a character, or do not form one yet."""
@@ -124,7 +129,9 @@ class Tokenizer:
     @classmethod
     def _from_json(cls, content: str, path: Path) -> Self:
         try:
-            return cls(tokenizers.Tokenizer.from_str(content))
+            read = tokenizers.Tokenizer.from_str(content)
+            _check_ids(read)
+            return cls(read)
         except BaseException as error:
             # The library has no class of errors of its own, and panics at some files. A panic is
             # no Exception, so that programs do not go on in a broken state. Here no state is left,
@@ -327,6 +334,19 @@ class IncrementalText:
         self._n_settled = 0
         text = self._tokenizer.to_text(self._window)
         self._delivered = text[: len(text) - n_held]
+
+
+def _check_ids(tokenizer: tokenizers.Tokenizer) -> None:
+    """Raises ValueError if a token has a number above `MAX_TOKEN_ID`, or if two tokens have the
+    same number, of which the library would take either one."""
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    if len(set(ids.values())) < len(ids):
+        (number, _), *_ = Counter(ids.values()).most_common(1)
+        same = sorted(token for token, token_id in ids.items() if token_id == number)[:4]
+        raise ValueError(f"the tokens {same} have the same number {number}")
+    if ids and max(ids.values()) > MAX_TOKEN_ID:
+        named = max(ids, key=ids.__getitem__)
+        raise ValueError(f"the token {named[:80]!r} has the number {ids[named]}")
 
 
 def _clean_tail(tokenizer: Tokenizer, token_ids: Sequence[int]) -> tuple[list[int], str]:

@@ -25,7 +25,7 @@ from services.worker.channel import MessageKind
 from services.worker.controller.assignment import Assignment
 from services.worker.controller.epoch import Epoch
 from services.worker.controller.grammar_orders import GrammarOrders
-from services.worker.controller.loading import Loading, OnProgress
+from services.worker.controller.loading import Loading, OnCheckpoint, OnProgress
 from services.worker.controller.plan_relay import PlanRelay
 from services.worker.controller.profile_orders import ProfileOrders
 from services.worker.controller.rank_process import RankLink
@@ -55,10 +55,12 @@ class Controller:
         connect: rpc.Connect = rpc.connect,
         profile_orders: ProfileOrders | None = None,
         on_progress: OnProgress | None = None,
+        on_checkpoint: OnCheckpoint | None = None,
         plan_relay: type[PlanRelay] = PlanRelay,
     ) -> None:
         """If `place` is None, the worker has no stage until a leader assigns one. `on_progress` is
-        called while the ranks load. Benchmarks pass another `plan_relay`."""
+        called while the ranks load, and `on_checkpoint` with the report about the checkpoint.
+        Benchmarks pass another `plan_relay`."""
         self.name = ""
         """Name of the worker for people."""
         self.assignment = Assignment(place)
@@ -71,7 +73,7 @@ class Controller:
             tp_size, on_alive=self.reports.publish_heartbeat, on_lost=self._on_lost
         )
         self.traits = RankTraits(tp_size, on_difference=self.rank_watch.lose)
-        self.loading = Loading(tp_size, on_progress=on_progress)
+        self.loading = Loading(tp_size, on_progress=on_progress, on_checkpoint=on_checkpoint)
         self.profile_orders = profile_orders or ProfileOrders(None)
         self.grammar_orders = GrammarOrders(self.epoch)
         self._tracer: StageTracer | None = None
@@ -179,6 +181,8 @@ class Controller:
                 self.epoch.note_not_joined(tp_rank, payload)
             case MessageKind.TRAITS | MessageKind.PROGRESS | MessageKind.LOADED:
                 self._note_loading(tp_rank, kind, payload)
+            case MessageKind.CHECKPOINT:
+                self.loading.note_checkpoint(payload)
             case MessageKind.FAILURE | MessageKind.REFUSAL:
                 self._lose(tp_rank, kind, payload.decode())
             case MessageKind.PROFILED | MessageKind.NOT_PROFILED | MessageKind.GRAMMAR_PREPARED:

@@ -1,6 +1,7 @@
 """The progress of a stage's ranks in loading weights, and the description of the loaded stage."""
 
 import asyncio
+import json
 from collections.abc import Callable
 
 from orcinus.v1 import worker_pb2
@@ -8,17 +9,27 @@ from orcinus.v1 import worker_pb2
 OnProgress = Callable[[int, int], None]
 """Called with the number of bytes that all ranks have loaded so far, and their total."""
 
+OnCheckpoint = Callable[[list[list[str]]], None]
+"""Called with the rows of a CheckpointReport, pairs of texts."""
+
 
 class Loading:
     """The progress of all ranks, and the description of each that has loaded."""
 
-    def __init__(self, tp_size: int, *, on_progress: OnProgress | None = None) -> None:
+    def __init__(
+        self,
+        tp_size: int,
+        *,
+        on_progress: OnProgress | None = None,
+        on_checkpoint: OnCheckpoint | None = None,
+    ) -> None:
         self.n_bytes_loaded = 0
         """Number of bytes of weights that all ranks have loaded so far."""
         self.n_bytes = 0
         """Total number of bytes of weights of all ranks."""
         self._tp_size = tp_size
         self._on_progress = on_progress
+        self._on_checkpoint = on_checkpoint
         self._progress: dict[int, tuple[int, int]] = {}  # by tp_rank: bytes so far, total
         self._descriptions: dict[int, worker_pb2.DescribeResponse] = {}
         self._is_done = asyncio.Event()
@@ -31,6 +42,11 @@ class Loading:
         self.n_bytes_loaded, self.n_bytes = done, total
         if self._on_progress is not None:
             self._on_progress(done, total)
+
+    def note_checkpoint(self, payload: bytes) -> None:
+        """Handles the report about the checkpoint (`MessageKind.CHECKPOINT`)."""
+        if self._on_checkpoint is not None:
+            self._on_checkpoint(json.loads(payload))
 
     def note_loaded(self, tp_rank: int, payload: bytes) -> None:
         """Handles the description of a rank that has loaded (`MessageKind.LOADED`)."""

@@ -85,6 +85,7 @@ class Checkpoint:
     config: ModelConfig
     files: TensorFiles
     derived: Mapping[str, Derived[Any]]
+    ignored_keys: tuple[str, ...] = ()  # of config.json, see ReadConfig
 
 
 def open_checkpoint(
@@ -108,7 +109,7 @@ def open_checkpoint(
         read = read_directory_config(model, max_model_len)
         files = DirectoryFiles(model)
     if load_format == "random":
-        return Checkpoint(read.config, files, read.derived)
+        return Checkpoint(read.config, files, read.derived, read.ignored_keys)
     head = stored_head(read.config, files)
     config = replace(read.config, tie_word_embeddings=head.value == EMBEDDING)
-    return Checkpoint(config, files, {**read.derived, "head": head})
+    return Checkpoint(config, files, {**read.derived, "head": head}, read.ignored_keys)

@@ -58,6 +58,7 @@ class CheckpointTensors(TensorSource):
         super().__init__(wanted.tp_rank, wanted.tp_size, quantization)
         self._dtype = dtype
         self._device = device
+        self._file = str(files)
         self._stored = _stored_tensors(wanted, files, weight_format)
         n_bytes = self._check(wanted)
         files.close()
@@ -144,6 +145,16 @@ class CheckpointTensors(TensorSource):
         scale_bytes = self._dtype.itemsize * (2 if has_offsets else 1)
         return n_elements * bits // 8 + -(-n_elements // min(size, LONGEST)) * scale_bytes
 
+    def form_in_words(self, part: Part) -> str:
+        """Returns how a part is stored, and whether it stays so in memory."""
+        stored = self._stored[part.name]
+        if not isinstance(stored, GroupedTensor):
+            return "not quantised"
+        forms = self.group_forms([part])
+        if forms is None:
+            return "quantised, and dequantised while it loads"
+        return f"{forms[0].bits} bits in groups of {forms[0].size}"
+
     def _grouped(self, parts: Sequence[Part]) -> GroupedMatrix | None:
         """Returns the joined parts as a quantised matrix on the CPU; None if they do not stay
         quantised."""
@@ -160,7 +171,7 @@ class CheckpointTensors(TensorSource):
         if not isinstance(stored, GroupedTensor) or form is None:
             raise TypeError(f"{part.name} has no numbers")
         spans = (range(index, index + 1), *part.spans[1:])
-        scales, offsets = stored.read_scales(spans, form)
+        scales, offsets = self._scales(part, stored, spans, form)
         numbers = stored.read_numbers(spans)
         self._progress.add(stored.n_bytes(spans))
         return GroupedMatrix(form, numbers[0], scales[0], None if offsets is None else offsets[0])
@@ -177,13 +188,30 @@ class CheckpointTensors(TensorSource):
         scales, offsets = [], []
         for begin, end in pieces(len(rows), len(columns)):
             span = range(rows.start + begin, rows.start + end), columns
-            of_rows, offsets_of_rows = stored.read_scales(span, form)
+            of_rows, offsets_of_rows = self._scales(part, stored, span, form)
             scales.append(of_rows)
             if offsets_of_rows is not None:
                 offsets.append(offsets_of_rows)
         return GroupedMatrix(
             form, numbers, torch.cat(scales), torch.cat(offsets) if offsets else None
         )
+
+    def _scales(
+        self, part: Part, stored: GroupedTensor, spans: Spans, form: GroupForm
+    ) -> tuple[Tensor, Tensor | None]:
+        """Returns the scales and offsets of a piece of a part; raises CheckpointError for values
+        that are not finite."""
+        scales, offsets = stored.read_scales(spans, form)
+        self._check_finite(part, scales)
+        if offsets is not None:
+            self._check_finite(part, offsets)
+        return scales, offsets
+
+    def _check_finite(self, part: Part, values: Tensor) -> None:
+        if not values.isfinite().all():
+            raise CheckpointError(
+                f"{self._file}: the scales or numbers of {part.name} are not finite"
+            )
 
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self._dtype, device=self._device)
@@ -192,7 +220,10 @@ class CheckpointTensors(TensorSource):
         stored = self._stored[part.name]
         whole = part.spans
         for spans in stored.pieces(whole):
-            out[_place(spans, whole)].copy_(stored.read(spans))
+            piece = stored.read(spans)
+            if isinstance(stored, GroupedTensor):
+                self._check_finite(part, piece)
+            out[_place(spans, whole)].copy_(piece)
             self._progress.add(stored.n_bytes(spans))
 
     def _check(self, wanted: WantedTensors) -> int:
@@ -203,7 +234,8 @@ class CheckpointTensors(TensorSource):
             for problem in self._stored[part.name].problems(part.shape)
         ]
         if problems:
-            raise CheckpointError(enumerate_problems(list(dict.fromkeys(problems))))
+            named = enumerate_problems(list(dict.fromkeys(problems)))
+            raise CheckpointError(f"{self._file}: {named}")
         return sum(
             self._stored[part.name].n_bytes(spans)
             for part in wanted.parts

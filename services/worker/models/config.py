@@ -26,10 +26,13 @@ from services.worker.models.weight_format import WeightFormat
 
 
 class _Limits:
-    """The allowed range of a numeric field, in the form that pydantic validates."""
+    """The allowed range of a numeric field, in the form that pydantic validates.
+
+    Only numbers of JSON are taken: a text such as "8" or a boolean is none.
+    """
 
     def __init__(self, **limits: Any) -> None:
-        self._limits = limits  # keys of pydantic's schemas
+        self._limits = {**limits, "strict": True}  # keys of pydantic's schemas
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: Callable[[Any], Mapping[str, Any]]
@@ -49,6 +52,8 @@ NonNegativeInt = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 TokenId = Annotated[int, _Limits(ge=0, le=MAX_SIZE)]
 PositiveFloat = Annotated[float, _Limits(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, _Limits(ge=0, allow_inf_nan=False)]
+Flag = Annotated[bool, _Limits()]
+"""A boolean of a part of the settings; `config_file.py` checks those of the whole."""
 JsonObject = Mapping[str, Any]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

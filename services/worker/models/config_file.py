@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from services.worker.models.config import (
     UnsupportedModel,
 )
 from services.worker.models.ends_of_turn import ends_of_turn
+from services.worker.models.gguf_places import check_places, types_in_words
 from services.worker.models.in_words import quantisation_in_words, rope_in_words
 from services.worker.models.registry import FAMILIES
 from services.worker.models.rotary_config import RotaryConfig
@@ -59,6 +60,9 @@ _MAX_FILE_BYTES = 4 << 20  # the largest files list thousands of classes, in a m
 _SHORT = reprlib.Repr()
 _SHORT.maxdict, _SHORT.maxstring = 16, 80
 
+# Booleans that families read themselves.
+_BOOLEAN_KEYS = frozenset(("use_sliding_window",))
+
 # Keys of every family that this file reads.
 _COMMON_KEYS = frozenset((
     *quantization_config.KEYS, "architectures", "eos_token_id", "torch_dtype", "dtype",
@@ -74,6 +78,9 @@ class ReadConfig:
 
     config: ModelConfig
     derived: Mapping[str, Derived[Any]]
+    ignored_keys: tuple[str, ...] = ()
+    """Keys of `config.json` that have a value and change no result, or that only other parts of
+    the model need."""
 
 
 def read_config(model: Path) -> ModelConfig:
@@ -116,9 +123,11 @@ def _quantization_beside(directory: Path) -> JsonObject:
 def read_gguf_header(path: Path) -> GgufHeader:
     """Returns the header of a GGUF file; raises UnsupportedModel for one that is broken."""
     try:
-        return read_header(path)
+        header = read_header(path)
     except (OSError, ValueError) as error:
         raise UnsupportedModel(str(error)) from error
+    check_places(header)
+    return header
 
 
 def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> ReadConfig:
@@ -135,7 +144,9 @@ def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> Re
         message = str(error).removeprefix("config.json: ")
         raise UnsupportedModel(f"{header.path}: {message}") from error
     except (OSError, ValueError) as error:
-        raise UnsupportedModel(str(error)) from error
+        message = str(error).removeprefix(f"{header.path}: ")
+        raise UnsupportedModel(f"{header.path}: {message}") from error
+    read = replace(read, derived=_gguf_sources(header, read.derived))
     if factors is None:
         return read
     config = read.config
@@ -148,6 +159,16 @@ def read_gguf_config(header: GgufHeader, max_model_len: int | None = None) -> Re
     except ValueError as error:
         raise UnsupportedModel(f"{header.path}: {error}") from error
     return replace(read, config=factored)
+
+
+def _gguf_sources(
+    header: GgufHeader, derived: Mapping[str, Derived[Any]]
+) -> dict[str, Derived[Any]]:
+    """Returns derived values with the sources that they have in a GGUF file."""
+    metadata = f"metadata of {header.path.name}"
+    sourced = {name: Derived(value.value, metadata) for name, value in derived.items()}
+    types = Derived(types_in_words(header), "types of the tensors")
+    return {**sourced, "quantisation": types}
 
 
 def parse_config(config: JsonObject, generation: JsonObject) -> ModelConfig:
@@ -172,6 +193,7 @@ def parse_with_sources(
     setting for the longest sequence. For `stretching` see `stated_context`. Raises
     UnsupportedModel.
     """
+    given = config
     half = text_half(config, _architecture_of(config))
     _refuse_unknown_keys(half.around, set())
     config = half.config
@@ -196,6 +218,7 @@ def parse_with_sources(
         config, plain_keys | config_type.read_keys | config_type.ignored_keys | _COMMON_KEYS
     )
     plain = {key: config[key] for key in plain_keys if config.get(key) is not None}
+    _refuse_untrue(config_type, {**config, **plain, **derived})
     try:
         parsed = TypeAdapter(config_type).validate_python(plain | derived)
         parsed.check()
@@ -215,7 +238,31 @@ def parse_with_sources(
             "ends of turn": replace(ends, value=parsed.eos_token_ids),
             "quantisation": quantisation_in_words(parsed, config),
         },
+        _ignored_keys(given, config, config_type),
     )
+
+
+def _ignored_keys(
+    given: JsonObject, config: JsonObject, config_type: type[ModelConfig]
+) -> tuple[str, ...]:
+    """Returns the keys of `given`, the whole file, that no value was read from; `config` are the
+    keys of the text model."""
+    unread = _HARMLESS_KEYS | config_type.ignored_keys | (given.keys() - config.keys())
+    keys = {**given, **config}
+    return tuple(sorted(key for key in unread & keys.keys() if keys[key] and key != "text_config"))
+
+
+def _refuse_untrue(config_type: type[ModelConfig], values: JsonObject) -> None:
+    """Raises UnsupportedModel for a value of a boolean field that is no boolean.
+
+    Pydantic would take the text "no" as false, and numbers too.
+    """
+    booleans = {each.name for each in fields(config_type) if each.type == "bool"}
+    keys = config_type.keys()
+    for key in sorted({keys[name] for name in booleans} | booleans | _BOOLEAN_KEYS):
+        value = values.get(key)
+        if value is not None and not isinstance(value, bool):
+            raise UnsupportedModel(f"config.json: {key} {_SHORT.repr(value)} is no boolean")
 
 
 def _read_derived(config_type: type[ModelConfig], config: JsonObject) -> JsonObject:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,17 @@ class DirectoryFiles(TensorFiles):
         self._n_bytes = 0
 
     def __str__(self) -> str:
-        return str(self._directory)
+        return str(_main_file(self._directory))
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
         return _tensor_paths(self._directory)
+
+    def names(self) -> Collection[str]:
+        return self._paths.keys()
+
+    def paths(self) -> Collection[Path]:
+        return set(self._paths.values())
 
     def find(self, name: str) -> str | None:
         return next((each for each in _spellings(name) if each in self._paths), None)
@@ -112,6 +118,18 @@ def checkpoint_digest(model: Path) -> str:
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def _main_file(directory: Path) -> Path:
+    """Returns the file that leads to all tensors: the index, or the only file of weights."""
+    try:
+        paths = find_weight_files(directory).paths
+    except CheckpointError:
+        return directory / "model.safetensors"
+    if len(paths) == 1:
+        return paths[0]
+    indices = sorted(directory.glob("*.index.json"))
+    return indices[0] if indices else directory / "model.safetensors"
 
 
 def _tensor_paths(directory: Path) -> dict[str, Path]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,12 @@ class GgufFile(TensorFiles):
             key = f"{key} ({name})"
         self._views[key] = view
         return key
+
+    def names(self) -> Collection[str]:
+        return ()
+
+    def paths(self) -> Collection[Path]:
+        return {place.path for place in self._header.tensors.values()}
 
     def header(self, name: str) -> Header:
         """Returns the header of the tensor as `read` returns the tensor, in float32.

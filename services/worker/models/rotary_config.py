@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from services.worker.models.config import (
+    Flag,
     JsonObject,
     ModelConfig,
     NonNegativeFloat,
@@ -67,7 +68,7 @@ class RopeConfig:
     beta_slow: PositiveFloat | None = None
     mscale: NonNegativeFloat | None = None
     mscale_all_dim: NonNegativeFloat | None = None
-    truncate: bool | None = None
+    truncate: Flag | None = None
     short_factor: tuple[PositiveFloat, ...] | None = (
         None  # for each frequency, in the original context
     )
@@ -176,21 +177,23 @@ def read_rope(
     `default_partial` is the default share of a head that is rotated; None for families that rotate
     whole heads. Raises UnsupportedModel for settings that are not implemented.
     """
-    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    old, new = (_settings_of(config, key) for key in ("rope_scaling", "rope_parameters"))
     if old and new:
         raise UnsupportedModel("config.json has both rope_scaling and rope_parameters")
-    given = {**(new or old or {})}
+    given = {**(new or old)}
     rope_type = given.pop("rope_type", None) or given.pop("type", None) or "default"
     given.pop("type", None)
     if rope_type not in _ROPE_KEYS:
         raise UnsupportedModel(
             f"config.json: rope_type {rope_type!r} is not one of {[*_ROPE_KEYS]}"
         )
-    partial = given.pop("partial_rotary_factor", None) or config.get("partial_rotary_factor")
+    partial = given.pop("partial_rotary_factor", None)
+    partial = config.get("partial_rotary_factor") if partial is None else partial
     is_whole = default_partial is None and rope_type != "proportional"
     if is_whole and partial not in (None, 1, 1.0):
         raise UnsupportedModel(f"config.json: partial_rotary_factor {partial!r} is not supported")
-    theta = given.pop("rope_theta", None) or config.get("rope_theta") or default_theta
+    said = (given.pop("rope_theta", None), config.get("rope_theta"), default_theta)
+    theta = next(value for value in said if value is not None)
     needed, optional = _ROPE_KEYS[rope_type]
     # Some files have settings of other types, which other programs ignore, too.
     unknown = set(given) - {key for keys in _ROPE_KEYS.values() for key in (*keys[0], *keys[1])}
@@ -205,6 +208,16 @@ def read_rope(
     return {
         "rope_type": rope_type,
         "rope_theta": theta,
-        "partial_rotary_factor": partial or default_partial or 1.0,
+        "partial_rotary_factor": (default_partial or 1.0) if partial is None else partial,
         **used,
     }
+
+
+def _settings_of(config: JsonObject, key: str) -> JsonObject:
+    """Returns the rotary settings under a key; empty if there are none."""
+    given = config.get(key)
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise UnsupportedModel(f"config.json: {key} is no object but of the wrong type: {given!r}")
+    return given

@@ -9,7 +9,8 @@ files have a separate matrix for each expert: `experts.7.gate_proj.weight` and s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from torch import Tensor
 
@@ -58,6 +59,12 @@ class _OneExpert(TensorFiles):
 
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
         return self._files.read(name, (range(self._index, self._index + 1), *spans))[0]
+
+    def names(self) -> Collection[str]:
+        return self._files.names()
+
+    def paths(self) -> Collection[Path]:
+        return self._files.paths()
 
     def close(self) -> None:
         self._files.close()

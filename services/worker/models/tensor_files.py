@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -43,6 +44,13 @@ class TensorFiles(Protocol):
     def read(self, name: str, spans: Sequence[range]) -> Tensor:
         """Returns a part of the tensor, on the CPU: the indices `spans` of each dimension. `name`
         is the name in the files."""
+
+    def names(self) -> Collection[str]:
+        """Returns the names of all tensors in the files; empty for files whose unknown tensors are
+        refused."""
+
+    def paths(self) -> Collection[Path]:
+        """Returns the files that hold the tensors."""
 
     def close(self) -> None:
         """Releases the memory of tensors that were read; the next read opens files again."""

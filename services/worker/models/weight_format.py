@@ -42,6 +42,7 @@ class MatrixFormat:
     zero_offset: int = 0  # number to add to stored zero points
     order: Order = "stored"
     scale_name: str = "weight_scale"  # of layout "scaled"
+    is_float: bool = False  # numbers of layout "scaled" are floats of 8 bits, and not whole
     targets: tuple[str, ...] = (EVERY_MATRIX,)
 
 

@@ -5,6 +5,7 @@ long after torch has been imported.
 """
 
 import contextlib
+import json
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 import torch
@@ -20,10 +22,13 @@ from orcinus.v1 import worker_pb2
 from services.common import process
 from services.common.address import Address
 from services.common.cannot_start import CannotStart
+from services.common.checkpoint_report import CheckpointReport
 from services.common.iteration_limit import IterationLimit
 from services.common.telemetry import configure_logging
 from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.engine.input_batch import BatchBuilder
+from services.worker.models.checkpoint import open_checkpoint
+from services.worker.models.checkpoint_report import report_of
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.lifeline import Lifeline
@@ -51,6 +56,8 @@ def start(
     if settings.stage_index == 0 and settings.tp_rank == 0:
         rendezvous = create_rendezvous(settings.data_host, settings.rendezvous_port)
         address = str(Address(settings.data_host, rendezvous.port))
+    if settings.stage_index == 0 and settings.tp_rank == 0:
+        tell_checkpoint(settings, channel)
     shard = StageShard.load(settings, channel, activity=activity, batch_builder=batch_builder)
     shard.compile_kernels()
     return Rank(
@@ -62,6 +69,25 @@ def start(
         grammars=shard.grammars,
         activity=activity,
     )
+
+
+def tell_checkpoint(settings: RankSettings, channel: RankEnd) -> None:
+    """Logs the report about the checkpoint, and sends the report to the controller.
+
+    Raises:
+        CannotStart: the checkpoint cannot be served.
+    """
+    model = Path(settings.model)
+    opened = open_checkpoint(
+        model, load_format=settings.load_format, max_model_len=settings.max_model_len
+    )
+    report = CheckpointReport(opened.derived)
+    if settings.load_format != "random":
+        dtype = opened.config.resolve_dtype(settings.dtype)
+        report = report_of(model, opened, dtype=dtype, quantization=settings.quantization)
+    for name, text in report.rows():
+        log.info("%s: %s", name, text)
+    channel.send(MessageKind.CHECKPOINT, json.dumps(report.rows()).encode())
 
 
 def given_place(channel: RankEnd) -> PipelinePlace:

@@ -155,6 +155,23 @@ def test_broken_tokenizer_is_a_value_error(tmp_path: Path, content: str) -> None
         Tokenizer.from_directory(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("vocab", "named"),
+    [
+        ({"a": 0, "b": 1, "c": 2**31}, "the token 'c' has the number 2147483648"),
+        ({"a": 0, "b": 1, "c": 1}, r"the tokens \['b', 'c'\] have the same number 1"),
+    ],
+    ids=["huge", "twice"],
+)
+def test_numbers_that_no_vocabulary_has_are_refused(
+    tmp_path: Path, vocab: dict[str, int], named: str
+) -> None:
+    file = {"model": {"type": "BPE", "vocab": vocab, "merges": []}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+    with pytest.raises(ValueError, match=rf"tokenizer\.json is broken: {named}"):
+        Tokenizer.from_directory(tmp_path)
+
+
 def test_a_panic_of_the_library_is_a_value_error(tmp_path: Path) -> None:
     # Found by `tests.fuzz.coverage`: a normalizer whose map is missing.
     file = {"normalizer": {"type": "Precompiled"}, "model": {"type": "BPE", "vocab": {}}}

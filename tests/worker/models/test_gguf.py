@@ -22,6 +22,7 @@ from services.worker.models.gguf_file import GgufFile
 from services.worker.models.rotary_config import RotaryConfig
 from services.worker.models.weights import Part, Shard, WantedTensors
 from tests.checkpoints import edit_config, write_checkpoint
+from tests.fuzz.damaged.gguf_layout import GgufLayout
 from tests.ggufs import random_blocks, write_gguf
 from tests.worker.pipeline import Pipeline, Span, load
 
@@ -205,6 +206,61 @@ def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(CheckpointError, match="ends inside token_embd"):
         load(file)
+
+
+@pytest.mark.parametrize("way", ["swapped", "shared", "moved"])
+def test_a_tensor_that_is_not_behind_the_one_before_is_refused(tmp_path: Path, way: str) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf")
+    layout = GgufLayout.of(file.read_bytes())
+    up, gate = (
+        next(place for place in layout.places if place.name == f"blk.1.ffn_{name}.weight")
+        for name in ("up", "gate")
+    )
+    if way == "swapped":
+        up.offset, gate.offset = gate.offset, up.offset
+    else:
+        up.offset = gate.offset if way == "shared" else up.offset + 32
+    file.write_bytes(layout.to_bytes())
+    with pytest.raises(
+        UnsupportedModel, match=r"model\.gguf: blk\.1\.ffn_.* not behind the tensor"
+    ):
+        load(file)
+
+
+@pytest.mark.parametrize("twice", ["key", "tensor"])
+def test_a_name_that_is_there_twice_is_refused(tmp_path: Path, twice: str) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf")
+    layout = GgufLayout.of(file.read_bytes())
+    if twice == "key":
+        layout.values.append(layout.values[-1])
+    else:
+        layout.places.append(layout.places[-1])
+    file.write_bytes(layout.to_bytes())
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf has .* (twice|of one name)"):
+        load(file)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "named"),
+    [
+        ({"eos_token_id": 1.5}, r"eos_token_id 1\.5 is no number of a token"),
+        ({"eot_token_id": "2"}, "eot_token_id '2' is no number of a token"),
+    ],
+    ids=str,
+)
+def test_an_end_that_is_no_token_is_refused(
+    tmp_path: Path, tokenizer: dict[str, Any], named: str
+) -> None:
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf", tokenizer=tokenizer)
+    with pytest.raises(UnsupportedModel, match=rf"model\.gguf: tokenizer\.ggml\.{named}"):
+        read_config(file)
+
+
+@pytest.mark.parametrize("tokens", [7, True, "abc"])
+def test_tokens_that_are_no_list_end_nothing(tmp_path: Path, tokens: object) -> None:
+    said = {"tokens": tokens, "token_type": [3], "eos_token_id": 2}
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf", tokenizer=said)
+    assert read_config(file).eos_token_ids == (2,)
 
 
 def test_tensors_that_are_missing_are_named(tmp_path: Path) -> None:

@@ -475,6 +475,18 @@ def test_groups_of_modules_have_forms_of_their_own(tmp_path: Path) -> None:
         ("int8-channels", {"weight_scale": None}, r"q_proj\.weight_scale is missing"),
         ("int8-channels", {"weight": torch.ones(48, 48)}, r"F32 beside its weight_scale"),
         ("fp8-blocks", {"weight_scale_inv": torch.ones(2, 2)}, r"weight_scale_inv has shape"),
+        (
+            "int8-channels",
+            {"weight_scale": torch.ones(1, 48)},
+            r"has shape \[1, 48\], not \[48, 1\]",
+        ),
+        ("int8-channels", {"weight_scale": torch.ones(1, 48, 1)}, r"has shape \[1, 48, 1\]"),
+        ("float8-channels", {"weight": torch.ones(48, 48, dtype=torch.int8)}, "element type I8"),
+        ("int8-channels", {"weight": torch.ones(48, 48).to(FP8)}, "element type F8_E4M3"),
+        ("int8-channels", {"weight_scale": torch.full((48, 1), torch.inf)}, r"q_proj.* not finite"),
+        ("fp8-blocks", {"weight_scale_inv": torch.full((2, 3), torch.nan)}, "not finite"),
+        ("gptq-4-groups", {"scales": torch.full((3, 48), torch.nan).half()}, "not finite"),
+        ("packed-groups", {"weight_scale": torch.full((48, 3), torch.nan)}, "not finite"),
     ],
 )
 def test_files_that_are_not_as_promised_are_refused(
@@ -486,8 +498,9 @@ def test_files_that_are_not_as_promised_are_refused(
 ) -> None:
     quantised = shutil.copytree(written(scheme)[1], tmp_path / "quantised")
     change(quantised, changes)
-    with pytest.raises(CheckpointError, match=named):
+    with pytest.raises(CheckpointError, match=named) as caught:
         load(quantised)
+    assert f"{quantised}/model.safetensors" in str(caught.value)
 
 
 def change(directory: Path, changes: dict[str, torch.Tensor | None]) -> None:
@@ -582,6 +595,8 @@ WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel"}
         ({"quant_method": ["gptq"]}, "quant_method"),
         ({"bits": 4}, "quant_method None"),
         ({"quant_method": "gptq", "bits": 3}, "bits"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": "128"}, "group_size"),
+        ({"quant_method": "gptq", "bits": 4, "sym": "false"}, "sym"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size is 0"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:a": {"bits": 3}}}, "bits"),

@@ -2,6 +2,7 @@
 neighbours that leave, say nothing or never come. Each rank is a thread."""
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -72,9 +73,15 @@ class StartedRank:
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
         self.progress: list[tuple[int, int]] = []
-        while (frame := self.read())[0] is MessageKind.PROGRESS:
+        self.report: dict[str, str] = {}
+        frame = self.read()
+        if frame[0] is MessageKind.CHECKPOINT:
+            self.report = dict(json.loads(frame[1]))
+            frame = self.read()
+        while frame[0] is MessageKind.PROGRESS:
             n_done, n_total = frame[1].split()
             self.progress.append((int(n_done), int(n_total)))
+            frame = self.read()
         assert frame[0] is MessageKind.LOADED
         self.description = worker_pb2.DescribeResponse.FromString(frame[1])
 
@@ -212,6 +219,9 @@ def test_ranks_say_how_far_they_are_and_then_what_they_have_loaded(checkpoint: P
             n_loaded, n_bytes = each.progress[-1]
             assert n_loaded == n_bytes > 0
         said = [each.description for each in ranks.all]
+        reports = [each.report for each in ranks.all]
+    assert reports[0]["context"] == "256 (max_position_embeddings)"
+    assert reports[1:] == [{}] * 3
     assert [(it.stage_index, it.first_layer, it.n_layers) for it in said] == [
         *[(0, 0, 2)] * 2,
         *[(1, 2, 1)] * 2,

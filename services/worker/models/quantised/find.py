@@ -99,12 +99,14 @@ def _matrix(files: TensorFiles, part: Part, name: str, weight_format: WeightForm
     form = weight_format.of(part.name.removesuffix(".weight")) and weight_format.of(module)
     if form is None:
         raise CheckpointError(
-            f"{name} is quantised, and quantization_config says that {module} is not"
+            f"{files}: {name} is quantised, and quantization_config says that {module} is not"
         )
     if numbers != _NUMBERS.get(form.layout, "weight"):
-        raise CheckpointError(f"{name} is not how quantization_config says that it is stored")
+        raise CheckpointError(
+            f"{files}: {name} is not how quantization_config says that it is stored"
+        )
     if part.is_transposed or len(part.shape) != 2:
-        raise CheckpointError(f"{name}: only matrices of linear layers may be quantised")
+        raise CheckpointError(f"{files}: {name}: only matrices of linear layers may be quantised")
     return _LAYOUTS[form.layout](files, module, part.shape, form)
 
 

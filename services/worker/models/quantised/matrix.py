@@ -120,7 +120,9 @@ class QuantisedMatrix(GroupedTensor):
             return torch.arange(columns.start, columns.stop) // self.group_size
         groups = self.tensor(suffix, columns).long()
         if groups.numel() and not 0 <= groups.min() <= groups.max() < self.n_groups:
-            raise CheckpointError(f"{self._module}.{suffix} names scales that are not there")
+            raise CheckpointError(
+                f"{self._files}: {self._module}.{suffix} names scales that are not there"
+            )
         return groups
 
     def has_groups_in_order(self, suffix: str) -> bool:

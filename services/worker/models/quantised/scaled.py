@@ -5,6 +5,7 @@ A block is the whole matrix, one output, or a rectangle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,7 +15,8 @@ from kernels.weights.groups import GroupForm
 from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.stored_tensor import FLOATS, Spans
 
-QUANTISED = frozenset(("I8", "F8_E4M3"))
+_WHOLE, _FLOAT = frozenset(("I8",)), frozenset(("F8_E4M3",))
+QUANTISED = _WHOLE | _FLOAT
 """Element types of the tensor `weight`."""
 
 
@@ -22,7 +24,7 @@ class ScaledMatrix(QuantisedMatrix):
     """A matrix of int8 or FP8, with a scale for each block."""
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
-        yield from self.wrong("weight", shape, QUANTISED)
+        yield from self.wrong("weight", shape, _FLOAT if self.form.is_float else _WHOLE)
         yield from self._wrong_scales(self.form.scale_name, FLOATS)
         if self.form.has_zeros:
             yield from self._wrong_scales("weight_zero_point", frozenset(("I8", "I32")) | FLOATS)
@@ -30,7 +32,10 @@ class ScaledMatrix(QuantisedMatrix):
     def _wrong_scales(self, suffix: str, elements: frozenset[str]) -> Iterator[str]:
         header = self._header(suffix)
         grid = self._grid
-        if header is None or _without_ones(header.shape) != _without_ones(grid):
+        # A file may leave out dimensions of size one, but not exchange them.
+        is_whole = header is not None and header.shape in (grid, (*_without_ones(grid),))
+        is_scalar = header is not None and math.prod(grid) == 1 and header.shape in ((), (1,))
+        if header is None or not (is_whole or is_scalar):
             yield from self.wrong(suffix, grid, elements)
         elif header.element not in elements:
             yield f"{self._module}.{suffix} has element type {header.element}"

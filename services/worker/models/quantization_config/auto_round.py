@@ -8,7 +8,12 @@ from pydantic import Field
 
 from services.worker.models.config import MAX_SIZE
 from services.worker.models.quantization_config.gptq import AUTO_ROUND, LISTS, QUANTISING
-from services.worker.models.quantization_config.settings import Method, Settings, inputs_of_group
+from services.worker.models.quantization_config.settings import (
+    Method,
+    Names,
+    Settings,
+    inputs_of_group,
+)
 from services.worker.models.weight_format import (
     EVERY_MATRIX,
     Bits,
@@ -56,7 +61,7 @@ class AutoRound(Method):
     sym: bool = True
     packing_format: _Packing = "auto_round:auto_gptq"
     extra_config: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    modules_to_not_convert: tuple[str, ...] = ()
+    modules_to_not_convert: Names = ()
 
     def weight_format(self) -> WeightFormat:
         own = {_target(name): _Own.read(said) for name, said in self.extra_config.items()}

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from services.worker.models.config import MAX_SIZE, JsonObject
 from services.worker.models.quantization_config.gptq import AUTO_ROUND, LISTS, QUANTISING
-from services.worker.models.quantization_config.settings import Method, inputs_of_group
+from services.worker.models.quantization_config.settings import Method, Names, inputs_of_group
 from services.worker.models.weight_format import MatrixFormat, WeightFormat
 
 
@@ -28,7 +28,7 @@ class Awq(Method):
     format: Literal["gemm"] = "gemm"
     checkpoint_format: Literal["gemm"] = "gemm"
     pack_dtype: Literal["int32"] = "int32"
-    modules_to_not_convert: tuple[str, ...] = ()
+    modules_to_not_convert: Names = ()
 
     @classmethod
     def read(cls, given: JsonObject) -> Self:

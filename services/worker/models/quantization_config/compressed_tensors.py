@@ -9,7 +9,13 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.worker.models.config import MAX_SIZE, UnsupportedModel
-from services.worker.models.quantization_config.settings import KV_NOTE, Method, Settings
+from services.worker.models.quantization_config.settings import (
+    KV_NOTE,
+    Method,
+    Names,
+    Settings,
+    Sizes,
+)
 from services.worker.models.weight_format import Layout, MatrixFormat, WeightFormat
 
 _Format = Literal[
@@ -47,7 +53,7 @@ class _WeightArgs(Settings):
     symmetric: bool = True
     strategy: Literal["tensor", "channel", "group", "block", "tensor_group"] | None = None
     group_size: int | None = Field(default=None, ge=-1, le=MAX_SIZE)
-    block_structure: tuple[int, int] | None = None
+    block_structure: Sizes | None = None
     dynamic: Literal[False] = False
     # With "group", "dynamic" or true, the inputs of a group are not neighbours in the file.
     actorder: Literal["group", "dynamic", "weight", "static"] | bool | None = None
@@ -76,7 +82,7 @@ class _Group(Settings):
     # Settings of activations and of stored keys and values: see the docstring of the package.
     ignored = frozenset(("input_activations", "output_activations"))
 
-    targets: tuple[str, ...]
+    targets: Names
     weights: dict[str, Any] | None = None
     format: _Format | None = None
 
@@ -89,7 +95,7 @@ class CompressedTensors(Method):
     quant_method: Literal["compressed-tensors"]
     format: _Format | Literal["mixed-precision"]
     config_groups: dict[str, dict[str, Any]] = Field(min_length=1)
-    ignore: tuple[str, ...] = ()
+    ignore: Names = ()
     # How far the program that wrote the file had come; with both, weights are stored quantised.
     quantization_status: Literal["compressed", "frozen"] = "compressed"
     sparsity_config: dict[str, Any] = Field(default_factory=dict)
@@ -129,6 +135,7 @@ class CompressedTensors(Method):
         return MatrixFormat(
             layout=stored.layout,
             bits=weights.num_bits,
+            is_float=weights.type == "float",
             block=weights.block(),
             has_zeros=not weights.symmetric,
             order="required" if weights.actorder in ("group", "dynamic", True) else "stored",

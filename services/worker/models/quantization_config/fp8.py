@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from services.worker.models.config import UnsupportedModel
-from services.worker.models.quantization_config.settings import KV_NOTE, Method
+from services.worker.models.quantization_config.settings import KV_NOTE, Method, Names, Sizes
 from services.worker.models.weight_format import MatrixFormat, WeightFormat
 
 
@@ -18,9 +18,9 @@ class Fp8(Method):
 
     quant_method: Literal["fp8"]
     fmt: Literal["e4m3", "float8_e4m3fn"] = "e4m3"
-    weight_block_size: tuple[int, int] | None = None
-    modules_to_not_convert: tuple[str, ...] = ()
-    ignored_layers: tuple[str, ...] = ()
+    weight_block_size: Sizes | None = None
+    modules_to_not_convert: Names = ()
+    ignored_layers: Names = ()
     scale_fmt: Literal["float", "ue8m0"] = "float"
     kv_cache_scheme: Any = None
 
@@ -33,6 +33,7 @@ class Fp8(Method):
         form = MatrixFormat(
             layout="scaled",
             bits=8,
+            is_float=True,
             block=block or (None, None),
             scale_name="weight_scale" if block is None else "weight_scale_inv",
         )
@@ -46,8 +47,8 @@ class FbgemmFp8(Method):
     ignored = frozenset(("activation_scale_ub",))
 
     quant_method: Literal["fbgemm_fp8"]
-    modules_to_not_convert: tuple[str, ...] = ()
+    modules_to_not_convert: Names = ()
 
     def weight_format(self) -> WeightFormat:
-        form = MatrixFormat(layout="scaled", bits=8, block=(1, None))
+        form = MatrixFormat(layout="scaled", bits=8, block=(1, None), is_float=True)
         return WeightFormat((form,), self.modules_to_not_convert)

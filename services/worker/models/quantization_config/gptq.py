@@ -8,7 +8,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from services.worker.models.config import MAX_SIZE
-from services.worker.models.quantization_config.settings import Method, Settings, inputs_of_group
+from services.worker.models.quantization_config.settings import (
+    Method,
+    Names,
+    Settings,
+    inputs_of_group,
+)
 from services.worker.models.weight_format import EVERY_MATRIX, MatrixFormat, Order, WeightFormat
 
 _NOT, _ALSO = "-:", "+:"
@@ -77,7 +82,7 @@ class Gptq(Method):
     checkpoint_format: Literal["gptq", "gptq_v2"] | None = None
     pack_dtype: Literal["int32"] = "int32"
     dynamic: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    modules_to_not_convert: tuple[str, ...] = ()
+    modules_to_not_convert: Names = ()
 
     def weight_format(self) -> WeightFormat:
         own = {name: _Own.read(said) for name, said in self.dynamic.items() if name[:2] != _NOT}

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from services.worker.models.config import JsonObject
-from services.worker.models.quantization_config.settings import KV_NOTE, Method, Settings
+from services.worker.models.quantization_config.settings import KV_NOTE, Method, Names, Settings
 from services.worker.models.weight_format import EVERY_MATRIX, MatrixFormat, WeightFormat
 
 _Algorithm = Literal["FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4"]
@@ -34,8 +34,8 @@ class ModelOpt(Method):
     quant_method: Literal["modelopt", "modelopt_fp4", "modelopt_mixed"] = "modelopt"
     quant_algo: _Algorithm | Literal["MIXED_PRECISION"]
     group_size: int | None = Field(default=None, ge=1, le=1024)
-    exclude_modules: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
+    exclude_modules: Names = ()
+    ignore: Names = ()
     kv_cache_quant_algo: str | None = None
     kv_cache_scheme: Any = None
     quantized_layers: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -68,7 +68,9 @@ def _form(algorithm: _Algorithm, group_size: int, target: str) -> MatrixFormat:
             raise ValueError(f"NVFP4 with groups of {group_size}")
         return MatrixFormat(layout="nvfp4", bits=4, block=(1, 16), targets=(target,))
     outputs = None if algorithm == "FP8" else 1
-    return MatrixFormat(layout="scaled", bits=8, block=(outputs, None), targets=(target,))
+    return MatrixFormat(
+        layout="scaled", bits=8, block=(outputs, None), is_float=True, targets=(target,)
+    )
 
 
 def _target(name: str) -> str:

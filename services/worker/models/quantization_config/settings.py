@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from services.worker.models.config import JsonObject
 from services.worker.models.weight_format import WeightFormat
@@ -13,11 +13,16 @@ from services.worker.models.weight_format import WeightFormat
 KV_NOTE = "the quantisation of stored keys and values is not applied: they keep the element type"
 
 
+# Lists of JSON become tuples; otherwise a value must have exactly the type of its field.
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+Sizes = Annotated[tuple[int, int], Field(strict=False)]
+
+
 class Settings(BaseModel):
     """A part of the settings: fields for the known keys, and `ignored` keys that change no
     result."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     ignored: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod

@@ -1,0 +1,150 @@
+"""Makes the report about a checkpoint: which of its files, keys and tensors are used, and how.
+
+All tensors of the model are looked at, by their headers. No weights are read, except to compare a
+head with the embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kernels import ops_for
+from kernels.weights.linear import Quantization
+from services.common.checkpoint_report import CheckpointReport
+from services.common.gguf.header import is_gguf
+from services.worker.models.checkpoint import Checkpoint
+from services.worker.models.checkpoint_tensors import CheckpointTensors
+from services.worker.models.config import ModelConfig
+from services.worker.models.registry import FAMILIES
+from services.worker.models.stage import StagePlace
+from services.worker.models.tensor_files import Header, TensorFiles
+from services.worker.models.weights import Part, WantedTensors
+
+# Files that a service reads, and files for people.
+_READ = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab"
+    r"|chat_template|tekken|model\.safetensors\.index|pytorch_model\.bin\.index)\.json"
+    r"|chat_template\.jinja|additional_chat_templates|merges\.txt|tokenizer\.model"
+)
+_FOR_PEOPLE = re.compile(
+    r"\..*|.*\.(md|txt|png|jpe?g|svg|pdf|html)|LICEN[CS]E.*|NOTICE.*|USE_POLICY.*", re.IGNORECASE
+)
+_LAYER = re.compile(r"(?:.*\.)?(?:layers|h)\.\d+\.(?P<kind>.+?)(?:\.weight)?")
+_NUMBER = re.compile(r"\.\d+(?=\.)")
+
+
+class _WatchedFiles(TensorFiles):
+    """Files that remember which of their tensors were looked for and found."""
+
+    def __init__(self, files: TensorFiles) -> None:
+        self.found: set[str] = set()
+        self._files = files
+
+    def __str__(self) -> str:
+        return str(self._files)
+
+    def find(self, name: str) -> str | None:
+        found = self._files.find(name)
+        if found is not None:
+            self.found.add(found)
+        return found
+
+    def header(self, name: str) -> Header:
+        return self._files.header(name)
+
+    def read(self, name: str, spans: Sequence[range]) -> Tensor:
+        return self._files.read(name, spans)
+
+    def names(self) -> Collection[str]:
+        return self._files.names()
+
+    def paths(self) -> Collection[Path]:
+        return self._files.paths()
+
+    def close(self) -> None:
+        self._files.close()
+
+
+def report_of(
+    model: Path, checkpoint: Checkpoint, *, dtype: torch.dtype, quantization: Quantization = "none"
+) -> CheckpointReport:
+    """Returns the report about an open checkpoint.
+
+    Raises:
+        UnsupportedModel: the model has a feature that is not implemented.
+        CheckpointError: a tensor is missing, or has another form than the model wants.
+    """
+    config = checkpoint.config
+    wanted, files = whole_model(config, dtype), _WatchedFiles(checkpoint.files)
+    if is_gguf(model):
+        # The forms of GGUF files are found by the class of the files.
+        watched: TensorFiles = checkpoint.files
+    else:
+        watched = files
+    tensors = CheckpointTensors(
+        watched,
+        wanted,
+        dtype=dtype,
+        device=torch.device("cpu"),
+        on_progress=lambda n_done, n_total: None,
+        quantization=quantization,
+        weight_format=config.weight_format,
+    )
+    head = files.find(FAMILIES[config.architecture].head_name)  # read to be compared, if tied
+    unread = sorted(set(files.names()) - files.found - {head})
+    ignored = {
+        "files": _ignored_files(model, files),
+        "keys of config.json": list(checkpoint.ignored_keys),
+        "tensors": unread,
+    }
+    return CheckpointReport(
+        checkpoint.derived,
+        _layers(tensors, wanted.parts),
+        {what: names for what, names in ignored.items() if names},
+    )
+
+
+def whole_model(config: ModelConfig, dtype: torch.dtype) -> WantedTensors:
+    """Returns the tensors that a single rank with all layers wants; raises UnsupportedModel."""
+    device = torch.device("cpu")
+    place = StagePlace(
+        layers=range(config.n_layers),
+        is_first=True,
+        is_last=True,
+        ops=ops_for(device),
+        tp_rank=0,
+        tp_size=1,
+    )
+    wanted = WantedTensors(0, 1)
+    FAMILIES[config.architecture](config, place, source=wanted, dtype=dtype, device=device)
+    return wanted
+
+
+def _layers(tensors: CheckpointTensors, parts: Sequence[Part]) -> dict[str, list[str]]:
+    """Returns the kinds of matrices in layers by their forms, in the order of a layer."""
+    kinds: dict[str, dict[str, None]] = {}
+    for part in parts:
+        found = _LAYER.fullmatch(part.name)
+        if found is not None and len(part.shape) > 1:
+            kind = _NUMBER.sub("", found["kind"])
+            kinds.setdefault(tensors.form_in_words(part), {})[kind] = None
+    return {form: list(of_form) for form, of_form in kinds.items()}
+
+
+def _ignored_files(model: Path, files: TensorFiles) -> list[str]:
+    """Returns the names of files beside those of the checkpoint that nothing is read from."""
+    if is_gguf(model):
+        return []
+    weights = {path.name for path in files.paths()}
+    return sorted(
+        path.name
+        for path in model.iterdir()
+        if not _READ.fullmatch(path.name)
+        and not _FOR_PEOPLE.fullmatch(path.name)
+        and path.name not in weights
+    )

@@ -1,0 +1,58 @@
+"""Checks where a GGUF file says that its tensors are.
+
+The tensors of a file are one behind the other, in the order of the header, each at the next
+multiple of the alignment, as llama.cpp requires it too. A file that says otherwise has been
+damaged, and a tensor would be read from the place of another one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from services.common.gguf.header import GgufHeader, TensorPlace
+from services.worker.models.config import UnsupportedModel
+
+_ALIGNMENT = 32
+"""Alignment of tensors in bytes in a file that does not state one."""
+
+
+def check_places(header: GgufHeader) -> None:
+    """Raises UnsupportedModel for a tensor that is not behind the tensor before it."""
+    alignment = header.metadata.get("general.alignment", _ALIGNMENT)
+    expected: int | None = None
+    file = header.path
+    for name, place in header.tensors.items():
+        expected = expected if place.path == file else None
+        file = place.path
+        if expected is not None and place.offset != expected:
+            raise UnsupportedModel(
+                f"{file}: {name} is at byte {place.offset}, and not behind the tensor "
+                f"before it, at {expected}"
+            )
+        n_bytes = _n_bytes(place)
+        expected = n_bytes and -(-(place.offset + n_bytes) // alignment) * alignment
+
+
+def types_in_words(header: GgufHeader) -> str:
+    """Returns the element types of a file, each with its number of tensors."""
+    types = Counter(place.type for place in header.tensors.values())
+    return ", ".join(f"{_name_of(kind)} in {n} tensors" for kind, n in types.most_common())
+
+
+def _name_of(kind: int) -> str:
+    try:
+        return GGMLQuantizationType(kind).name
+    except ValueError:
+        return f"type {kind}"
+
+
+def _n_bytes(place: TensorPlace) -> int | None:
+    """Returns the bytes of a tensor; None if its type is not known or has no whole blocks."""
+    try:
+        n_per_block, n_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(place.type)]
+    except (ValueError, KeyError):
+        return None
+    n_blocks, rest = divmod(place.n_elements, n_per_block)
+    return None if rest else n_blocks * n_bytes

@@ -1,0 +1,81 @@
+"""What `transformers` makes of the files of a damaged checkpoint."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from tests.fuzz.damaged.originals import GGUF_FILE
+from tests.fuzz.damaged.outcome import PROMPT, TEXT
+
+
+class NoOracle(Exception):
+    """`transformers` does not read these files either."""
+
+
+def logits(directory: Path, plain: Mapping[str, bytes] | None, twin: Path) -> Tensor:
+    """Returns the logits after `PROMPT`, [1, vocab_size].
+
+    For a quantised checkpoint these are the logits of `plain`, the weights that it means, with the
+    damaged configuration; this checkpoint is written into `twin`.
+
+    Raises:
+        NoOracle: `transformers` refuses the files.
+    """
+    options: dict[str, Any] = {}
+    if (directory / GGUF_FILE).exists():
+        options["gguf_file"] = GGUF_FILE
+    elif plain is not None:
+        for name, content in plain.items():
+            (twin / name).write_bytes(content)
+        config = _config(directory)
+        config.pop("quantization_config", None)
+        (twin / "config.json").write_text(json.dumps(config))
+        directory = twin
+    else:
+        (directory / "config.json").write_text(json.dumps(_config(directory)))
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            directory,
+            dtype=torch.float32,
+            attn_implementation="eager",
+            experts_implementation="eager",
+            local_files_only=True,
+            **options,
+        )
+        with torch.inference_mode():
+            found: Tensor = model(torch.tensor([PROMPT]), use_cache=False).logits[0, -1:]
+    except Exception as error:
+        raise NoOracle(f"{type(error).__name__}: {error}") from error
+    return found.float()
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    """Returns `config.json`, in which an epsilon may be a whole number."""
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    for key in ("rms_norm_eps", "layer_norm_eps"):
+        if isinstance(config.get(key), int) and not isinstance(config[key], bool):
+            config[key] = float(config[key])
+    rope = config.get("rope_parameters")
+    if isinstance(rope, dict) and type(rope.get("rope_theta")) is int:
+        rope["rope_theta"] = float(rope["rope_theta"])  # which may be too large for 64 bits
+    return config
+
+
+def tokens(directory: Path) -> tuple[tuple[int, ...], str]:
+    """Returns the tokens of `TEXT`, and their text.
+
+    Raises:
+        NoOracle: `transformers` refuses the files.
+    """
+    try:
+        made = PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+        ids = made(TEXT)["input_ids"]
+        text = made.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    except BaseException as error:
+        raise NoOracle(f"{type(error).__name__}: {error}") from error
+    return tuple(ids), str(text)
