@@ -22,6 +22,7 @@ from kernels import Ops
 from kernels.packing.linear import can_compute
 from kernels.pytorch.interpreter import Interpreter
 from kernels.weights.linear import Quantization
+from services.common.context_length import context_length
 from services.common.sampling import SamplingParams
 from services.worker.engine.model_runner import ModelRunner
 from services.worker.engine.plan import Admission, IterationPlan
@@ -130,7 +131,7 @@ class Stage:
         dtype: str,
         load_format: LoadFormat,
         quantization: Quantization,
-        max_model_len: int | None,
+        max_model_len: int | None = None,
         n_kv_blocks: int,
         block_size: int,
         interpreted_on: Ops | None = None,
@@ -218,7 +219,8 @@ class Pipeline:
         block_size: int = 4,
         interpreted_on: Ops | None = None,
     ) -> None:
-        """With `interpreted_on`, the interpreter runs all programs on these operations."""
+        """`max_model_len` is by default the longest length that the files state. With
+        `interpreted_on`, the interpreter runs all programs on these operations."""
         self._stages = [
             Stage(
                 directory,
@@ -228,7 +230,7 @@ class Pipeline:
                 dtype=dtype,
                 load_format=load_format,
                 quantization=quantization,
-                max_model_len=max_model_len,
+                max_model_len=max_model_len or context_length(directory),
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
                 interpreted_on=interpreted_on,

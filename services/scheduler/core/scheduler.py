@@ -96,8 +96,7 @@ class Scheduler:
         self.pool.add(request)
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run. Returns None if no request can run or enough batches are
-        in flight."""
+        """Returns the next batch to run, or None if no request can run or enough are in flight."""
         if len(self._in_flight) == self.pipeline_depth:
             return None
         if self._in_flight and self._drafting.awaits:
@@ -158,9 +157,8 @@ class Scheduler:
         return [*drafted, *[update for update in updates if update is not None]]
 
     def cancel(self, request: Request) -> list[Update]:
-        """Cancels a request. A running request ends when its next batch returns. Any other request
-        ends at once. Returns the update that ends the request. Returns an empty list if the request
-        has ended already or will end later."""
+        """Cancels a request. A running request ends when its next batch returns, any other request
+        at once. Returns the update that ends the request now, if there is one."""
         if request.state is RequestState.FINISHED:
             return []
         if request.state is RequestState.RUNNING:
@@ -180,9 +178,8 @@ class Scheduler:
         return [self._finish(request, FinishReason.FAILED, message=message)]
 
     def next_grammar(self) -> DueGrammar | None:
-        """Returns a grammar that the ranks must compile now, beside their iterations. Returns None
-        if no grammar is needed. Once the ranks have compiled the grammar, `note_grammar` must be
-        called."""
+        """Returns a grammar that the ranks must compile now, beside their iterations, or None. Once
+        the ranks have compiled the grammar, `note_grammar` must be called."""
         return self.pool.next_grammar()
 
     def note_grammar(self, digest: bytes, failure: str = "") -> list[Update]:

@@ -234,9 +234,8 @@ class BatchBuilder:
 
 
 def _places(starts: Ints, widths: Ints) -> tuple[Ints, Ints, Ints]:
-    """Returns three tensors: the index in the batch of each span's first token [n_spans], the index
-    of the span of each token [n_tokens], and the position of each token in its sequence
-    [n_tokens]."""
+    """Returns the index in the batch of each span's first token [n_spans]. Returns also, for each
+    token, the index of its span [n_tokens] and its position in the sequence [n_tokens]."""
     n_spans, n_tokens = len(widths), sum(widths.tolist())
     if n_tokens == n_spans:
         places = np.arange(n_spans)

@@ -155,7 +155,7 @@ class EpochMember:
         return None, _Sampled(tokens.tolist(), cut, logprobs)
 
     def take_finished(self) -> list[FinishedIteration]:
-        """Returns the iterations that are complete and were not returned yet; does not wait."""
+        """Returns the iterations that are complete and were not returned yet. Does not wait."""
         finished = []
         while self._started and self._has_ended(self._started[0]):
             finished.append(self._finish(self._started[0]))

@@ -122,8 +122,8 @@ def test_templates_know_special_tokens_by_name(tmp_path: Path) -> None:
     ("changes", "named"),
     [
         ({"model": "t5"}, "tokenizer.ggml.model 't5' is not one of"),
-        ({"pre": "tekken"}, "tokenizer.ggml.pre 'tekken' is not one of"),
-        ({"pre": None}, "tokenizer.ggml.pre None"),
+        ({"pre": "viking"}, "tokenizer.ggml.pre 'viking' is not one of"),
+        ({"pre": None}, "tokenizer.ggml.pre is missing"),
         ({"tokens": None}, "tokenizer.ggml.tokens is no list"),
         ({"merges": ["ab"]}, "an entry that is no pair"),
         ({"token_type": [1]}, "token_type is not as long"),

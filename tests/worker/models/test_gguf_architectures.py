@@ -298,8 +298,8 @@ def test_rows_in_another_order_stay_packed(
 ) -> None:
     write_family_checkpoint(tmp_path, IN_BLOCKS[name])
     number = GGMLQuantizationType[kind]
-    _, files = open_checkpoint(write_gguf(tmp_path, tmp_path / "model.gguf", kind=number))
-    stored = find_stored(part, files, None)
+    opened = open_checkpoint(write_gguf(tmp_path, tmp_path / "model.gguf", kind=number))
+    stored = find_stored(part, opened.files, None)
     assert isinstance(stored, GroupedTensor)
     assert not list(stored.problems(part.shape))
     assert stored.group_form(part.spans) is not None

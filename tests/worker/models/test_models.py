@@ -358,7 +358,7 @@ class TestModelConfig:
         config = config_with()
         assert (config.n_kv_heads, config.head_dim) == (4, 16)
         assert (config.rope.rope_type, config.rope.rope_theta) == ("default", 10_000.0)
-        assert (config.tie_word_embeddings, config.eos_token_ids) == (False, ())
+        assert (config.tie_word_embeddings, config.eos_token_ids) == (False, (2,))
         assert config.checkpoint_dtype == "float32"
 
     def test_is_the_same_made_in_code(self) -> None:
@@ -372,6 +372,7 @@ class TestModelConfig:
             head_dim=16,
             max_position_embeddings=512,
             rms_norm_eps=1.0,
+            eos_token_ids=(2,),
             rope=RopeConfig(rope_theta=500_000.0),
         )
 

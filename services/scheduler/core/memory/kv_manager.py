@@ -82,8 +82,8 @@ class KVManager:
         self.enter, self.enter_rest = entries.enter, entries.enter_rest
 
     def fits_ever(self, max_sequence_len: int) -> bool:
-        """Returns whether a sequence of `max_sequence_len` slots would fit into empty memory. The
-        sequence must also fit after a preemption just before its last token."""
+        """Returns whether a sequence of `max_sequence_len` slots fits into empty memory, also after
+        a preemption just before its last token."""
         n_columns = self.columns_for(max_sequence_len)
         return self.n_blocks_for(n_columns, max_sequence_len) <= self.n_blocks
 
