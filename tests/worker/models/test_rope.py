@@ -227,7 +227,7 @@ class TestWhatDependsOnTheLength:
 
     def test_dynamic_is_the_oracles_up_to_the_longest_sequence(self, tmp_path: Path) -> None:
         rope = {"rope_type": "dynamic", "rope_theta": 50.0, "factor": 4.0}
-        shape = {"rope_parameters": rope, "max_position_embeddings": 32}
+        shape: dict[str, Any] = {"rope_parameters": rope, "max_position_embeddings": 32}
         ours, theirs = self.logits(tmp_path, 32, **shape)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
         assert read_config(tmp_path).max_position_embeddings == 32  # beyond it nothing is served

@@ -88,7 +88,7 @@ def test_the_context_is_the_one_that_the_authors_mean(
 
 
 def test_gemma_3_states_the_context_with_the_factor_in_it() -> None:
-    config = {
+    config: dict[str, Any] = {
         "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "sliding_window": 32,
         "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8,
         "rope_scaling": {"rope_type": "linear", "factor": 8.0},
