@@ -130,6 +130,9 @@ FORMATS = {
         ),
     ),
     "auto-round": Format(gptq(**INT4), AUTO_ROUND, (16, 80)),
+    "auto-round-symmetric-whatever-is-stored": Format(
+        gptq(version=2, **INT4), AUTO_ROUND, (16, 80)
+    ),
     "auto-round-awq": Format(
         awq(group_size=32, is_symmetric=False),
         AUTO_ROUND | {"packing_format": "auto_round:auto_awq", "sym": False}, (16, 96),

@@ -77,11 +77,12 @@ class AutoRound(Method):
         if layout == "awq" and bits != 4:
             raise ValueError(f"packing_format auto_round:auto_awq with {bits} bits")
         size = self.group_size if own.group_size is None else own.group_size
+        is_symmetric = self.sym if own.sym is None else own.sym
         return MatrixFormat(
             layout=layout,
             bits=bits,
             block=(1, inputs_of_group(size)),
-            has_zeros=True,
+            has_zeros=layout == "awq" or not is_symmetric,  # as for GPTQ, the middle otherwise
             zero_offset=zero_offset,
             targets=(target,),
         )
