@@ -1,11 +1,13 @@
-"""Runs a program step after step with any set of operations (`Ops`), with a tensor per buffer.
+"""Runs a program step after step. It works with any operations (`Ops`), and keeps each buffer in a
+tensor.
 
 The interpreter runs programs on a GPU, on a CPU without the native library, and with matrices or
 element types that the library does not have. Tests hold the native library to equal results, bit by
 bit. `run_step` has one function for each kind of step.
 
-A step that is described as in place either overwrites its rows or replaces them in the frame by a
-new tensor. Two buffers that are in use at the same time never share memory that a step changes.
+Some steps are described as in place. Such a step either overwrites the rows of its buffer, or puts
+a new tensor into the frame in place of the old one. If two buffers share memory and both are still
+in use, no step changes that memory.
 """
 
 from __future__ import annotations

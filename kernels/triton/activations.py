@@ -14,7 +14,8 @@ def silu(x):
 
 @triton.jit
 def gelu(x):
-    """Returns the tanh approximation of GeLU, with `(1 + tanh(u)) / 2` as `sigmoid(2 * u)`."""
+    """Returns the tanh approximation of GeLU. Its factor `(1 + tanh(u)) / 2` is computed as
+    `sigmoid(2 * u)`, which is equal."""
     twice = 1.5957691216057308 * (x + 0.044715 * x * x * x)  # 2 * sqrt(2 / pi)
     return x * sigmoid(twice)
 

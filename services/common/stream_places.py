@@ -21,8 +21,9 @@ class StreamPlaces:
         self._of = of
 
     def take(self) -> None:
-        """Counts the call of the current task among the open calls. The call counts until its end
-        is read or its connection is lost.
+        """Takes a place for the call that the current task serves. The place is free again when the
+        task ends. This is when the client has read the end of the call, or when the connection is
+        lost.
 
         Raises:
             PoolFull: no place is free.

@@ -92,7 +92,8 @@ class _Clock:
         self._is_stopped = False
 
     def now(self, latest: float) -> float:
-        """Returns the time at which lanes end. `latest` is the time of the latest event."""
+        """Returns the estimated time of the scheduler, at which the drawn lanes end. `latest` is
+        the time of the latest event. After `stop`, this time itself is returned."""
         if latest != self._latest:
             self._latest, self._heard = latest, time.monotonic()
         return latest if self._is_stopped else latest - LAG_S + time.monotonic() - self._heard

@@ -24,7 +24,8 @@ long because of many streams, a share gets a quarter of the time of the loop."""
 
 
 class LoopShare:
-    """One share of the event loop, with the work that waits for a later pass."""
+    """Limits the pieces of work that may begin in one pass of the event loop. Work beyond the limit
+    waits for a later pass."""
 
     def __init__(
         self,

@@ -1,10 +1,10 @@
-"""Finds checkpoints in the cache of the hub's library, whose layout other programs also rely on.
+"""Finds checkpoints in the cache of the hub's library. Other programs also rely on its layout.
 
-    models--ORG--NAME/blobs/SHA256          contents
-    models--ORG--NAME/snapshots/COMMIT/     one state of the repository, as links to contents
-    models--ORG--NAME/refs/REVISION         the commit that a branch or a tag was
+    models--ORG--NAME/blobs/SHA256          the contents of a file
+    models--ORG--NAME/snapshots/COMMIT/     the files of one commit, as links to contents
+    models--ORG--NAME/refs/REVISION         the commit of a branch or a tag when it was last fetched
 
-The module does not import the library, which takes long to import.
+The module does not import the library, because the import takes long.
 """
 
 import re

@@ -106,9 +106,10 @@ class Predictor:
         return self._known[candidate]
 
     def anew(self) -> "Predictor":
-        """Returns a predictor with equal costs and without earlier predictions. A predictor finds
-        the true highest rate only of its first candidate, since the search for later candidates
-        begins at the highest rate of earlier candidates."""
+        """Returns a new predictor with the same costs, which has made no predictions yet. A
+        predictor finds the true highest rate of its first candidate. For a later candidate, the
+        search begins at the highest rate of the earlier candidates and does not look for a lower
+        rate."""
         return Predictor(self._costs, self._workload, self._memory)
 
     def give_up(self) -> None:

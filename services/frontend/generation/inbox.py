@@ -151,7 +151,9 @@ class Inbox:
             self._arrival.set_result(None)
 
     def _pack(self) -> None:
-        """Joins the tokens of each answer, and counts the unread events in the budget."""
+        """Joins the tokens of each answer into fewer events, and counts the unread events against
+        the memory budget. If the budget has no room for them, all unread events are dropped and the
+        call ends with PoolFull."""
         self._events = deque(_packed(self._events))
         max_loose = max(MAX_LOOSE, 2 * len(self._events))
         n_bytes = sum(_n_bytes(event) for event in self._events if isinstance(event, OutputTokens))

@@ -59,8 +59,8 @@ message."""
 
 
 class Transfers:
-    """The memory, the timeouts, and the turns to receive and to write, which the messages of all
-    calls share."""
+    """Holds what the messages of all calls share: the memory, the timeouts, and the turns to
+    receive and to write."""
 
     def __init__(
         self,

@@ -42,7 +42,8 @@ class TokenTexts:
         the added text depends on the text before, or if the token may be left out."""
 
     def to_bytes(self, token_id: int) -> bytes:
-        """Returns the bytes of a token: a part of a character, or its text in UTF-8."""
+        """Returns the bytes of a token. These are its text in UTF-8, or the bytes that the token
+        stands for if they are not whole characters."""
         text = self.text(token_id)
         if REPLACEMENT in text:
             spelling = self._tokenizer.id_to_token(token_id) or ""

@@ -96,10 +96,10 @@ class Scheduler:
         self.pool.add(request)
 
     def select(self) -> Batch | None:
-        """Returns the next batch to run, or None if no request can run or enough are in flight."""
-        if len(self._in_flight) == self.pipeline_depth:
-            return None
-        if self._in_flight and self._drafting.awaits:
+        """Returns the next batch to run. Returns None if no request can run, if `pipeline_depth`
+        batches are in flight, or if drafting needs all batches in flight to return first."""
+        is_full = len(self._in_flight) == self.pipeline_depth
+        if is_full or (self._in_flight and self._drafting.awaits):
             return None
         self._preemption.prepare()
         selections = self.policy.select(self.pool, self.kv_manager)

@@ -15,7 +15,8 @@ class LogprobPieces:
         self._pieces: list[worker_pb2.SpanLogprobs] = []
 
     def add(self, early: worker_pb2.IterationLogprobs) -> None:
-        """Keeps pieces of the iteration that returns next."""
+        """Keeps log-probabilities that arrived before the result of their iteration. They are added
+        to the next result that `completed` is given."""
         self._pieces.extend(early.logprobs)
 
     def completed(self, result: worker_pb2.IterationResult) -> worker_pb2.IterationResult:

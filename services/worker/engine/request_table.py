@@ -56,11 +56,14 @@ class _Held:
 
 
 class RequestTable:
-    """The running requests of a rank, one row each; plans and sampled tokens change the rows.
+    """The running requests of a rank, with one row for each request. Plans and sampled tokens
+    change the rows.
 
-    A rank that both embeds and samples `keeps_tokens`, so that plans can leave sampled tokens out.
-    A rank that samples `counts_tokens` of requests with penalties. If layers keep a state of each
-    request (`has_states`), all tokens of a request must run on this rank, and drafts are refused.
+    With `keeps_tokens`, the table stores sampled tokens, so that plans can leave these tokens out.
+    This is for a rank that both embeds and samples. With `counts_tokens`, the table counts the
+    tokens of requests with penalties. This is for a rank that samples. With `has_states`, layers
+    keep a state of each request. Then all tokens of a request must run on this rank, and drafts are
+    refused.
     """
 
     def __init__(

@@ -1,4 +1,5 @@
-"""Values of a configuration in words, with the keys of `config.json` that they come from."""
+"""Describes values of a configuration in words. Each description also says where the value comes
+from, such as a key of `config.json`."""
 
 from __future__ import annotations
 

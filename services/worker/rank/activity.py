@@ -59,15 +59,15 @@ class Activity:
         self.step = Step("profiles", max(PROFILE_LIMIT_S, self.floor_s))
 
     def compute(self, iteration: int, work: IterationSize) -> None:
-        """Notes that an iteration is being computed. If this is the current step already, its time
-        goes on."""
+        """Notes that the thread computes an iteration. If this is the current step already, the
+        step is not begun again, so its time is not reset."""
         name = f"computes iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, work=work)
 
     def exchange(self, iteration: int, epoch: int) -> None:
-        """Notes that activations of an iteration are being received or sent. If this is the current
-        step already, its time goes on."""
+        """Notes that the thread receives or sends activations of an iteration. If this is the
+        current step already, the step is not begun again, so its time is not reset."""
         name = f"exchanges iteration {iteration}"
         if self.step.name != name:
             self.step = Step(name, epoch=epoch)

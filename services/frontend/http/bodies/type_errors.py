@@ -83,8 +83,8 @@ def _filled(words: str, item: ErrorDetails) -> str:
 def _json_path(
     location: tuple[int | str, ...], body: object, *, is_missing: bool
 ) -> tuple[str, ...]:
-    """Returns the path of the wrong value in the body, such as `messages.0.role`. The last name is
-    also kept if it is the name of a missing field."""
+    """Returns the path of the wrong value in the body as names, such as `messages`, `0` and `role`.
+    With `is_missing`, the last name is kept even if the body has no field of that name."""
     places = places_of(location, body, is_missing=is_missing)
     return tuple(str(place)[:MAX_NAME_LENGTH] for place in places)
 

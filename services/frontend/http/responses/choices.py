@@ -27,7 +27,7 @@ class ResponsesChoice(ExactModel):
         return {tools.name_of(self.namespace, self.name)}
 
     def echo(self) -> dict[str, Any]:
-        """Returns the choice as the answer repeats it."""
+        """Returns the choice in the form in which the answer repeats it."""
         return self.model_dump(exclude_none=True)
 
 
@@ -88,7 +88,7 @@ class ResponsesAllowed(ExactModel):
         return set(self._shown_names(tools))
 
     def echo(self) -> dict[str, Any]:
-        """Returns the choice as the answer repeats it."""
+        """Returns the choice in the form in which the answer repeats it."""
         tools = [tool.model_dump(exclude_none=True) for tool in self.tools]
         return {"type": self.type, "mode": self.mode, "tools": tools}
 

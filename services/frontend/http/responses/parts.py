@@ -1,4 +1,5 @@
-"""The parts of texts in a conversation of POST /v1/responses."""
+"""The types of texts in a conversation of POST /v1/responses. A text is a string or a list of
+parts."""
 
 from typing import Annotated, Literal
 

@@ -115,8 +115,9 @@ class ArrivingText:
         return False
 
     def take_one(self, *markers: str) -> Steps[bool]:
-        """Moves past one of the markers if one comes next. Returns whether one did. Moves past the
-        beginning of a marker too if the text ends with that beginning."""
+        """Moves past one of the markers if the text continues with it, and returns True. Otherwise
+        returns False. In this case, if the whole rest of the text is only the beginning of a
+        marker, moves past that rest."""
         for marker in markers:
             if (yield from self.begins_with(marker)):
                 self.take(len(marker))

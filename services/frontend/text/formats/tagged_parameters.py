@@ -118,8 +118,8 @@ NEWLINE = "\n"
 
 
 class TaggedParametersReader(ParameterReader):
-    """Reads an answer in which calls and their arguments are elements. A block may also hold a call
-    as JSON."""
+    """Reads an answer that writes each call, and each argument of a call, as an element with tags.
+    A block may also hold calls as JSON."""
 
     def __init__(self, rules: CallRules, tags: Tags) -> None:
         super().__init__(rules)

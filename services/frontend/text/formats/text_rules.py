@@ -41,7 +41,8 @@ class TextRules:
 
 
 def _patterns(schema: Mapping[str, Any], tool: ToolRule) -> list[str]:
-    """Returns the regular expressions that a string of a schema matches."""
+    """Returns the regular expressions that a string must all match to be valid for a schema. The
+    list is empty if no keyword of the schema can be enforced."""
     low, high = _bound(schema, "minLength", tool), _bound(schema, "maxLength", tool)
     if "format" in schema:
         _note_unenforced(schema, "format", tool)

@@ -1,9 +1,9 @@
 """The number of tokens that requests will generate, as learned from requests that have ended.
 
 Clients set `max_tokens` and mostly use less. The fraction that is used depends on `max_tokens`, so
-one fraction is kept for each power of two of `max_tokens`. The variation of these fractions is
-learned too. Where all outputs are equally long, the end of an output can be predicted. Where
-lengths vary, a request that has run for long ends no sooner than a request that has just begun.
+one fraction is kept for each power of two of `max_tokens`. The deviation of the fractions is
+learned too. If all outputs are equally long, the end of an output can be predicted. If lengths vary
+much, the number of tokens that a request has generated says nothing about how many will follow.
 """
 
 from services.scheduler.core.request import Request

@@ -59,7 +59,8 @@ class GrammarGate:
             self._waiting[request.grammar_digest] += 1
 
     def admit(self, request: Request) -> None:
-        """Notes that a waiting request is admitted. The grammar of the request is compiled."""
+        """Notes that a waiting request is admitted. If the request has a grammar, the ranks must
+        have compiled it before."""
         digest = request.grammar_digest
         if digest is not None:
             self._remove_waiting(digest)

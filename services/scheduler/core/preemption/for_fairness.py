@@ -232,8 +232,9 @@ def _n_missing_blocks(kv_manager: KVManager, request: Request) -> int:
 
 
 def _n_freed_blocks(kv_manager: KVManager, reservation: Reservation, request: Request) -> int:
-    """Returns how many more blocks `request` could use if `reservation` were released. Blocks that
-    other requests share do not count. Nor do blocks with the beginning of `request` itself."""
+    """Returns how many more blocks `request` could use if `reservation` were released. Blocks of
+    the reservation that other requests share are not counted. Blocks that `request` would share
+    with the reservation, since both have the same beginning, are not counted either."""
     cache = kv_manager.blocks.cache_for(request)
     n_freed = reservation.n_reserved_blocks
     n_freed -= kv_manager.prefix_cache.n_shared(reservation.block_ids)

@@ -84,7 +84,9 @@ def preemption_of(
     can_run: Callable[[Request], bool],
     preempt: Callable[[Request], None],
 ) -> Preemption:
-    """Returns the preemption for the given kind of admission and the order of the pool.
+    """Returns the object that decides which requests are preempted. It preempts for memory if
+    requests may need more than they have reserved, and for fairness if the order of the pool is
+    `Fair`. If neither holds, it preempts no request.
 
     `can_run` says whether a request could join the next batch. `preempt` preempts a request that is
     in no batch.

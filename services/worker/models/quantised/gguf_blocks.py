@@ -60,7 +60,7 @@ def _q4_k_scales(blocks: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _q6_k_numbers(blocks: Tensor) -> Tensor:
-    """Returns the numbers of blocks, [n, 256].
+    """Returns the 256 numbers of each block, [n, 256]. The blocks are of the type Q6_K.
 
     For each 128 numbers, 64 bytes hold the lower four bits and 32 bytes hold the upper two bits.
     """
