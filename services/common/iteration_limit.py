@@ -72,7 +72,7 @@ class IterationLimit:
         by_tokens = self._by_tokens.expected_s(work.n_tokens)
         by_attended = self._by_attended.expected_s(work.n_attended)
         if by_tokens is None or by_attended is None:
-            limit_s = max(self.floor_s, FIRST_S) + FIRST_TOKEN_S * work.n_tokens
+            limit_s = self.floor_s + FIRST_S + FIRST_TOKEN_S * work.n_tokens
         else:
             limit_s = self.floor_s + MULTIPLE * (by_tokens + by_attended)
         return min(limit_s, self.ceiling_s)

@@ -129,10 +129,9 @@ class Scheduler:
         broken: Sequence[int] = (),
     ) -> list[Update]:
         """Applies the tokens that a batch produced: one for each sampled span and each draft, in
-        order. Returns the updates. `logprobs` maps the place of a span in the batch to its
-        log-probabilities, which are passed on with the updates. `cut` lists the places, among the
-        tokens, of tokens that end an output before its grammar is complete. `broken` lists the
-        places of spans whose numbers are not finite: their requests fail.
+        order. Returns the updates, which pass on `logprobs`, by the place of a span. `cut` lists
+        the places, among the tokens, of tokens that end an output before its grammar is complete.
+        `broken` lists the places of spans whose numbers are not finite. Their requests fail.
 
         Raises:
             ValueError: the iteration is not the oldest in flight, or the number of tokens is wrong.
@@ -141,7 +140,9 @@ class Scheduler:
         for request in batch.sampled_requests(cut):
             request.is_cut = True
         for place in broken:
-            batch.spans[place].request.is_broken = True
+            request = batch.spans[place].request
+            request.is_broken = True
+            self.kv_manager.blocks.forget(request)
         drafted: list[Update] = []
         if len(token_ids) == len(batch.spans) and not batch.n_drafts:  # usual
             updates = list(map(self._apply_to, batch.columns.requests, token_ids))
@@ -210,8 +211,7 @@ class Scheduler:
 
         `is_by_itself` says that a rank failed by itself, and `iteration` is what the rank computed
         or 0. The requests of that iteration, or else all in flight, are suspects (`suspects.py`).
-        Returns the requests that had begun, and the updates of requests that end: requests that
-        were cancelled, or were in flight at too many losses.
+        Returns the requests that had begun, and the updates of those that end, cancelled or failed.
         """
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests

@@ -29,6 +29,8 @@ from services.worker.channel import ChannelClosed, MessageKind, RankEnd
 from services.worker.engine.input_batch import BatchBuilder
 from services.worker.models.checkpoint import open_checkpoint
 from services.worker.models.checkpoint_report import report_of
+from services.worker.models.config import UnsupportedModel
+from services.worker.models.tensor_files import CheckpointError
 from services.worker.rank.activity import Activity
 from services.worker.rank.data_plane.rendezvous import create_rendezvous
 from services.worker.rank.lifeline import Lifeline
@@ -84,7 +86,11 @@ def tell_checkpoint(settings: RankSettings, channel: RankEnd) -> None:
     report = CheckpointReport(opened.derived)
     if settings.load_format != "random":
         dtype = opened.config.resolve_dtype(settings.dtype)
-        report = report_of(model, opened, dtype=dtype, quantization=settings.quantization)
+        try:
+            report = report_of(model, opened, dtype=dtype, quantization=settings.quantization)
+        except (UnsupportedModel, CheckpointError, OSError) as error:
+            # The report is about all stages, and this one may be able to load its own part.
+            log.warning("no report about the whole checkpoint: %s", error)
     for name, text in report.rows():
         log.info("%s: %s", name, text)
     channel.send(MessageKind.CHECKPOINT, json.dumps(report.rows()).encode())

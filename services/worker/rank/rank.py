@@ -173,7 +173,7 @@ class Rank:
     def _start_next(self, member: EpochMember) -> bool:
         """Starts the first announced iteration; returns False if the rank has left the epoch
         because the iteration broke off."""
-        iteration = member.next_iteration
+        iteration, is_alone = member.next_iteration, member.n_started == 0
         try:
             with self._profiler:
                 member.start_next()
@@ -182,7 +182,9 @@ class Rank:
         except Exception as error:
             self.membership.check()  # after an aborted receive, hidden states are arbitrary
             reason = f"{type(error).__name__}: {error}"
-            report = wire.failure_of(member.request, reason, iteration=iteration, is_by_itself=True)
+            # A device may raise the error of an iteration that was started before this one.
+            known = iteration if is_alone or spares_weights(error) else 0
+            report = wire.failure_of(member.request, reason, iteration=known, is_by_itself=True)
             self._send_report(report)
             if not spares_weights(error):
                 raise

@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,9 +39,14 @@ def running(floor_s: float) -> Iterator[World]:
     activity = Activity(IterationLimit(floor_s=floor_s, ceiling_s=60))
     hangs: queue.SimpleQueue[str] = queue.SimpleQueue()
     lifeline = Lifeline(RankEnd(theirs), activity, on_hang=hangs.put)
+    before = set(threading.enumerate())
     lifeline.start()
-    with ours, theirs:
-        yield World(RankEnd(ours), ours, lifeline, activity, hangs)
+    (thread,) = set(threading.enumerate()) - before
+    with theirs:
+        with ours:
+            yield World(RankEnd(ours), ours, lifeline, activity, hangs)
+        thread.join(30)  # it ends when the controller's end is closed
+        assert not thread.is_alive()
 
 
 def test_it_gives_signs_of_life_and_passes_orders_on_until_the_controller_is_gone() -> None:
