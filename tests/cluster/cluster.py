@@ -116,7 +116,7 @@ class Cluster:
         def have_ended() -> bool:
             # Each time: a deployment may make another pod at its end.
             self.in_namespace("delete", "pods", "--all", "--grace-period=1", "--wait=false")
-            return not self.get("pods")["items"]
+            return self.get("pods") is None
 
         self.until(have_ended, what="all pods have ended", timeout_s=TIMEOUT_S)
         command = ("delete", "-k", str(overlay), "--ignore-not-found", "--wait=false")

@@ -57,7 +57,8 @@ CASES: dict[str, tuple[dict[str, str], str]] = {
     "OrcinusRequestsBroken": (
         {
             'orcinus_requests_broken_total{namespace="n"}': "0+5x30",
-            'orcinus_generation_tokens_total{namespace="n"}': "7x30",
+            f'{CALLS}{{namespace="n", error_type="RequestFailed"}}': "0+5x30",
+            f'{CALLS}{{namespace="n", error_type=""}}': "0+3x30",
         },
         "20m",
     ),
