@@ -32,6 +32,8 @@ STRETCHING, GGUF_STRETCHING = ("yarn", "linear"), ("yarn",)
 """Types of rotary settings whose factor lengthens the context, in `config.json` and in GGUF files.
 The length in a GGUF file counts the factor of "linear"."""
 
+_LONGEST = "model_max_length"
+"""Length in the `config.json` of Command R, whose `max_position_embeddings` are fewer."""
 _ORIGINAL = "original_max_position_embeddings"
 _LONGROPE = ("longrope", "su")  # "su" in older files
 _COUNTED = "gemma3"  # models whose `max_position_embeddings` counts the factor
@@ -88,6 +90,8 @@ def stated_context(
     plain = next(
         (Derived(length, name) for name in NAMES if (length := _whole(config.get(name)))), None
     )
+    if longest := _whole(config.get(_LONGEST)):
+        return Derived(longest, _LONGEST)
     stretched = _stretched(config, plain, stretching)
     if stretched is None or (plain is not None and plain.value >= stretched.value):
         return plain

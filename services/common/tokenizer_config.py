@@ -57,7 +57,7 @@ class TokenizerConfig:
         """
         keys = _read(directory / CONFIG)
         source = dict.fromkeys(keys, CONFIG)
-        if "added_tokens_decoder" in keys:
+        if keys.get("added_tokens_decoder") is not None:
             return cls(keys, source, dict(_listed(keys["added_tokens_decoder"])))
         further = _read(directory / MAP)
         merged = {**keys, **further}
@@ -154,6 +154,7 @@ class Numbers:
         """Tokens that are not part of the model of the tokenizer, or are cut out of texts first."""
         self._vocab = _vocabulary(tokenizer)
         self._added = {token["content"]: token["id"] for token in self.added}
+        self._next = max((len(self._vocab), *(number + 1 for number in self._added.values())))
         self._special = {token["id"] for token in self.added if token.get("special")}
 
     def find(self, text: str) -> int | None:
@@ -164,16 +165,13 @@ class Numbers:
     def of(self, text: str) -> int:
         """Returns the number of a token, or the number that the token would get next."""
         found = self.find(text)
-        return (
-            max(len(self._vocab), *(n + 1 for n in self._added.values()), 0)
-            if found is None
-            else found
-        )
+        return self._next if found is None else found
 
     def add(self, text: str) -> bool:
         """Adds a token; returns whether the token was not among the added tokens before."""
         is_new = text not in self._added
-        self._added[text] = self.of(text)
+        self._added[text] = number = self.of(text)
+        self._next = max(self._next, number + 1)
         return is_new
 
     def is_special(self, number: int) -> bool:
@@ -215,7 +213,7 @@ def _named(keys: Mapping[str, Any]) -> dict[str, str]:
     return {
         name: _text(token)
         for name, token in named.items()
-        if name.endswith("_token") and isinstance(token, str | dict)
+        if name.endswith("_token") and isinstance(token, str | dict) and _text(token)
     }
 
 

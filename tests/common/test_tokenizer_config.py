@@ -153,3 +153,18 @@ def test_a_broken_tokenizer_is_refused_by_name(tmp_path: Path, change: Json, nam
     for read in (Tokenizer.from_directory, end_token):
         with pytest.raises(ValueError, match=named):
             read(tmp_path)
+
+
+def test_an_empty_name_and_an_empty_list_name_nothing(tmp_path: Path) -> None:
+    config = {"bos_token": "", "eos_token": "<a>", "added_tokens_decoder": None}
+    directory = write(tmp_path, [], tokenizer_config=config)
+    added = json.loads(read_tokenizer(directory / "tokenizer.json"))["added_tokens"]
+    assert [(one["content"], one["id"]) for one in added] == [("<a>", 256)]
+
+
+def test_many_tokens_are_added_in_no_time(tmp_path: Path) -> None:
+    """The number of the next token is kept. To find it anew for each token would take minutes."""
+    n = 20_000
+    decoder = {str(256 + i): token(f"<{i}>", special=False) for i in range(n)}
+    directory = write(tmp_path, [], tokenizer_config={"added_tokens_decoder": decoder})
+    assert len(json.loads(read_tokenizer(directory / "tokenizer.json"))["added_tokens"]) == n

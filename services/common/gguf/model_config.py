@@ -31,11 +31,16 @@ MAX_LAYERS = 1 << 12
 """Maximum number of layers; the configuration has lists of this length."""
 _DEFAULT_BASE = 10_000.0  # rotary base of files that do not name one
 
-# Tokens that end a turn, in the words of the models that chat: files name one end at most.
+# Tokens that end a turn or a text, in the words of the models: files name one end at most. The list
+# is llama.cpp's, as far as it concerns the models that are served.
 _ENDS_OF_TURNS = frozenset((
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<end_of_turn>", "<|end|>", "<|endofturn|>",
     "<turn|>", "<|return|>", "<|call|>", "[|endofturn|]", "<|END_OF_TURN_TOKEN|>", "[EOT]",
+    "<|endoftext|>", "<|end_of_text|>", "<EOT>", "_<EOT>", "<end_of_utterance>",
 ))  # fmt: skip
+# In OpenAI's harmony format, each message has an end, and these two tokens end a turn.
+_HARMONY = frozenset(("<|return|>", "<|call|>"))
+_END_OF_MESSAGE = "<|end|>"
 _CONTROL = 3  # the type of a token that is no text
 
 
@@ -180,9 +185,12 @@ def _eos_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     tokens, types = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "token_type"))
     if not (isinstance(tokens, list) and isinstance(types, Sequence | array)):
         tokens = types = ()
-    ids += [
-        token_id
+    ends = {
+        token: token_id
         for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False))
         if kind == _CONTROL and token in _ENDS_OF_TURNS
-    ]
+    }
+    if ends.keys() >= _HARMONY:
+        ends.pop(_END_OF_MESSAGE, None)
+    ids += ends.values()
     return list(dict.fromkeys(one for one in ids if one is not None))

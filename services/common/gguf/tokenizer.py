@@ -15,6 +15,7 @@ from typing import Any
 
 from services.common.gguf.header import read_header, token_id_of
 from services.common.gguf.pre_tokenizers import PRE_TOKENIZERS
+from services.common.tokenizer_files.parts import merges_of
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
@@ -224,14 +225,7 @@ def _merges(vocabulary: _GgufVocabulary, scores: Sequence[float]) -> list[tuple[
     with the lowest numbers come first.
     """
     ids = vocabulary.ids(without=(_UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE))
-    ranked = []
-    for piece, token_id in ids.items():
-        for cut in range(1, len(piece)):
-            left, right = piece[:cut], piece[cut:]
-            if left in ids and right in ids:
-                ranked.append((-scores[token_id], token_id, ids[left], ids[right], left, right))
-    ranked.sort()
-    return [(left, right) for *_, left, right in ranked]
+    return merges_of({piece: -scores[token_id] for piece, token_id in ids.items()})
 
 
 def _around(

@@ -30,8 +30,7 @@ from services.worker.models.config import JsonObject, KVSizes, PositiveInt, Unsu
 from services.worker.models.decoder import RotaryStage
 from services.worker.models.decoder_layers import Layer, Norm, PreNormLayer
 from services.worker.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear
-from services.worker.models.rope import yarn_scale
-from services.worker.models.rotary_config import RotaryConfig
+from services.worker.models.rotary_config import RotaryConfig, yarn_scale
 from services.worker.models.tensor_parallel import HeadShare
 from services.worker.models.weights import Shard, TensorSource
 

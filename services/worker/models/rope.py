@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from kernels.program import Angles
-from services.worker.models.rotary_config import RopeConfig, RotaryConfig
+from services.worker.models.rotary_config import RopeConfig, RotaryConfig, yarn_scale
 
 FIRST_POSITIONS = 4096
 """Number of positions for which angles are computed at the start; the tables grow for longer
@@ -154,14 +154,6 @@ def attention_scale(rope: RopeConfig) -> float:
         original = _given(rope.original_max_position_embeddings)
         return math.sqrt(1 + math.log(_given(rope.factor)) / math.log(original))
     return 1.0
-
-
-def yarn_scale(factor: float, mscale: float) -> float:
-    """Returns the factor of queries and of keys with which "yarn" sharpens attention scores.
-
-    `factor` is the factor by which the context is stretched, and `mscale` is the strength.
-    """
-    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
 def _llama3_frequencies(rope: RopeConfig, frequencies: Tensor) -> Tensor:

@@ -195,6 +195,7 @@ def read_rope(
     said = (given.pop("rope_theta", None), config.get("rope_theta"), default_theta)
     theta = next(value for value in said if value is not None)
     needed, optional = _ROPE_KEYS[rope_type]
+    _read_attn_factor(given, rope_type)
     # Some files have settings of other types, which other programs ignore, too.
     unknown = set(given) - {key for keys in _ROPE_KEYS.values() for key in (*keys[0], *keys[1])}
     if unknown:
@@ -221,3 +222,26 @@ def _settings_of(config: JsonObject, key: str) -> JsonObject:
     if not isinstance(given, Mapping):
         raise UnsupportedModel(f"config.json: {key} is no object but of the wrong type: {given!r}")
     return given
+
+
+def yarn_scale(factor: float, mscale: float) -> float:
+    """Returns the factor of queries and of keys with which "yarn" sharpens attention scores.
+
+    `factor` is the factor by which the context is stretched, and `mscale` is the strength.
+    """
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _read_attn_factor(given: dict[str, Any], rope_type: str) -> None:
+    """Replaces `attn_factor` among the rotary settings of a file by `attention_factor`.
+
+    As in vLLM, `attn_factor` multiplies the factor that follows from `factor`. `transformers`
+    ignores the key, which some DeepSeek models have to undo that factor.
+    """
+    times = given.pop("attn_factor", None)
+    factor = given.get("factor")
+    if times is None:
+        return
+    if rope_type != "yarn" or type(times) is not float or not isinstance(factor, int | float):
+        raise UnsupportedModel(f"config.json: attn_factor {times!r:.40} is not supported")
+    given.setdefault("attention_factor", times * yarn_scale(factor, 1.0))

@@ -128,6 +128,10 @@ def test_templates_know_special_tokens_by_name(tmp_path: Path) -> None:
         ({"merges": ["ab"]}, "an entry that is no pair"),
         ({"token_type": [1]}, "token_type is not as long"),
         ({"model": "llama"}, "scores is not as long"),
+        (
+            {"model": "llama", "tokens": ["a" * 1025], "token_type": [1], "scores": [0.0]},
+            "1025 characters",
+        ),
     ],
 )
 def test_another_vocabulary_is_refused_by_name(

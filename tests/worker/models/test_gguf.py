@@ -155,6 +155,28 @@ def test_tokens_at_the_end_are_those_that_are_named_and_ends_of_turns(tmp_path: 
     assert read_config(file).eos_token_ids == (2, 7)
 
 
+HARMONY = ("<|return|>", "<|end|>", "<|call|>", "<|endoftext|>")
+
+
+@pytest.mark.parametrize(
+    ("texts", "ends"),
+    [
+        (HARMONY, (2, 10, 12, 13)),  # an end is that of a message, and not that of the turn
+        (("<|end|>", "<|end_of_text|>"), (2, 10, 11)),
+    ],
+    ids=["harmony", "phi"],
+)
+def test_ends_of_turns_are_those_of_the_format(
+    tmp_path: Path, texts: tuple[str, ...], ends: tuple[int, ...]
+) -> None:
+    tokens, types = [f"t{i}" for i in range(199)], [1] * 199
+    tokens[10 : 10 + len(texts)] = texts
+    types[10 : 10 + len(texts)] = [3] * len(texts)
+    vocabulary = {"tokens": tokens, "token_type": types, "eos_token_id": 2}
+    file = write_gguf(write_checkpoint(tmp_path), tmp_path / "model.gguf", tokenizer=vocabulary)
+    assert read_config(file).eos_token_ids == ends
+
+
 def test_files_are_told_apart_by_their_digests(tmp_path: Path) -> None:
     first = write_gguf(write_checkpoint(tmp_path / "a"), tmp_path / "a.gguf")
     again = write_gguf(write_checkpoint(tmp_path / "b"), tmp_path / "a" / "a.gguf")

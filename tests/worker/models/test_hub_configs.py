@@ -27,6 +27,7 @@ from services.worker.models.families.olmo3 import Olmo3Config
 from services.worker.models.families.phi3 import Phi3Config
 from services.worker.models.families.qwen3_next import HybridConfig
 from services.worker.models.rope import attention_scale
+from services.worker.models.rotary_config import RotaryConfig
 
 COMMON: dict[str, Any] = {
     "attention_dropout": 0.0,
@@ -579,6 +580,23 @@ COMMAND_R7B = COMMON | {
     "use_qk_norm": False,
     "vocab_size": 256000,
 }
+COMMAND_R = COMMON | {
+    "architectures": ["CohereForCausalLM"],
+    "attention_bias": False,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "layer_norm_eps": 1e-05,
+    "logit_scale": 0.0625,
+    "max_position_embeddings": 8192,
+    "model_max_length": 131072,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 64,
+    "pretraining_tp": 1,
+    "rope_theta": 8000000.0,
+    "use_qk_norm": False,
+    "vocab_size": 256000,
+}
 MINISTRAL3_8B = {
     "architectures": ["Mistral3ForConditionalGeneration"],
     "dtype": "bfloat16",
@@ -824,6 +842,7 @@ def read(directory: Path, config: dict[str, Any]) -> ModelConfig:
         (GRANITE3_2B, 64, [None] * 40),
         (GLM4_9B, 128, [None] * 40),
         (COMMAND_R7B, 128, [4096, 4096, 4096, None] * 8),
+        (COMMAND_R, 128, [None] * 40),
         (MINISTRAL3_8B, 128, [None] * 34),
         (GPT_OSS_20B, 64, [128, None] * 12),
         (DEEPSEEK_V2_LITE, 64, [None] * 27),
@@ -974,3 +993,22 @@ def test_every_shipped_shape_is_served() -> None:
     names = sorted(path.parent.name for path in PAPER.glob("*/config.json"))
     assert len(names) == 7
     assert {read_config(PAPER / name).head_dim for name in names} == {64, 128}
+
+
+def test_command_r_states_its_context_in_a_key_of_its_own(tmp_path: Path) -> None:
+    assert read(tmp_path, COMMAND_R).max_position_embeddings == 131072
+
+
+def test_attn_factor_multiplies_the_scale_of_yarn(tmp_path: Path) -> None:
+    """As in vLLM. In the files of DeepSeek-R1-0528-Qwen3-8B it undoes that scale."""
+    rope = {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768,
+        "attn_factor": 0.8782488562869419,
+    }  # fmt: skip
+    config = read(tmp_path, QWEN3_8B | {"max_position_embeddings": 131072, "rope_scaling": rope})
+    assert isinstance(config, RotaryConfig)
+    assert config.rope.attention_factor == pytest.approx(1)
+    wrongs: list[Any] = ["0.5", True, {}]
+    for wrong in wrongs:
+        with pytest.raises(UnsupportedModel, match="attn_factor"):
+            read(tmp_path, QWEN3_8B | {"rope_scaling": {**rope, "attn_factor": wrong}})

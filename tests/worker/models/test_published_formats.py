@@ -78,6 +78,9 @@ FORMATS = {
     "fp4-of-bitsandbytes": Format(
         blockwise("fp4"), NF4 | {"bnb_4bit_quant_type": "fp4"}, stays_packed=False
     ),
+    "nf4-without-its-method": Format(
+        blockwise(), {**NF4, "quant_method": None}, stays_packed=False
+    ),
     "int8-of-bitsandbytes": Format(
         int8_rows(), {"quant_method": "bitsandbytes", "load_in_8bit": True}, (9, 45)
     ),
@@ -96,6 +99,11 @@ FORMATS = {
     "fp8-rows-of-modelopt": Format(
         scaled(FP8, (1, None), shape=(12,)),
         MODEL_OPT | {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, stays_packed=False,
+    ),
+    "fp8-of-transformers-with-one-scale": Format(
+        scaled(FP8, (None, None), shape=(), name="weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        stays_packed=False,
     ),
     "fp8-of-fbgemm": Format(
         scaled(FP8, (1, None)),
@@ -349,6 +357,18 @@ def form_of(directory: Path) -> WeightFormat:
 def configured(directory: Path, config: Mapping[str, Any]) -> WeightFormat:
     """Returns the format that a `quantization_config` describes."""
     return form_of(write(directory, Format(int8_rows(), config), {}))
+
+
+def test_a_module_of_mlx_has_no_mode_but_its_own(tmp_path: Path) -> None:
+    """As mlx-lm writes a router in 8 bits beside experts in MXFP4."""
+    gate = "model.layers.0.mlp.gate"
+    config = {"group_size": 32, "bits": 4, "mode": "mxfp4", gate: {"group_size": 64, "bits": 8}}
+    (directory := tmp_path).mkdir(exist_ok=True)
+    write(directory, FORMATS["mlx-4"], {})
+    edit_config(directory, quantization=config)
+    own, every = form_of(directory).forms
+    assert (own.bits, own.has_zeros, own.targets) == (8, True, (gate,))
+    assert (every.bits, every.has_zeros) == (4, False)
 
 
 KV_SCHEMES: dict[str, Mapping[str, Any]] = {

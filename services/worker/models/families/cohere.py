@@ -45,7 +45,9 @@ class CohereConfig(RotaryConfig):
     architecture = "CohereForCausalLM"
     default_eos_token_ids = (255001,)
     default_rope_theta = 500_000.0
-    read_keys = RotaryConfig.read_keys | {*_ALWAYS}
+    read_keys = RotaryConfig.read_keys | {*_ALWAYS, "model_max_length"}
+    # For training, and for another program.
+    ignored_keys = frozenset(("pretraining_tp", "use_parallel_embedding"))
     turns_neighbours = True
 
     # The eps of layer norms, in spite of the field's name.

@@ -16,6 +16,7 @@ from services.worker.models.quantised.matrix import QuantisedMatrix
 from services.worker.models.stored_tensor import FLOATS, Spans
 
 _WHOLE, _FLOAT = frozenset(("I8",)), frozenset(("F8_E4M3",))
+_INVERSE = "weight_scale_inv"  # a factor nevertheless
 QUANTISED = _WHOLE | _FLOAT
 """Element types of the tensor `weight`."""
 
@@ -25,7 +26,7 @@ class ScaledMatrix(QuantisedMatrix):
 
     def problems(self, shape: tuple[int, ...]) -> Iterator[str]:
         yield from self.wrong("weight", shape, _FLOAT if self.form.is_float else _WHOLE)
-        yield from self._wrong_scales(self.form.scale_name, FLOATS)
+        yield from self._wrong_scales(self._scale_name, FLOATS)
         if self.form.has_zeros:
             yield from self._wrong_scales("weight_zero_point", frozenset(("I8", "I32")) | FLOATS)
 
@@ -39,6 +40,14 @@ class ScaledMatrix(QuantisedMatrix):
             yield from self.wrong(suffix, grid, elements)
         elif header.element not in elements:
             yield f"{self._module}.{suffix} has element type {header.element}"
+
+    @property
+    def _scale_name(self) -> str:
+        """The name of the scales. For FP8 with one scale there are two: AutoFP8 writes the name of
+        the form, and `transformers` the name that scales of blocks have."""
+        name = self.form.scale_name
+        is_other = self._header(name) is None and self._header(_INVERSE) is not None
+        return _INVERSE if self.form.is_float and is_other else name
 
     @property
     def _block(self) -> tuple[int, int]:
@@ -81,7 +90,7 @@ class ScaledMatrix(QuantisedMatrix):
 
     def _scales(self, rows: range, columns: range) -> Tensor:
         """Returns the scale of each element, in a shape that broadcasts."""
-        return self._spread(self.form.scale_name, rows, columns)
+        return self._spread(self._scale_name, rows, columns)
 
     def _spread(self, suffix: str, rows: range, columns: range) -> Tensor:
         """Returns the scale or zero point of each element, [n_rows, n_columns] or a shape that

@@ -56,7 +56,8 @@ class Mlx(Method):
         own = {name: said for name, said in given.items() if isinstance(said, dict | bool)}
         every = {name: said for name, said in given.items() if name not in own}
         merged = {
-            name: {**every, **said} if isinstance(said, dict) else said
+            # As MLX reads them: a module with settings of its own has no mode unless it says so.
+            name: {**every, "mode": "affine", **said} if isinstance(said, dict) else said
             for name, said in own.items()
         }
         return cls.model_validate({"every": every, "own": merged})

@@ -80,6 +80,8 @@ def _method(name: object, given: JsonObject) -> type[Method]:
     """Returns the method of the settings `given`, whose `quant_method` is `name`."""
     if name is None and {"group_size", "bits"} <= given.keys():
         return Mlx
+    if name is None and (given.get("load_in_4bit") or given.get("load_in_8bit")):
+        return METHODS["bitsandbytes"]
     if not isinstance(name, str) or name not in METHODS:
         raise UnsupportedModel(
             f"config.json: quantization_config.quant_method {repr(name)[:80]} is not one of "
