@@ -4,12 +4,11 @@
 # more, would go, and the API server would put its default there: one.
 #
 # The first server-side apply after a client-side one takes over all of its fields, for its own field manager. So kubectl's usual
-# manager takes them first, by applying the Deployment as it is, and the manager `autoscaling` owns the number alone.
+# manager takes them first, by applying once more what was applied last, with the number of now, and the manager `autoscaling`
+# owns the number alone. Fields of others, as of `kubectl rollout restart`, stay with them.
 set -eu
 rendered=$(kubectl kustomize "$1")
 client_side='{.metadata.annotations.kubectl\.kubernetes\.io/last-applied-configuration}'
-own='[{"op": "remove", "path": "/metadata/annotations/kubectl.kubernetes.io~1last-applied-configuration"},
-  {"op": "remove", "path": "/metadata/resourceVersion"}]' # what kubectl writes itself, and what changes with the status
 echo "$rendered" | awk '
   /^---/ { is_scaler = is_target = 0 }
   /^kind: HorizontalPodAutoscaler/ { is_scaler = 1 }
@@ -23,8 +22,8 @@ echo "$rendered" | awk '
   [ -n "$replicas" ] || continue
   applied=$(kubectl --namespace "$namespace" get deployment "$name" --output "jsonpath=$client_side")
   if [ -n "$applied" ]; then
-    kubectl --namespace "$namespace" get deployment "$name" --output json |
-      kubectl patch --local --filename - --type json --patch "$own" --output json |
+    printf '%s\n' "$applied" |
+      kubectl patch --local --filename - --type merge --patch "{\"spec\": {\"replicas\": $replicas}}" --output json |
       kubectl apply --server-side --force-conflicts --validate=false --filename -
   fi
   kubectl apply --server-side --field-manager autoscaling --force-conflicts --validate=false --filename - <<END
