@@ -61,7 +61,9 @@ def written(page: str) -> str:
 
 
 def _label(config: Mapping[str, Any]) -> str:
-    return LABELS[config.get("quant_method", "mlx")]
+    return LABELS[
+        config.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in config else "mlx")
+    ]
 
 
 def _architecture(config: PreTrainedConfig) -> str:
