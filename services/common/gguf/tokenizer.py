@@ -15,7 +15,7 @@ from typing import Any
 
 from services.common.gguf.header import read_header, token_id_of
 from services.common.gguf.pre_tokenizers import PRE_TOKENIZERS
-from services.common.tokenizer_files.parts import merges_of
+from services.common.tokenizer_parts import merges_of
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from services.common import bounded_file
 from services.common.tokenizer_files.named_tokens import NamedTokens
-from services.common.tokenizer_files.parts import (
+from services.common.tokenizer_parts import (
     BYTE_LEVEL,
     CL100K_WORDS,
     MAX_TOKENS,

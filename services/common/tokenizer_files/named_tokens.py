@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.common import bounded_file
-from services.common.tokenizer_files.parts import Json, added_token
+from services.common.tokenizer_parts import Json, added_token
 
 MAX_CONFIG_BYTES = 16 << 20
 """Largest size of one of the files in bytes: some list a hundred thousand added tokens."""

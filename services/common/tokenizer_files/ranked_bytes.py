@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from services.common.tokenizer_files.byte_characters import characters_of
-from services.common.tokenizer_files.parts import (
+from services.common.tokenizer_parts import (
     BYTE_LEVEL,
     added_token,
     around,

@@ -17,7 +17,8 @@ from google.protobuf.message import DecodeError
 
 from services.common import bounded_file
 from services.common.tokenizer_files.named_tokens import NamedTokens
-from services.common.tokenizer_files.parts import (
+from services.common.tokenizer_files.sentence_piece_model import ModelProto
+from services.common.tokenizer_parts import (
     MAX_TOKENS,
     Json,
     added_token,
@@ -26,7 +27,6 @@ from services.common.tokenizer_files.parts import (
     document,
     merges_of,
 )
-from services.common.tokenizer_files.sentence_piece_model import ModelProto
 
 FILE = "tokenizer.model"
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from services.common import bounded_file
-from services.common.tokenizer_files.parts import MAX_TOKENS, Json
 from services.common.tokenizer_files.ranked_bytes import ranked_tokenizer
+from services.common.tokenizer_parts import MAX_TOKENS, Json
 
 FILE = "tekken.json"
 

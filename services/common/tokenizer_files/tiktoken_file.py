@@ -15,8 +15,8 @@ from pathlib import Path
 
 from services.common import bounded_file
 from services.common.tokenizer_files.named_tokens import NamedTokens
-from services.common.tokenizer_files.parts import MAX_TOKENS
 from services.common.tokenizer_files.ranked_bytes import ranked_tokenizer
+from services.common.tokenizer_parts import MAX_TOKENS
 
 FILE = "tiktoken.model"
 
