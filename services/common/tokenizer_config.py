@@ -67,6 +67,8 @@ class TokenizerConfig:
             _number(number): _token(text, {"special": text in named, "normalized": False})
             for text, number in added.items()
         }
+        if len(listed) < len(added):
+            raise ValueError(f"{ADDED} gives two tokens the number of one")
         return cls(merged, {**source, **dict.fromkeys(further, MAP)}, listed)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 from services.common.gguf.header import read_header, token_id_of
 from services.common.gguf.pre_tokenizers import PRE_TOKENIZERS
-from services.common.tokenizer_parts import merges_of
+from services.common.tokenizer_parts import around, merges_of
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6  # types of tokens
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # how SentencePiece writes a space
@@ -238,25 +238,5 @@ def _around(
         token_id = token_id_of(metadata, f"{end}_token_id")
         has = token_id is not None and 0 <= token_id < len(vocabulary.tokens)
         ends.append(token_id if wants and has else None)
-    if ends == [None, None]:
-        return None
-    names = [None if one is None else vocabulary.tokens[one] for one in ends]
-
-    def template(kind: int, *texts: str) -> list[Json]:
-        steps: list[Json] = []
-        for text in texts:
-            steps += [{"SpecialToken": {"id": names[0], "type_id": kind}}] if names[0] else []
-            steps.append({"Sequence": {"id": text, "type_id": kind if text == "B" else 0}})
-            steps += [{"SpecialToken": {"id": names[1], "type_id": kind}}] if names[1] else []
-        return steps
-
-    return {
-        "type": "TemplateProcessing",
-        "single": template(0, "A"),
-        "pair": template(1, "A", "B"),
-        "special_tokens": {
-            name: {"id": name, "ids": [one], "tokens": [name]}
-            for name, one in zip(names, ends, strict=True)
-            if name
-        },
-    }
+    before, after = (None if one is None else (vocabulary.tokens[one], one) for one in ends)
+    return around(before, after)

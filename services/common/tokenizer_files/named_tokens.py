@@ -1,10 +1,5 @@
-"""The tokens that files beside a vocabulary name: added tokens, and tokens with a role.
-
-`added_tokens.json` has numbers by text, `tokenizer_config.json` has `added_tokens_decoder` with
-texts by number, and roles such as `eos_token`. `special_tokens_map.json` has roles too. As in
-`transformers`, `added_tokens.json` and `special_tokens_map.json` count only if
-`tokenizer_config.json` does not list the added tokens; then the map comes first.
-"""
+"""The tokens that files beside a vocabulary name: added tokens, and tokens with a role such as
+`eos_token`. `services.common.tokenizer_config` reads these files, and has the rules."""
 
 from __future__ import annotations
 
@@ -13,13 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from services.common import bounded_file
+from services.common.tokenizer_config import TokenizerConfig
 from services.common.tokenizer_parts import Json, added_token
-
-MAX_CONFIG_BYTES = 16 << 20
-"""Largest size of one of the files in bytes: some list a hundred thousand added tokens."""
-
-_LISTS = ("additional_special_tokens", "extra_special_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +34,22 @@ class NamedTokens:
 
         Raises:
             OSError: a file cannot be read.
-            ValueError, TypeError, LookupError: a file is broken.
+            ValueError: a file is broken.
         """
-        config = _json(vocabulary.parent / "tokenizer_config.json")
-        added: dict[str, int] = {}
-        if "added_tokens_decoder" not in config:
-            config |= _json(vocabulary.parent / "special_tokens_map.json")
-            older = _json(vocabulary.parent / "added_tokens.json")
-            added |= {str(text): int(token_id) for text, token_id in older.items()}
-        named = {**roles, **_roles(config)}
-        special = {_text(token) for key in _LISTS for token in _listed(config.get(key))}
-        forms: dict[str, Mapping[str, Any]] = {}
-        for token_id, token in config.get("added_tokens_decoder", {}).items():
-            added[token["content"]] = int(token_id)
-            forms[token["content"]] = token
-            if token.get("special"):
-                special.add(token["content"])
-        return cls(config, named, frozenset((*named.values(), *special)), added, forms)
+        found = TokenizerConfig.of_directory(vocabulary.parent)
+        named = {**roles, **found.special_tokens}
+        forms = {token["content"]: token for token in found.listed.values()}
+        return cls(
+            config=found.keys,
+            roles=named,
+            special=frozenset((
+                *named.values(),
+                *found.further_special_tokens,
+                *(text for text, form in forms.items() if form["special"]),
+            )),
+            added={token["content"]: number for number, token in found.listed.items()},
+            forms=forms,
+        )  # fmt: skip
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Returns a switch of the configuration; null means the default."""
@@ -98,27 +87,3 @@ class NamedTokens:
                         if key in form
                     },
                 }
-
-
-def _json(path: Path) -> Json:
-    if not path.is_file():
-        return {}
-    return bounded_file.read_json_object(path, max_bytes=MAX_CONFIG_BYTES)
-
-
-def _roles(contents: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        name: _text(token)
-        for name, token in contents.items()
-        if name.endswith("_token") and isinstance(token, str | dict)
-    }
-
-
-def _listed(tokens: object) -> list[Any]:
-    if isinstance(tokens, dict):
-        return list(tokens.values())
-    return tokens if isinstance(tokens, list) else []
-
-
-def _text(token: str | Mapping[str, Any]) -> str:
-    return token if isinstance(token, str) else str(token["content"])

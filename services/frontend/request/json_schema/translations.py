@@ -23,7 +23,7 @@ take half of that."""
 
 
 class Translated(NamedTuple):
-    """What of a schema is enforced."""
+    """A schema in the form that the grammar engine enforces, and what of it is left out."""
 
     enforced: Json
     """The schema that the grammar engine enforces; must not be changed."""
