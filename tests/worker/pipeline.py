@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import pytest
 import torch
@@ -214,13 +214,16 @@ class Pipeline:
         dtype: str = "auto",
         load_format: LoadFormat = "safetensors",
         quantization: Quantization = "none",
-        max_model_len: int | None = None,
+        max_model_len: int | Literal["longest"] | None = "longest",
         n_kv_blocks: int = 64,
         block_size: int = 4,
         interpreted_on: Ops | None = None,
     ) -> None:
-        """`max_model_len` is by default the longest length that the files state. With
-        `interpreted_on`, the interpreter runs all programs on these operations."""
+        """`max_model_len` is by default the longest length that the files state, and None is the
+        default of a worker. With `interpreted_on`, the interpreter runs all programs on these
+        operations."""
+        if max_model_len == "longest":
+            max_model_len = context_length(directory)
         self._stages = [
             Stage(
                 directory,
@@ -230,7 +233,7 @@ class Pipeline:
                 dtype=dtype,
                 load_format=load_format,
                 quantization=quantization,
-                max_model_len=max_model_len or context_length(directory),
+                max_model_len=max_model_len,
                 n_kv_blocks=n_kv_blocks,
                 block_size=block_size,
                 interpreted_on=interpreted_on,

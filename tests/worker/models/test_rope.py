@@ -206,7 +206,7 @@ class TestWhatDependsOnTheLength:
         ours, theirs = self.logits(tmp_path, 30, max_model_len=256, **self.longrope(20))
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-4)
 
-    @pytest.mark.parametrize("max_model_len", [20, 12])
+    @pytest.mark.parametrize("max_model_len", [None, 20, 12])
     def test_longrope_is_the_oracles_in_the_original_context(
         self, tmp_path: Path, max_model_len: int | None
     ) -> None:
