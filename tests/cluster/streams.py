@@ -31,9 +31,11 @@ def unchanged(before: list[Pod], after: list[Pod]) -> bool:
     return [(pod.uid, pod.restarts) for pod in before] == [(pod.uid, pod.restarts) for pod in after]
 
 
-def failures(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Requests that were not answered."""
-    return [outcome for outcome in outcomes if outcome["status"] != 200]
+def failures(outcomes: list[dict[str, Any]]) -> list[str]:
+    """Returns the number, the status and the error of each request that was not answered."""
+    return [
+        f"{it['index']}: {it['status']}, {it['error']}" for it in outcomes if it["status"] != 200
+    ]
 
 
 class Streams:

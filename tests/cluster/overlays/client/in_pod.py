@@ -168,7 +168,8 @@ class GrpcStream:
         """Streams to the end; returns what came, and status 200, or the error."""
         token_ids: list[int] = []
         error: str | None = None
-        longest_pause_s, last = 0.0, time.monotonic()
+        began = last = time.monotonic()
+        first_token_s, longest_pause_s = float(GIVE_UP_S), 0.0
         own = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(self._target, own) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
@@ -176,10 +177,16 @@ class GrpcStream:
                 for piece in stub.GenerateStream(self._request, timeout=GIVE_UP_S):
                     token_ids += piece.choice.token_ids
                     now = time.monotonic()
+                    first_token_s = min(first_token_s, now - began)
                     longest_pause_s, last = max(longest_pause_s, now - last), now
             except grpc.RpcError as failure:
                 error = f"{failure.code().name}: {failure.details()}"
-        body = {"error": error, "token_ids": token_ids, "longest_pause_s": longest_pause_s}
+        body = {
+            "error": error,
+            "token_ids": token_ids,
+            "first_token_s": first_token_s,
+            "longest_pause_s": longest_pause_s,
+        }
         return {"status": 200 if error is None else 0, "body": body}
 
 
