@@ -18,8 +18,10 @@ from services.frontend.text.template_sandbox import Meter, TooMuch
 
 log = logging.getLogger(__name__)
 
-PROBE_S = 0.05
-"""Seconds of processor time that one probe may take. After a slower one no further probe runs."""
+PROBE_S = 1.0
+"""Seconds of processor time that one probe may take. After a slower one no further probe runs. The
+templates of known models take 2 ms; a pause of the garbage collector may add a tenth of a second,
+and must not change how a template is used."""
 
 MAX_CHARACTERS = 256 * 2**10
 """Largest number of characters that a template may write for a probe."""

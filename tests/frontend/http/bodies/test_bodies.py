@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from services.common import errors
 from services.frontend.http.bodies.reader import parse_body
@@ -167,10 +167,10 @@ def test_of_many_wrong_items_only_the_first_is_looked_at() -> None:
     """To find all of them takes forty times as long, in which nobody else is served."""
     body = {"messages": [{"role": "user", "content": "x"}], "stop": [1] * 100_000}
     data = json.dumps(body).encode()
-    began_s = time.process_time()
-    with pytest.raises(errors.InvalidRequest, match=r"stop\.0"):
+    with pytest.raises(errors.InvalidRequest, match=r"stop\.0") as caught:
         parse_body(ChatBody, data)
-    assert time.process_time() - began_s < 0.2  # it takes 0.01 s, and all of them 0.5 s
+    assert isinstance(caught.value.__context__, ValidationError)
+    assert caught.value.__context__.error_count() == 1
 
 
 async def test_errors_repeat_little_of_what_a_client_sends(tmp_path: Path) -> None:
