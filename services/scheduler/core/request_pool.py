@@ -3,6 +3,11 @@
 The pool limits the number of requests and the number of tokens, of prompts and outputs, that their
 sequences may reach; so it also limits memory. Its `Order` decides which request comes first.
 
+Several pipelines may take their requests from one pool. Each pipeline has its own `RequestPool`,
+which is the pool as this pipeline sees it: the waiting requests, which all pipelines share
+(`shared_requests.py`), and the requests that this pipeline has admitted. `placement.py` decides
+which pipeline admits a waiting request.
+
 Requests that can be in the next iteration are kept apart from the others, so that a selection
 visits only requests that it can take. So the cost of a selection does not depend on the number of
 other requests.
@@ -21,11 +26,11 @@ from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.grammar_gate import DueGrammar, GrammarGate
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.admission.suspects import Suspects
-from services.scheduler.core.admission.waiting import Waiting
-from services.scheduler.core.order.fcfs import FirstComeFirstServed
 from services.scheduler.core.order.order import BatchLimits, Order
+from services.scheduler.core.placement import Room
 from services.scheduler.core.pool_tokens import pool_tokens
 from services.scheduler.core.request import Request, RequestState
+from services.scheduler.core.shared_requests import SharedRequests
 
 RETRY_AFTER_S = 1.0
 """Seconds after which a client is told to try again when the pool was full."""
@@ -46,30 +51,54 @@ class RequestPool:
         max_tokens: int = sys.maxsize,
         order: Order | None = None,
         control: AdmissionControl | NoControl = NO_CONTROL,
+        shared: SharedRequests | None = None,
     ) -> None:
         """`order` decides which request comes first. The default is first come, first served, as in
-        the paper. `control` is notified of each request that begins or ceases to wait."""
+        the paper. `control` is notified of each request that begins or ceases to wait. `shared`, if
+        given, are the waiting requests of other pipelines, which this pipeline shares."""
         self.max_requests = max_requests
         self.max_tokens = max_tokens
-        self.n_tokens = 0
-        """Number of tokens that the requests in the pool count for together."""
-        self.order = FirstComeFirstServed() if order is None else order
+        self.shared = shared or SharedRequests(order, control)
+        """What all pipelines share: the waiting requests, and the accounts of the whole pool."""
+        self.order = self.shared.order
         """The requests in the state INITIATION, and the choice of the next one."""
-        self.waiting = Waiting(self.order, control)
+        self.waiting = self.shared.waiting
         """Deadlines and counts of the requests in the state INITIATION."""
-        self._suspects = Suspects()
-        self.grammars = GrammarGate()
+        self._suspects = Suspects(self.shared.suspects)
+        self.grammars = GrammarGate(self.shared.grammars)
         """The grammars that ranks have compiled, for which requests wait."""
-        self._n_arrived = 0
         self._admitted: dict[Request, None] = {}  # RUNNING or INCREMENT
         self._ready: list[Request] = []  # the admitted requests that can run; by their places
+        self.wake: Callable[[], None] = _sleep_on
+        """Called when this pipeline may have a request to admit that it did not have before."""
+        self.shared.pools.append(self)
+
+    def beside(self) -> "RequestPool":
+        """Returns the pool as a further pipeline sees it."""
+        return RequestPool(
+            max_requests=self.max_requests, max_tokens=self.max_tokens, shared=self.shared
+        )
+
+    def open(self, room: Room) -> None:
+        """Lets the pipeline admit requests from now on."""
+        self.shared.placement.open(self, room)
+
+    def close(self) -> None:
+        """Lets the pipeline admit no further requests. Its requests must wait again."""
+        self.shared.placement.close(self)
 
     def __len__(self) -> int:
-        return len(self.order) + len(self._admitted)
+        return len(self.order) + sum([len(pool._admitted) for pool in self.shared.pools])
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.order
-        yield from self._admitted
+        for pool in self.shared.pools:
+            yield from pool._admitted
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens that the requests in the pool count for together."""
+        return self.shared.n_tokens
 
     @property
     def n_waiting(self) -> int:
@@ -83,23 +112,26 @@ class RequestPool:
 
     @property
     def n_running(self) -> int:
-        """Number of admitted requests. These have run or are running, and have not ended."""
+        """Number of requests that this pipeline has admitted. These have run or are running, and
+        have not ended."""
         return len(self._admitted)
 
     @property
     def running(self) -> Collection[Request]:
-        """Admitted requests. These have run or are running, and have not ended."""
+        """Requests that this pipeline has admitted. These have run or are running, and have not
+        ended."""
         return self._admitted.keys()
 
     @property
     def ready(self) -> Sequence[Request]:
-        """Snapshot of the admitted requests that can be in the next iteration, sorted by rank."""
+        """Snapshot of the requests that this pipeline has admitted and that can be in its next
+        iteration, sorted by rank."""
         return tuple(sorted(self._ready, key=self.order.rank))
 
     @property
     def ready_by_place(self) -> Sequence[Request]:
-        """Snapshot of the admitted requests that can be in the next iteration, sorted by their
-        places in the order."""
+        """Snapshot of the requests that this pipeline has admitted and that can be in its next
+        iteration, sorted by their places in the order."""
         return tuple(self._ready)
 
     @property
@@ -109,7 +141,8 @@ class RequestPool:
 
     @property
     def has_suspects(self) -> bool:
-        """Whether any request of the pool, waiting or running, may have ended a pipeline."""
+        """Whether any request that waits, or that runs in this pipeline, may have ended a
+        pipeline."""
         return self._suspects.are_in(self._admitted)
 
     def fits_ever(self, request: Request) -> bool:
@@ -128,20 +161,21 @@ class RequestPool:
                 f"the request pool holds its limit of {self.max_requests} requests",
                 retry_after_s=RETRY_AFTER_S,
             )
-        if self.n_tokens + n_tokens > self.max_tokens:
+        if self.shared.n_tokens + n_tokens > self.max_tokens:
             raise PoolFull(
                 f"the request pool holds {self.n_tokens} tokens; with the {n_tokens} that this "
                 f"request may come to, they exceed its limit of {self.max_tokens}",
                 retry_after_s=RETRY_AFTER_S,
             )
         self._count(request, 1)
-        request.arrival = self._n_arrived
+        request.arrival = self.shared.n_arrived
         request.begin_anew()
-        self._n_arrived += 1
+        self.shared.n_arrived += 1
         self.grammars.add(request)
         self.order.add(request)
         self.waiting.add(request)
         self._suspects.add(request)
+        self.shared.wake_all()
 
     def expired(self, now: float) -> list[Request]:
         """Returns the requests that have waited too long. The caller must remove them from the
@@ -149,9 +183,21 @@ class RequestPool:
         return self.waiting.expired(now)
 
     def candidates(self) -> Iterator[Request]:
-        """Yields the requests that can be in the next iteration, in order. The pool must not change
+        """Yields the requests that can be in the next iteration of this pipeline, in order. Leaves
+        out waiting requests that another pipeline admits sooner. The pool must not change
         meanwhile."""
-        return self.grammars.passing(self.selectable())
+        passing = self.grammars.passing(self.selectable())
+        return self.shared.placement.passing(self, passing)
+
+    def fits_elsewhere(self, request: Request) -> bool:
+        """Returns whether another pipeline could run a request."""
+        return self.shared.placement.fits_elsewhere(self, request)
+
+    def may_admit(self, request: Request) -> bool:
+        """Returns whether only the order and the memory may keep a waiting request from being
+        admitted by this pipeline: its grammar, if it has one, is compiled, and the request is not
+        left to another pipeline."""
+        return self.grammars.passes(request) and self.shared.placement.is_for(self, request)
 
     def selectable(self) -> Iterator[Request]:
         """Yields the requests of `candidates`, and also requests that wait for the compilation of
@@ -183,6 +229,7 @@ class RequestPool:
         for request in requests:
             if request.state is _INITIATION:
                 self.order.admit(request)
+                self.shared.placement.forget(request)
                 self.waiting.remove(request)
                 self._suspects.admit(request)
                 self.grammars.admit(request)
@@ -203,6 +250,7 @@ class RequestPool:
         self.order.remove(request)
         self.grammars.remove(request)
         if request.state is _INITIATION:
+            self.shared.placement.forget(request)
             self._suspects.remove(request)
             self.waiting.remove(request)
         else:
@@ -237,6 +285,7 @@ class RequestPool:
         del self._admitted[request]
         self.grammars.preempt(request)
         self._restore([request])
+        self.shared.wake_others(self)
 
     def preempt_all(self) -> list[Request]:
         """Makes all admitted requests wait again, since the epoch is over. Returns these
@@ -247,6 +296,7 @@ class RequestPool:
         self._restore(begun)
         self._suspects.reset(self.order)
         self.grammars.reset(self.order)
+        self.shared.wake_others(self)
         return begun
 
     def _restore(self, begun: Sequence[Request]) -> None:
@@ -258,7 +308,7 @@ class RequestPool:
             self._suspects.add(request)
 
     def _count(self, request: Request, sign: int) -> None:
-        self.n_tokens += sign * pool_tokens(request)
+        self.shared.n_tokens += sign * pool_tokens(request)
         if request.account is not None:
             request.account.n_tokens += sign * request.max_sequence_len
 
@@ -276,3 +326,7 @@ class RequestPool:
 
 def _place_of(request: Request) -> int:
     return request.place
+
+
+def _sleep_on() -> None:
+    """Does nothing: nobody waits for requests of this pool."""

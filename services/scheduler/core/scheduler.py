@@ -32,6 +32,7 @@ from services.scheduler.core.drafting.drafting import drafting_of
 from services.scheduler.core.logprob_updates import with_logprobs
 from services.scheduler.core.memory.kv_manager import KVManager
 from services.scheduler.core.memory.reservation import Reservation
+from services.scheduler.core.pipeline_room import PipelineRoom
 from services.scheduler.core.policies import Policy
 from services.scheduler.core.preemption.preemption import preemption_of
 from services.scheduler.core.request import FinishReason, Request, RequestState
@@ -67,6 +68,8 @@ class Scheduler:
         self.pipeline_depth = pipeline_depth
         self.token_hand_off = token_hand_off
         self.drafter = drafter
+        # With hand-off, consecutive batches have the same requests.
+        self._max_running = policy.max_batch_size * (1 if token_hand_off else pipeline_depth)
         self._can_run = Request.can_run_ahead if token_hand_off else Request.can_run
         self._drafting = drafting_of(drafter, kv_manager, token_hand_off=token_hand_off)
         self._preemption = preemption_of(
@@ -196,12 +199,15 @@ class Scheduler:
         return [self._finish(request, FinishReason.FAILED, message=message) for request in waiting]
 
     def adopt(self) -> list[Update]:
-        """Takes over the requests that the pool has from the previous epoch. Requests that do not
-        fit into the memory of this epoch fail. Returns the updates that end these requests."""
+        """Begins to admit requests of the pool, which may have requests of earlier epochs. Requests
+        that fit neither into the memory of this epoch nor into that of another pipeline fail.
+        Returns the updates that end these requests."""
+        self.pool.open(PipelineRoom(self.pool, self.kv_manager, max_running=self._max_running))
         return [
             self._finish(request, FinishReason.FAILED, message="the K/V memory became too small")
             for request in list(self.pool)
             if not self.kv_manager.fits_ever(request.max_sequence_len)
+            and not self.pool.fits_elsewhere(request)
         ]
 
     def suspend(
@@ -217,6 +223,7 @@ class Scheduler:
         held = self.pool.running if computed is None else computed.columns.requests
         suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
         self._in_flight.clear()
+        self.pool.close()
         begun = self.pool.preempt_all()
         ends = []
         for request in begun:

@@ -48,6 +48,9 @@ class Pipeline:
     pipeline_id: str
     epoch: int
     members: tuple[Member, ...]
+    number: int = 0
+    """Number of the pipeline among all that this scheduler has at the same time, from 0. A pipeline
+    that is lost gives its number to the next one that forms."""
 
     @property
     def first(self) -> worker_pb2.DescribeResponse:

@@ -39,11 +39,12 @@ class DueGrammar:
 
 
 class GrammarGate:
-    """The grammars that all ranks have compiled in this epoch, and the requests that wait for
-    others."""
+    """The grammars that all ranks of a pipeline have compiled in this epoch, and the requests that
+    wait for others."""
 
-    def __init__(self) -> None:
-        self._waiting: Counter[bytes] = Counter()  # waiting requests of each grammar
+    def __init__(self, waiting: Counter[bytes] | None = None) -> None:
+        """`waiting`, if given, counts the waiting requests of each grammar, for all pipelines."""
+        self._waiting: Counter[bytes] = Counter() if waiting is None else waiting
         # Running requests of each compiled grammar; the least recently used grammar comes first.
         self._compiled: OrderedDict[bytes, int] = OrderedDict()
         self._due: bytes | None = None  # the grammar that the ranks compile

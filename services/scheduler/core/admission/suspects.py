@@ -21,10 +21,12 @@ NOT_FINITE = "the model's numbers for this request are not finite"
 
 
 class Suspects:
-    """The waiting suspects of one pool, and the suspect on probation, which was admitted last."""
+    """The waiting suspects, which all pipelines share, and the suspect on probation in one
+    pipeline: the suspect that the pipeline admitted last."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[Request, None] = {}
+    def __init__(self, waiting: dict[Request, None] | None = None) -> None:
+        """`waiting`, if given, are the waiting suspects that other pipelines share."""
+        self._waiting = {} if waiting is None else waiting
         self._on_probation: Request | None = None  # the suspect that was admitted last
 
     def add(self, request: Request) -> None:
@@ -45,7 +47,8 @@ class Suspects:
     def reset(self, waiting: Iterable[Request]) -> None:
         """Replaces the waiting suspects by the suspects in `waiting`, the requests that wait after
         a loss."""
-        self._waiting = {request: None for request in waiting if request.is_suspect}
+        self._waiting.clear()
+        self._waiting.update({request: None for request in waiting if request.is_suspect})
 
     def are_in(self, admitted: Collection[Request]) -> bool:
         """Returns whether any suspect waits, or is among the admitted requests."""

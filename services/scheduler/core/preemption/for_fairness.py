@@ -78,7 +78,7 @@ class ForFairness:
         if not self._order.has_rivals or self._kv_manager.is_owing or self._pool.has_suspects:
             return
         first = self._order.first_to_call(self._pool.running)
-        if first is None or not self._pool.grammars.passes(first):
+        if first is None or not self._pool.may_admit(first):
             return
         n_running = Counter(map(_CLIENT, self._pool.running))
         richest = self._richest(first, n_running)

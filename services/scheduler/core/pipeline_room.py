@@ -1,0 +1,42 @@
+"""The room of one pipeline for further requests, as placement sees it."""
+
+from collections.abc import Collection
+
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.request import Request
+from services.scheduler.core.request_pool import RequestPool
+
+
+class PipelineRoom:
+    """The requests and the memory of one pipeline."""
+
+    def __init__(self, pool: RequestPool, kv_manager: KVManager, *, max_running: int) -> None:
+        """`max_running` is the largest number of requests that may be in the batches in flight."""
+        self._pool = pool
+        self._kv_manager = kv_manager
+        self._max_running = max_running
+
+    @property
+    def running(self) -> Collection[Request]:
+        """The requests that the pipeline has admitted."""
+        return self._pool.running
+
+    def fits_ever(self, request: Request) -> bool:
+        """Returns whether the empty memory of the pipeline has room for a request."""
+        return self._kv_manager.fits_ever(request.max_sequence_len)
+
+    def has_room(self, request: Request, *, n_more: int) -> bool:
+        """Returns whether the pipeline could admit a request now, and `n_more` others. The memory
+        of the others is not looked at."""
+        if self._pool.n_running + n_more >= self._max_running:
+            return False
+        return self._kv_manager.could_reserve(request)
+
+    def n_uncached_tokens(self, request: Request) -> int:
+        """Returns how many tokens of a request are not in the prefix cache of the pipeline."""
+        n_cached = self._kv_manager.n_cached_columns(request) * self._kv_manager.block_size
+        return request.n_tokens - n_cached
+
+    def wake(self) -> None:
+        """Makes the pipeline select again, if it may send a batch."""
+        self._pool.wake()
