@@ -27,6 +27,7 @@ from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.span_logprobs import SpanLogprobs
+from services.scheduler.fleet import Fleet
 from services.scheduler.frontend_stream import UPDATE_BYTES, FrontendStream
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.metrics import SchedulerMetrics
@@ -77,7 +78,9 @@ def service_for(n_requests: int) -> SchedulerService:
         model="m", vocab_size=VOCAB_SIZE, max_model_len=2**24
     )
     service.lead()
-    service.open(pipeline, loop)
+    fleet = Fleet(scheduler.pool)
+    fleet.open(0, loop)
+    service.open(pipeline, fleet)
     return service
 
 

@@ -26,6 +26,7 @@ from services.common.health import Health
 from services.common.serving import ServingWatch
 from services.common.telemetry import configure_logging
 from services.common.tracing import Tracing
+from services.scheduler.building import BuildScheduler
 from services.scheduler.cluster.leader_elector import RENEWAL, LeaderElector
 from services.scheduler.cluster.leader_watch import LeaderWatch
 from services.scheduler.cluster.leadership import LeadershipLost
@@ -34,7 +35,7 @@ from services.scheduler.cluster.stages import StageDirectory, StaticStages
 from services.scheduler.cluster.term import ElectedTerm, Term, Unopposed
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.order.registry import ORDERS
-from services.scheduler.leader import BuildScheduler, HandOver, Leader
+from services.scheduler.leader import HandOver, Leader
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.pace import Pace

@@ -1,44 +1,35 @@
-"""The life of a leading scheduler: it forms a pipeline, serves it to its end, and forms the next.
+"""A leading scheduler: it forms pipelines out of the workers, and serves each to its end.
 
 gather stages → join an epoch → serve → (lost) → gather stages → …
 
-When a pipeline loses a stage, its requests wait in the pool, which outlives the epochs. The next
-pipeline runs the tokens of these requests again as a prefill and then generates further tokens.
-Frontends stay connected and are told when the next pipeline serves. Stages that were not lost keep
-their weights.
+Several pipelines may serve at the same time, as many as there are workers for. All take their
+requests from one pool, which outlives them. When a pipeline loses a stage, its requests wait in the
+pool again, at their old places, and any pipeline may admit them: it runs their tokens again as a
+prefill and then generates further tokens. Frontends stay connected. They are told when no pipeline
+serves, and when one serves again. Stages that were not lost keep their weights.
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-
-from orcinus.v1 import scheduler_pb2
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from services.common import rpc
-from services.common.errors import Unavailable
 from services.common.process import happens_before
+from services.scheduler.building import BuildScheduler, build_order, build_scheduler, describe
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
-from services.scheduler.core.drafting.drafter import Drafter
-from services.scheduler.core.memory.expected_use import ExpectedUse
-from services.scheduler.core.memory.kv_groups import BlockGroups
-from services.scheduler.core.memory.kv_manager import KVManager
-from services.scheduler.core.order.order import Order, OrderOptions
-from services.scheduler.core.order.registry import ORDERS
-from services.scheduler.core.policies import Policy, PolicyOptions
-from services.scheduler.core.policies.registry import POLICIES
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.epoch import Epoch
+from services.scheduler.fleet import Fleet
 from services.scheduler.observing.iteration_observer import IterationObservers, ObserveEpoch
 from services.scheduler.observing.iteration_tracer import Traces
 from services.scheduler.observing.request_observer import RequestObserver
 from services.scheduler.pipeline.engine_master import EngineMaster
-from services.scheduler.pipeline.membership import LastPipeline, OnShortfall, Pipeline, gather
+from services.scheduler.pipeline.forming import Former
+from services.scheduler.pipeline.membership import OnShortfall, Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.service import SchedulerService
 from services.scheduler.serving_loop import ServingLoop
@@ -47,54 +38,12 @@ from services.scheduler.watching.watching import Watching
 
 log = logging.getLogger(__name__)
 
-BuildScheduler = Callable[[SchedulerSettings, Pipeline, RequestPool], Scheduler]
-"""A function that makes the scheduling core for a pipeline and for a pool, which may have requests
-of earlier pipelines."""
-
 HandOver = Callable[[], Awaitable[None]]
 """A function that lets another scheduler lead from now on."""
 
-PAUSE_S = 0.2
-MAX_PAUSE_S = 5.0
-
-
-class FormingTimeout:
-    """The time that is left to form a pipeline, and the pause between two attempts.
-
-    Stages may answer and still fail to join. The pauses keep this process from trying all the time,
-    and the limit lets it give up.
-    """
-
-    def __init__(self, limit_s: float) -> None:
-        self.pause_s = PAUSE_S
-        self._limit_s = limit_s
-        self._clock = asyncio.get_running_loop().time
-        self._since = self._clock()
-        self._trouble = ""
-
-    def left_s(self) -> float:
-        """Returns the seconds that are left to form a pipeline.
-
-        Raises:
-            Unavailable: the time is over.
-        """
-        left_s = self._since + self._limit_s - self._clock()
-        if left_s <= 0:
-            raise Unavailable(f"no pipeline within {self._limit_s:g} s: {self._trouble}")
-        return left_s
-
-    def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
-        """Notes that a pipeline was lost. If it was open, the time starts anew. If it never opened,
-        the next pause is longer."""
-        self._trouble = loss.message
-        if was_open:
-            self.pause_s, self._since = PAUSE_S, self._clock()
-        else:
-            self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
-
 
 class Leader:
-    """Runs one pipeline after the other, until told to stop."""
+    """Forms and serves pipelines, until told to stop."""
 
     def __init__(
         self,
@@ -111,9 +60,11 @@ class Leader:
         build: BuildScheduler | None = None,
         hand_over: HandOver | None = None,
         on_shortfall: OnShortfall = lambda _: None,
+        on_wanted: Callable[[int], None] = lambda _: None,
     ) -> None:
         """`hand_over` is called when this leader is told to stop, if there is another scheduler.
-        Otherwise no request is accepted any more while running requests finish."""
+        Otherwise no request is accepted any more while running requests finish. `on_wanted` is
+        called with the number of pipelines that the workers allow."""
         self.has_served = asyncio.Event()
         """Set once the first pipeline serves."""
         self._settings = settings
@@ -127,12 +78,17 @@ class Leader:
         self._build = build or build_scheduler
         self._hand_over = hand_over or self._close
         self._on_shortfall = on_shortfall
-        self._pool = RequestPool(
-            max_requests=settings.max_requests,
-            max_tokens=settings.max_pool_tokens,
-            order=build_order(settings, now=self._watching.decisions.clock),
-            control=control,
+        self._on_wanted = on_wanted
+        self._fleet = Fleet(
+            RequestPool(
+                max_requests=settings.max_requests,
+                max_tokens=settings.max_pool_tokens,
+                order=build_order(settings, now=self._watching.decisions.clock),
+                control=control,
+            )
         )
+        self._serving: dict[asyncio.Task[None], Epoch] = {}  # epochs that join or serve
+        self._is_draining = False
 
     async def lead(self, term: Term, stop: asyncio.Event) -> None:
         """Serves until `stop` is set. Then gives running requests `drain_s` to finish, and ends
@@ -143,56 +99,70 @@ class Leader:
             LeadershipLost: another scheduler leads.
         """
         self._service.lead()
-        timeout = FormingTimeout(self._settings.start_timeout_s)
-        last = LastPipeline()
-        while not stop.is_set():
-            gathering = asyncio.create_task(
-                gather(
-                    self._stages,
-                    term=term,
-                    pipeline_id=self._settings.pipeline_id,
-                    timeout_s=timeout.left_s(),
-                    connect=self._connect,
-                    last=last,
-                    on_shortfall=self._on_shortfall,
-                )
-            )
-            if not await happens_before(gathering, stop):
-                return
-            epoch = self._assemble(gathering.result())
-            try:
-                await self._serve(epoch, stop)
-            except PipelineLost as loss:
-                # The engine master has logged the cause, with addresses that clients must not see.
-                timeout.note_loss(loss, was_open=self._service.is_open)
-                last = LastPipeline(epoch.pipeline.members, loss.gone)
-                suspended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
-                self._service.suspend(*suspended)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), timeout.pause_s)
-
-    async def _serve(self, epoch: "_Epoch", stop: asyncio.Event) -> None:
-        """Forms one epoch and serves it to its end."""
-        loss: str | None = None
+        former = Former(
+            self._stages,
+            term,
+            pipeline_id=self._settings.pipeline_id,
+            limit_s=self._settings.start_timeout_s,
+            max_pipelines=self._settings.max_pipelines,
+            is_serving=lambda: self._fleet.is_serving,
+            connect=self._connect,
+            on_shortfall=self._on_shortfall,
+            on_wanted=self._on_wanted,
+        )
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        forming = self._start(self._form(former), "forming")
+        failing = asyncio.create_task(_result_of(self._failure))
         try:
-            starting = asyncio.create_task(epoch.engine.start())
-            if not await happens_before(starting, stop):
-                return
-            starting.result()
-            self._open(epoch)
-            await self._run_to_the_end(epoch.loop, stop)
-        except PipelineLost as error:
-            if stop.is_set():  # most likely the next leader has the stages, so nothing is lost
-                return
-            loss = error.message
-            raise
+            if await happens_before(failing, stop, cancel=False):
+                failing.result()
+            self._is_draining = True
+            await _cancel(forming)
+            await former.close()
+            await self._drain(failing)
         finally:
-            epoch.observers.closed(loss)
-            await epoch.engine.close()
+            await _cancel(forming, failing, *self._serving)
+            await former.close()
 
-    def _assemble(self, pipeline: Pipeline) -> "_Epoch":
+    async def _form(self, former: Former) -> None:
+        """Forms pipelines, and begins to serve each, until cancelled."""
+        while True:
+            pipeline = await former.next()
+            epoch = self._assemble(pipeline)
+            serving = self._start(self._serve(epoch, former), f"pipeline {pipeline.number}")
+            self._serving[serving] = epoch
+            serving.add_done_callback(self._serving.pop)
+
+    async def _serve(self, epoch: Epoch, former: Former) -> None:
+        """Forms one epoch and serves it to its end."""
+        loss: PipelineLost | None = None
+        try:
+            await epoch.engine.start()
+            self._open(epoch)
+            await epoch.loop.run()
+        except PipelineLost as error:
+            loss = error
+        finally:
+            was_open = epoch.loop in self._fleet.loops
+            self._fleet.close(epoch.pipeline.number)
+            # While draining, the next leader has most likely taken the stages: nothing is lost.
+            is_lost = loss is not None and (self._fleet.is_serving or not self._is_draining)
+            epoch.observers.closed(loss.message if loss is not None and is_lost else None)
+            if loss is not None and is_lost:
+                self._suspend(epoch, loss)
+            await epoch.engine.close()
+        if loss is not None:
+            former.note_end(epoch.pipeline, loss, was_open=was_open)
+
+    def _suspend(self, epoch: Epoch, loss: PipelineLost) -> None:
+        """Lets the requests of a lost pipeline wait for any other. The engine master has logged the
+        cause, with addresses that clients must not see."""
+        begun, ended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
+        self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
+
+    def _assemble(self, pipeline: Pipeline) -> Epoch:
         """Creates the parts that serve an epoch. Nothing is started yet."""
-        scheduler = self._build(self._settings, pipeline, self._pool)
+        scheduler = self._build(self._settings, pipeline, self._fleet.pool_of(pipeline.number))
         tracer = None if self._traces is None else self._traces.observe(pipeline, scheduler)
         observers = IterationObservers(
             self._watching.observe(pipeline, scheduler),
@@ -219,14 +189,15 @@ class Leader:
             has_news=has_news,
             grammars=engine.grammars,
         )
-        return _Epoch(pipeline, scheduler, engine, loop, observers)
+        return Epoch(pipeline, scheduler, engine, loop, observers)
 
-    def _open(self, epoch: "_Epoch") -> None:
+    def _open(self, epoch: Epoch) -> None:
         """Tells observers and frontends that requests may come, and takes over the requests in the
         pool."""
         pipeline, scheduler = epoch.pipeline, epoch.scheduler
         epoch.observers.opened()
-        self._service.open(describe(pipeline, scheduler), epoch.loop)
+        self._fleet.open(pipeline.number, epoch.loop)
+        self._service.open(describe(pipeline, scheduler), self._fleet)
         epoch.loop.adopt()
         self.has_served.set()
         log.info(
@@ -242,156 +213,53 @@ class Leader:
                 pipeline.n_state_rows,
             )
 
-    async def _run_to_the_end(self, loop: ServingLoop, stop: asyncio.Event) -> None:
-        """Runs the loop. When told to stop, gives running requests some time to finish."""
-        serving = asyncio.create_task(loop.run(), name="serving loop")
+    async def _drain(self, failing: "asyncio.Task[None]") -> None:
+        """Gives running requests some time to finish. Pipelines that have not formed yet end at
+        once."""
+        joining = [
+            task for task, epoch in self._serving.items() if epoch.loop not in self._fleet.loops
+        ]
+        await _cancel(*joining)
+        if not self._fleet.is_serving:
+            return
+        log.info("draining for at most %g s", self._settings.drain_s)
+        self._watching.drain()
+        await self._hand_over()
+        for loop in self._fleet.loops:
+            loop.drain()
         try:
-            if not await happens_before(serving, stop, cancel=False):
-                log.info("draining for at most %g s", self._settings.drain_s)
-                self._watching.drain()
-                await self._hand_over()
-                loop.drain()
-                await asyncio.wait_for(serving, self._settings.drain_s)
-            serving.result()
+            async with asyncio.timeout(self._settings.drain_s):
+                while self._serving and not failing.done():
+                    await asyncio.wait(
+                        (*self._serving, failing), return_when=asyncio.FIRST_COMPLETED
+                    )
         except TimeoutError:
             self._service.resign("the scheduler is stopping")
-        finally:
-            serving.cancel()
+        if failing.done():
+            failing.result()
 
     async def _close(self) -> None:
         self._service.close()
 
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> "asyncio.Task[None]":
+        """Runs a task whose error ends the leader."""
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(self._note_end)
+        return task
 
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """The parts that serve one epoch."""
-
-    pipeline: Pipeline
-    scheduler: Scheduler
-    engine: EngineMaster
-    loop: ServingLoop
-    observers: IterationObservers
-
-
-def build_scheduler(
-    settings: SchedulerSettings,
-    pipeline: Pipeline,
-    pool: RequestPool,
-) -> Scheduler:
-    """Returns a scheduling core with the K/V memory, the policy and the depth for a pipeline.
-
-    Raises:
-        Unavailable: there is no memory for a single block.
-    """
-    has_one_stage = pipeline.n_stages == 1
-    depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
-    policy = build_policy(settings, n_shares=1 if has_one_stage else depth)
-    drafter = build_drafter(settings, pipeline)
-    return Scheduler(
-        pool,
-        build_kv_manager(settings, pipeline, policy, drafter),
-        policy=policy,
-        pipeline_depth=depth,
-        token_hand_off=has_one_stage,
-        drafter=drafter,
-    )
+    def _note_end(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._failure.done():
+            self._failure.set_exception(error)
 
 
-def default_depth(n_stages: int) -> int:
-    """Returns the largest number of batches in flight if the settings do not give one.
-
-    With one stage there are two: the second batch has the requests of the first, whose tokens stay
-    on the rank, so it costs nothing. With several stages there is one batch for each stage. One
-    batch more would hide the time that results and plans need to travel, but would divide the
-    requests among more and smaller batches.
-    """
-    return max(2, n_stages)
+async def _result_of(future: "asyncio.Future[None]") -> None:
+    await future
 
 
-def build_kv_manager(
-    settings: SchedulerSettings, pipeline: Pipeline, policy: Policy, drafter: Drafter | None = None
-) -> KVManager:
-    """Returns the manager of a pipeline's K/V memory, for the longest spans and drafts that the
-    policy and the drafter make.
-
-    Raises:
-        Unavailable: there is no memory for one block in each K/V group.
-    """
-    block_size, n_groups = pipeline.first.block_size, len(pipeline.kv_windows)
-    n_blocks = pipeline.n_kv_blocks
-    if settings.n_slots is not None:
-        n_blocks = min(n_blocks, settings.n_slots // block_size * n_groups)
-    if n_blocks == 0:
-        raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
-    if n_blocks < n_groups:
-        raise Unavailable(
-            f"the stages have memory for {n_blocks} K/V blocks, and a request has {n_groups} at "
-            "least, one in each K/V group"
-        )
-    return KVManager(
-        n_blocks=n_blocks,
-        block_size=block_size,
-        groups=BlockGroups(
-            pipeline.kv_windows,
-            policy.max_span_tokens,
-            max_drafts=0 if drafter is None else drafter.max_drafts,
-        ),
-        # The state of a request is kept in no block: a request that began with cached blocks of
-        # another request would lack the state.
-        has_prefix_cache=settings.prefix_cache and pipeline.n_state_rows is None,
-        max_rows=pipeline.n_state_rows,
-        expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
-    )
-
-
-def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
-    """Returns the drafter, or None if no tokens are drafted.
-
-    There are no drafts with Algorithm 1, which does not know them. There are none for a model that
-    keeps a state of each request, since a state cannot undo a refused draft. There are none where
-    stages record decodes (CUDA graphs): spans of several tokens are not recorded, so drafts would
-    not make an iteration faster.
-    """
-    if not (POLICIES[settings.policy].takes_drafts and settings.speculative_tokens):
-        return None
-    if pipeline.n_state_rows is not None:
-        return None
-    if any(member.description.records_decodes for member in pipeline.members):
-        return None
-    limits = (settings.speculative_batch_tokens, settings.max_batch_tokens)
-    return Drafter(
-        max_drafts=settings.speculative_tokens,
-        max_batch_tokens=min(filter(None, (*limits, settings.fair_batch_tokens))),
-    )
-
-
-def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
-    """Returns the order of requests that the settings name. The order has no requests yet. `now` is
-    its clock."""
-    return ORDERS[settings.order].of(
-        OrderOptions(settings.ageing_s, settings.fair_batch_tokens), now
-    )
-
-
-def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
-    """Returns the policy that the settings name. `n_shares` is the number of batches in flight
-    among which the policy divides the requests."""
-    return POLICIES[settings.policy].of(
-        PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares)
-    )
-
-
-def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
-    """Returns the description of the pipeline for frontends."""
-    first = pipeline.first
-    return scheduler_pb2.PipelineDescription(
-        model=first.model,
-        vocab_size=first.vocab_size,
-        max_model_len=min(
-            first.max_model_len, scheduler.kv_manager.max_sequence_len, scheduler.pool.max_tokens
-        ),
-        eos_token_ids=first.eos_token_ids,
-        can_follow_grammars=pipeline.members[-1].description.can_follow_grammars,
-        n_stages=pipeline.n_stages,
-        tp_size=first.tp_size,
-    )
+async def _cancel(*tasks: "asyncio.Task[None]") -> None:
+    """Cancels tasks, and waits until they have ended."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -29,9 +29,9 @@ from services.scheduler.core.admission.no_control import NO_CONTROL, NoControl
 from services.scheduler.core.batch import Update
 from services.scheduler.core.clients.accounts import Accounts, AccountUse
 from services.scheduler.core.request import FinishReason, Request
+from services.scheduler.fleet import Fleet
 from services.scheduler.frontend_stream import FrontendStream
 from services.scheduler.observing.request_observer import RequestObserver
-from services.scheduler.serving_loop import ServingLoop
 from services.scheduler.submission import account_limits, check_submission, refusal, to_request
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class SchedulerService:
         self.shortfall = ""
         """Why there is no pipeline, for clients; empty while a pipeline serves."""
         self._pipeline = scheduler_pb2.PipelineDescription()
-        self._loop: ServingLoop
+        self._fleet: Fleet
 
     @property
     def is_open(self) -> bool:
@@ -85,23 +85,32 @@ class SchedulerService:
         """Lets frontends in from now on."""
         self._is_leading = True
 
-    def open(self, pipeline: scheduler_pb2.PipelineDescription, loop: ServingLoop) -> None:
-        """Accepts submissions from now on, and passes them to `loop`.
+    def open(self, pipeline: scheduler_pb2.PipelineDescription, fleet: Fleet) -> None:
+        """Notes that another pipeline serves. Accepts submissions from now on, and passes them to
+        `fleet`.
 
-        If the last pipeline had a model of another name, all waiting requests are cancelled. If it
-        had another checkpoint of the same name, requests that the new checkpoint cannot run are
-        ended, since they would make the ranks fail.
+        If no other pipeline serves and the last one had a model of another name, all waiting
+        requests are cancelled. If it had another checkpoint of the same name, requests that the new
+        checkpoint cannot run are ended, since they would make the ranks fail.
         """
-        for request in list(self._connections) if pipeline != self._pipeline else ():
-            if self._pipeline.model != pipeline.model:
-                self._loop.cancel(request)
-            elif (reason := refusal(request, pipeline)) is not None:
-                loop.give_up(request, f"the pipeline that serves now cannot: {reason.message}")
-        self._pipeline, self._loop = pipeline, loop
+        if self._is_open:
+            if pipeline.max_model_len <= self._pipeline.max_model_len:
+                return
+        else:
+            self._drop_unfit(pipeline, fleet)
+        self._pipeline, self._fleet = pipeline, fleet
         self._is_open = True
         self.shortfall = ""
         for frontend in self._frontends:
             frontend.open(pipeline)
+
+    def _drop_unfit(self, pipeline: scheduler_pb2.PipelineDescription, fleet: Fleet) -> None:
+        """Ends the waiting requests that a new pipeline cannot run."""
+        for request in list(self._connections) if pipeline != self._pipeline else ():
+            if self._pipeline.model != pipeline.model:
+                fleet.cancel(request)
+            elif (reason := refusal(request, pipeline)) is not None:
+                fleet.give_up(request, f"the pipeline that serves now cannot: {reason.message}")
 
     def close(self) -> None:
         """Refuses submissions from now on, as UNAVAILABLE. Requests in the pool stay there."""
@@ -143,13 +152,21 @@ class SchedulerService:
             for frontend in self._frontends:
                 frontend.note_room()
 
-    def suspend(self, begun: Iterable[Request], ended: Iterable[Update]) -> None:
-        """Refuses submissions until the next pipeline serves. Tells the frontends that their
-        requests wait for that pipeline. `begun` are the requests that had begun. `ended` are
-        updates of requests that end instead of waiting."""
-        self.close()
-        for request, frontend in self._connections.items():
-            frontend.suspend(request)
+    def suspend(
+        self, begun: Iterable[Request], ended: Iterable[Update], *, is_open: bool = False
+    ) -> None:
+        """Tells the frontends that requests of a lost pipeline wait. `begun` are the requests that
+        had begun. `ended` are updates of requests that end instead of waiting. `is_open` says that
+        other pipelines serve, which take the requests over. Without another pipeline, submissions
+        are refused until the next one serves, and requests that had not begun wait for it, too."""
+        begun = list(begun)
+        suspended: Iterable[Request] = begun
+        if not is_open:
+            self.close()
+            suspended = self._connections
+        for request in suspended:
+            if (frontend := self._connections.get(request)) is not None:
+                frontend.suspend(request)
         for request in begun:
             self._observer.suspended(request)
         self.deliver(ended)
@@ -211,7 +228,7 @@ class SchedulerService:
         self._observer.ended(request, reason)
 
     def _n_free(self) -> int | None:
-        return self._loop.n_free if self._is_open else None
+        return self._fleet.n_free if self._is_open else None
 
     async def _read(self, connection: FrontendStream, context: Any) -> None:
         while (message := await context.read()) is not grpc.aio.EOF:
@@ -229,7 +246,7 @@ class SchedulerService:
         elif message.HasField("cancellation"):
             request = connection.requests.get(message.cancellation.request_id)
             if request is not None:
-                self._loop.cancel(request)
+                self._fleet.cancel(request)
 
     def _submit(self, connection: FrontendStream, submission: scheduler_pb2.Submission) -> None:
         if not self._is_open:
@@ -241,7 +258,7 @@ class SchedulerService:
         account = self._account_of(submission, now)
         request = to_request(submission, sampling, account=account, now=now)
         wait_s = 0.0 if submission.is_resubmitted else self._control.check(request, now)
-        self._loop.submit(request)
+        self._fleet.submit(request)
         self._control.note_submitted(request, wait_s, now)
         if account is not None and not submission.is_resubmitted:
             account.charge(request.n_prompt_tokens, now)
@@ -262,7 +279,7 @@ class SchedulerService:
 
     def _cancel_all(self, connection: FrontendStream) -> None:
         for request in list(connection.requests.values()):
-            self._loop.cancel(request)
+            self._fleet.cancel(request)
 
 
 async def _write(connection: FrontendStream, context: Any) -> None:

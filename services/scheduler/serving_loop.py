@@ -60,17 +60,18 @@ class ServingLoop:
         self._grammars = grammars
         self._now = now
         self._is_draining = False
+        self.max_sequence_len = scheduler.kv_manager.max_sequence_len
+        """Length of the longest sequence that the pipeline could run, in tokens."""
+        scheduler.pool.wake = has_news.set
 
-    @property
-    def n_free(self) -> int:
-        """Number of free places for requests in the pool."""
-        return self._scheduler.pool.n_free
+    def runs(self, request: Request) -> bool:
+        """Returns whether the pipeline has admitted a request that has not ended."""
+        return request in self._scheduler.pool.running
 
     def submit(self, request: Request) -> None:
         """Puts a request into the pool. The next batch may contain it. `Scheduler.submit` describes
         the errors."""
         self._scheduler.submit(request)
-        self._has_news.set()
 
     def cancel(self, request: Request) -> None:
         """Ends a request. Its K/V memory is freed at once. If the request is in flight, its memory
@@ -136,8 +137,12 @@ class ServingLoop:
         self._prepare_grammars()
         if expired := self._scheduler.expire(self._now()):
             self._deliver(expired)
+        has_admitted = False
         while (batch := self._select()) is not None:
             for request in compress(batch.columns.requests, batch.columns.is_admission):
                 self._requests.admitted(request)
+                has_admitted = True
             self._iterations.sent(batch, self._scheduler)
             await self._engine.run(batch)
+        if has_admitted:
+            self._scheduler.pool.offer_rest()

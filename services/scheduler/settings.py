@@ -55,6 +55,10 @@ class SchedulerSettings(ServerSettings):
     """Number of stages of the pipeline. Needed if the stages are found through Kubernetes, which
     does not tell how many stages the pipeline has."""
 
+    max_pipelines: int | None = Field(default=None, ge=1)
+    """Largest number of pipelines that serve at the same time. When not set, there are as many as
+    there are workers for; the remaining workers are spares."""
+
     namespace: str = "default"
     """Kubernetes namespace of the workers' pods and of the lease."""
 

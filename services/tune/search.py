@@ -11,9 +11,9 @@ from typing import Literal
 
 from orcinus.v1 import worker_pb2
 
+from services.scheduler.building import build_scheduler
 from services.scheduler.core.admission.admission_control import AdmissionControl
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.leader import build_scheduler
 from services.scheduler.observing.pace import Pace
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings

@@ -15,13 +15,14 @@ from pydantic import ValidationError
 
 from services.common import rpc, rpc_handlers
 from services.common.errors import Unavailable
-from services.scheduler import leader
+from services.scheduler.building import build_order, build_scheduler, describe
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.leader import HandOver, Leader, build_order, build_scheduler, describe
+from services.scheduler.leader import HandOver, Leader
 from services.scheduler.observing.metrics import SchedulerMetrics
 from services.scheduler.observing.request_observer import RequestObservers
+from services.scheduler.pipeline import forming
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
@@ -178,7 +179,7 @@ async def test_stages_are_asked_again_where_they_are_now() -> None:
 async def test_a_leader_that_waits_to_form_the_next_pipeline_stops_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(leader, "PAUSE_S", 10 * LIMIT_S)
+    monkeypatch.setattr(forming, "PAUSE_S", 10 * LIMIT_S)
     async with scene(1) as it, fake_stage() as stage:
         it.stages.place(0, stage.address)
         await it.until_open()

@@ -27,6 +27,7 @@ from services.scheduler.core.order.fair import Fair
 from services.scheduler.core.order.order import Order
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.fleet import Fleet
 from services.scheduler.frontend_stream import MAX_LOGPROB_BYTES, UPDATE_BYTES
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_metrics import RequestMetrics
@@ -51,6 +52,7 @@ class World:
     engine: FakeEngine
     service: SchedulerService
     loop: ServingLoop
+    fleet: Fleet
     serving: asyncio.Task[None]
 
 
@@ -92,15 +94,17 @@ async def world(
         has_news=has_news,
         now=now,
     )
+    fleet = Fleet(scheduler.pool)
+    fleet.open(0, loop)
     service.lead()
-    service.open(description, loop)
+    service.open(description, fleet)
     server = rpc.create_server()
     server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
     address = rpc.bind(server, "127.0.0.1:0")
     await server.start()
     serving = asyncio.create_task(loop.run())
     try:
-        yield World(address, scheduler, engine, service, loop, serving)
+        yield World(address, scheduler, engine, service, loop, fleet, serving)
     finally:
         serving.cancel()
         [ended] = await asyncio.gather(serving, return_exceptions=True)
@@ -798,7 +802,8 @@ async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
         after.ClearField(name)
     after.MergeFrom(scheduler_pb2.PipelineDescription(**change))
     async with world() as it, Frontend(it.address) as frontend:
-        it.service.open(before, it.loop)
+        it.service.close()
+        it.service.open(before, it.fleet)
         assert (await frontend.read()).pipeline == before
         await frontend.accepted("plain", sampling={"stop_token_ids": [STOP, 8]})
         await frontend.accepted("long", prompt=3, max_new_tokens=10)
@@ -812,7 +817,7 @@ async def test_requests_that_another_checkpoint_cannot_take_end_when_it_serves(
         with pytest.raises(PipelineLost):
             await it.serving
         it.service.suspend(*it.scheduler.suspend())
-        it.service.open(after, it.loop)
+        it.service.open(after, it.fleet)
         left = {str(request.request_id) for request in it.scheduler.pool}
         completed: dict[str, Any] = {}
         while len(completed) < len(ended):
@@ -880,6 +885,6 @@ async def test_frontends_are_told_why_there_is_no_pipeline_and_so_is_one_that_co
         late = Frontend(it.address)
         assert (await late.read()).shortfall == "a does not fit"
         await late.hang_up()
-        it.service.open(scheduler_pb2.PipelineDescription(), it.loop)
+        it.service.open(scheduler_pb2.PipelineDescription(), it.fleet)
         assert (await early.read()).HasField("pipeline")
         assert it.service.shortfall == ""

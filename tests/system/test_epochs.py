@@ -15,9 +15,9 @@ from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.pipeline.engine_master import EngineMaster
-from services.scheduler.pipeline.membership import gather
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from tests.checkpoints import Oracle
+from tests.gathering import gather
 from tests.scheduler.core.workload import build
 
 pytestmark = [pytest.mark.thorough, pytest.mark.asyncio(loop_scope="module")]

@@ -7,9 +7,9 @@ from pydantic import Field
 
 from benchmarks.paper.baselines.request_level import RequestLevelPolicy, RequestLevelScheduler
 from services.scheduler import __main__ as scheduler
+from services.scheduler.building import build_kv_manager, default_depth
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.leader import build_kv_manager, default_depth
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.settings import SchedulerSettings
 

@@ -199,6 +199,12 @@ class RequestPool:
         left to another pipeline."""
         return self.grammars.passes(request) and self.shared.placement.is_for(self, request)
 
+    def offer_rest(self) -> None:
+        """Wakes the other pipelines if requests wait. To be called when this pipeline has admitted
+        requests: a request that was left to it may have found no room."""
+        if len(self.order):
+            self.shared.wake_others(self)
+
     def selectable(self) -> Iterator[Request]:
         """Yields the requests of `candidates`, and also requests that wait for the compilation of
         their grammars."""
@@ -258,6 +264,8 @@ class RequestPool:
             self.hold_back(request)
         request.state = RequestState.FINISHED
         self._count(request, -1)
+        if not self.shared.n_tokens:
+            self.shared.wake_all()  # pipelines that are to end once the pool is empty
 
     def hold_back(self, request: Request) -> None:
         """Keeps an admitted request from being selected, until `let_run` or `mark_returned` is

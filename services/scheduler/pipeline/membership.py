@@ -9,7 +9,7 @@ versions run side by side while one version replaces the other. Workers that do 
 import asyncio
 import contextlib
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
 """Largest number of seconds between two attempts to make a pipeline."""
+
+N_LOST = 64
+"""Number of lost pipelines whose members are remembered."""
 
 OnShortfall = Callable[[Shortfall], None]
 """Called when the reason for which there is no pipeline changes, or when the workers that do not
@@ -82,7 +85,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class LastPipeline:
-    """The pipeline that was lost. Its members may start again, without a stage."""
+    """A pipeline that was lost. Its members may start again, without a stage."""
 
     members: tuple[Member, ...] = ()
     gone: int | None = None
@@ -99,39 +102,6 @@ class LastPipeline:
         return self.gone is not None and self.members[self.gone].address == address
 
 
-async def gather(
-    stages: StageDirectory,
-    *,
-    term: Term,
-    pipeline_id: str,
-    timeout_s: float,
-    connect: rpc.Connect = rpc.connect,
-    last: LastPipeline | None = None,
-    on_shortfall: OnShortfall = lambda _: None,
-) -> Pipeline:
-    """Waits until each stage has a worker that has loaded its weights, all of which fit together,
-    and returns them as the pipeline of the next epoch. Assigns stages that no worker holds. `last`
-    is the pipeline before.
-
-    Raises:
-        Unavailable: there was no pipeline within `timeout_s`. The error says what was missing last.
-        LeadershipLost: another scheduler leads.
-    """
-    call = RollCall(stages, term, connect, last=last, on_shortfall=on_shortfall)
-    try:
-        async with asyncio.timeout(timeout_s):
-            members = await call.until_complete()
-            seen = call.newest_epoch
-    except TimeoutError:
-        raise Unavailable(
-            f"no pipeline within {timeout_s:.3g} s: {call.trouble or 'no worker has answered'}"
-        ) from None
-    finally:
-        await call.close()
-    epoch = await term.next_epoch(seen)
-    return Pipeline(pipeline_id, epoch, tuple(members))
-
-
 class RollCall:
     """Asks the workers for their descriptions, and assigns stages to workers without a stage, until
     the workers make a pipeline. A task for each worker asks that worker, so that a worker that does
@@ -143,13 +113,12 @@ class RollCall:
         term: Term,
         connect: rpc.Connect,
         *,
-        last: LastPipeline | None = None,
         on_shortfall: OnShortfall = lambda _: None,
     ) -> None:
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
-        self._last = last or LastPipeline()
+        self._lost: deque[LastPipeline] = deque(maxlen=N_LOST)
         self._on_shortfall = on_shortfall
         self._shortfall: Shortfall | None = None
         self._stages = stages
@@ -159,6 +128,10 @@ class RollCall:
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
         self._n_assigned: Counter[str] = Counter()
+
+    def note_lost(self, lost: LastPipeline) -> None:
+        """Notes a pipeline that was lost. Its members are asked from now on."""
+        self._lost.appendleft(lost)
 
     async def until_complete(self) -> list[Member]:
         """Waits until every stage has a worker, and returns the workers in the order of the stages.
@@ -170,7 +143,9 @@ class RollCall:
             self._has_news.clear()
             await self._call(self._stages.addresses())
             try:
-                return await self._members()
+                members = await self._members()
+                self.trouble = ""
+                return members
             except Unavailable as error:
                 self._note(error.message)
             with contextlib.suppress(TimeoutError):
@@ -254,12 +229,13 @@ class RollCall:
         }
 
     def _new_worker(self, address: str) -> AskedWorker:
+        lost = next((one for one in self._lost if one.description_of(address)), LastPipeline())
         return AskedWorker(
             address,
             self._connect,
             self._has_news.set,
-            last=self._last.description_of(address),
-            is_gone=self._last.is_gone(address),
+            last=lost.description_of(address),
+            is_gone=lost.is_gone(address),
         )
 
     def _note(self, trouble: str) -> None:

@@ -25,6 +25,7 @@ from services.scheduler.core.policies.chunked import ChunkedPolicy
 from services.scheduler.core.request import MAX_LOSSES
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.fleet import Fleet
 from services.scheduler.frontend_stream import FrontendStream
 from services.scheduler.observing.iteration_observer import IterationObservers
 from services.scheduler.observing.request_observer import RequestObservers
@@ -95,7 +96,9 @@ class Leadership:
             requests=RequestObservers(),
             has_news=asyncio.Event(),
         )
-        self.service.open(PIPELINE, loop)
+        fleet = Fleet(self.pool)
+        fleet.open(0, loop)
+        self.service.open(PIPELINE, fleet)
         loop.adopt()
 
     def lose_pipeline(self) -> None:

@@ -2,11 +2,11 @@
 
 import pytest
 
+from services.scheduler.building import build_order, build_policy
 from services.scheduler.core.order.order import OrderOptions
 from services.scheduler.core.order.registry import ORDERS, named_order
 from services.scheduler.core.policies import PolicyOptions
 from services.scheduler.core.policies.registry import POLICIES, named_policy
-from services.scheduler.leader import build_order, build_policy
 from services.scheduler.settings import SchedulerSettings
 
 

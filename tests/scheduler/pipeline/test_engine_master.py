@@ -15,10 +15,10 @@ from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.admission.grammar_gate import DueGrammar
 from services.scheduler.pipeline.engine_master import EngineMaster
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
-from services.scheduler.pipeline.membership import gather
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.worker.channel import MessageKind
 from tests.fakes import FakeStage, fake_stages
+from tests.gathering import gather
 from tests.scheduler.core.workload import Arrival, build, request_for
 
 

@@ -23,10 +23,10 @@ from services.scheduler.pipeline.membership import (
     Pipeline,
     RollCall,
     check_layers,
-    gather,
 )
 from services.scheduler.pipeline.shortfall import Shortfall
 from tests.fakes import FakeStage, describe_stage, fake_stage, fake_worker
+from tests.gathering import gather
 
 LIMIT_S = 30
 
@@ -163,12 +163,9 @@ async def test_the_stage_of_a_worker_whose_connection_broke_is_assigned_without_
     async with fake_stage(0, 2) as first, fake_worker() as spare, silent() as lost:
         description = describe_stage(1, 2)
         members_before = (Member(first.address, describe_stage(0, 2)), Member(lost, description))
-        call = RollCall(
-            Workers(2, [lost, first.address, spare.address]),
-            Unopposed(),
-            rpc.connect,
-            last=LastPipeline(members_before, gone=1),
-        )
+        known = Workers(2, [lost, first.address, spare.address])
+        call = RollCall(known, Unopposed(), rpc.connect)
+        call.note_lost(LastPipeline(members_before, gone=1))
         async with asyncio.timeout(LIMIT_S):
             found = await call.until_complete()
         assert [member.address for member in found] == [first.address, spare.address]
@@ -182,7 +179,8 @@ async def test_a_member_of_the_last_pipeline_that_is_only_busy_keeps_its_stage_f
     async with fake_stage(0, 2) as first, fake_worker() as spare, silent() as busy:
         before = (Member(first.address, describe_stage(0, 2)), Member(busy, describe_stage(1, 2)))
         known = Workers(2, [busy, first.address, spare.address])
-        call = RollCall(known, Unopposed(), rpc.connect, last=LastPipeline(before))
+        call = RollCall(known, Unopposed(), rpc.connect)
+        call.note_lost(LastPipeline(before))
         calling = asyncio.create_task(call.until_complete())
         async with asyncio.timeout(LIMIT_S):
             while f"worker at {busy}" not in call.trouble:
@@ -199,7 +197,8 @@ async def test_an_odd_worker_waits_while_the_member_before_it_may_start_again(
     async with fake_worker(block_size=8) as odd:
         async with fake_worker() as good:
             last = LastPipeline((await form(workers(1, good))).members)
-        call = RollCall(workers(1, good, odd), Unopposed(), rpc.connect, last=last)
+        call = RollCall(workers(1, good, odd), Unopposed(), rpc.connect)
+        call.note_lost(last)
         calling = asyncio.create_task(call.until_complete())
         async with asyncio.timeout(LIMIT_S):
             while "does not fit: block_size 8, not 4" not in call.trouble:

@@ -3,10 +3,10 @@
 import asyncio
 
 from services.scheduler.cluster.term import Unopposed
-from services.scheduler.pipeline.membership import gather
 from services.scheduler.pipeline.shortfall import UnfitWorker
 from services.scheduler.pipeline.spare_watch import SpareWatch
 from tests.fakes import fake_stage, fake_worker
+from tests.gathering import gather
 from tests.scheduler.core.workload import build
 from tests.scheduler.pipeline.test_membership import LIMIT_S, workers
 

@@ -7,13 +7,13 @@ from typing import Any
 
 from orcinus.v1 import scheduler_pb2, watch_pb2, worker_pb2
 
+from services.scheduler.building import build_order, build_scheduler
 from services.scheduler.core.batch import Batch, Update
 from services.scheduler.core.clients.accounts import AccountUse
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.speculation import Speculation
-from services.scheduler.leader import build_order, build_scheduler
 from services.scheduler.pipeline.membership import Member, Pipeline
 from services.scheduler.settings import SchedulerSettings
 from services.scheduler.watching.epoch_events import EpochTeller

@@ -1,0 +1,149 @@
+"""Builds the scheduling core of a pipeline from the settings, and describes the pipeline for
+frontends."""
+
+import time
+from collections.abc import Callable
+
+from orcinus.v1 import scheduler_pb2
+
+from services.common.errors import Unavailable
+from services.scheduler.core.drafting.drafter import Drafter
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_groups import BlockGroups
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.order import Order, OrderOptions
+from services.scheduler.core.order.registry import ORDERS
+from services.scheduler.core.policies import Policy, PolicyOptions
+from services.scheduler.core.policies.registry import POLICIES
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+from services.scheduler.pipeline.membership import Pipeline
+from services.scheduler.settings import SchedulerSettings
+
+BuildScheduler = Callable[[SchedulerSettings, Pipeline, RequestPool], Scheduler]
+"""A function that makes the scheduling core for a pipeline and for a pool, which may have requests
+of earlier pipelines."""
+
+
+def build_scheduler(
+    settings: SchedulerSettings,
+    pipeline: Pipeline,
+    pool: RequestPool,
+) -> Scheduler:
+    """Returns a scheduling core with the K/V memory, the policy and the depth for a pipeline.
+
+    Raises:
+        Unavailable: there is no memory for a single block.
+    """
+    has_one_stage = pipeline.n_stages == 1
+    depth = settings.pipeline_depth or default_depth(pipeline.n_stages)
+    policy = build_policy(settings, n_shares=1 if has_one_stage else depth)
+    drafter = build_drafter(settings, pipeline)
+    return Scheduler(
+        pool,
+        build_kv_manager(settings, pipeline, policy, drafter),
+        policy=policy,
+        pipeline_depth=depth,
+        token_hand_off=has_one_stage,
+        drafter=drafter,
+    )
+
+
+def default_depth(n_stages: int) -> int:
+    """Returns the largest number of batches in flight if the settings do not give one.
+
+    With one stage there are two: the second batch has the requests of the first, whose tokens stay
+    on the rank, so it costs nothing. With several stages there is one batch for each stage. One
+    batch more would hide the time that results and plans need to travel, but would divide the
+    requests among more and smaller batches.
+    """
+    return max(2, n_stages)
+
+
+def build_kv_manager(
+    settings: SchedulerSettings, pipeline: Pipeline, policy: Policy, drafter: Drafter | None = None
+) -> KVManager:
+    """Returns the manager of a pipeline's K/V memory, for the longest spans and drafts that the
+    policy and the drafter make.
+
+    Raises:
+        Unavailable: there is no memory for one block in each K/V group.
+    """
+    block_size, n_groups = pipeline.first.block_size, len(pipeline.kv_windows)
+    n_blocks = pipeline.n_kv_blocks
+    if settings.n_slots is not None:
+        n_blocks = min(n_blocks, settings.n_slots // block_size * n_groups)
+    if n_blocks == 0:
+        raise Unavailable(f"n_slots: {settings.n_slots} is less than a block of {block_size} slots")
+    if n_blocks < n_groups:
+        raise Unavailable(
+            f"the stages have memory for {n_blocks} K/V blocks, and a request has {n_groups} at "
+            "least, one in each K/V group"
+        )
+    return KVManager(
+        n_blocks=n_blocks,
+        block_size=block_size,
+        groups=BlockGroups(
+            pipeline.kv_windows,
+            policy.max_span_tokens,
+            max_drafts=0 if drafter is None else drafter.max_drafts,
+        ),
+        # The state of a request is kept in no block: a request that began with cached blocks of
+        # another request would lack the state.
+        has_prefix_cache=settings.prefix_cache and pipeline.n_state_rows is None,
+        max_rows=pipeline.n_state_rows,
+        expected_use=ExpectedUse() if settings.admission == "optimistic" else None,
+    )
+
+
+def build_drafter(settings: SchedulerSettings, pipeline: Pipeline) -> Drafter | None:
+    """Returns the drafter, or None if no tokens are drafted.
+
+    There are no drafts with Algorithm 1, which does not know them. There are none for a model that
+    keeps a state of each request, since a state cannot undo a refused draft. There are none where
+    stages record decodes (CUDA graphs): spans of several tokens are not recorded, so drafts would
+    not make an iteration faster.
+    """
+    if not (POLICIES[settings.policy].takes_drafts and settings.speculative_tokens):
+        return None
+    if pipeline.n_state_rows is not None:
+        return None
+    if any(member.description.records_decodes for member in pipeline.members):
+        return None
+    limits = (settings.speculative_batch_tokens, settings.max_batch_tokens)
+    return Drafter(
+        max_drafts=settings.speculative_tokens,
+        max_batch_tokens=min(filter(None, (*limits, settings.fair_batch_tokens))),
+    )
+
+
+def build_order(settings: SchedulerSettings, *, now: Callable[[], float] = time.monotonic) -> Order:
+    """Returns the order of requests that the settings name. The order has no requests yet. `now` is
+    its clock."""
+    return ORDERS[settings.order].of(
+        OrderOptions(settings.ageing_s, settings.fair_batch_tokens), now
+    )
+
+
+def build_policy(settings: SchedulerSettings, *, n_shares: int) -> Policy:
+    """Returns the policy that the settings name. `n_shares` is the number of batches in flight
+    among which the policy divides the requests."""
+    return POLICIES[settings.policy].of(
+        PolicyOptions(settings.max_batch_size, settings.max_batch_tokens, n_shares)
+    )
+
+
+def describe(pipeline: Pipeline, scheduler: Scheduler) -> scheduler_pb2.PipelineDescription:
+    """Returns the description of the pipeline for frontends."""
+    first = pipeline.first
+    return scheduler_pb2.PipelineDescription(
+        model=first.model,
+        vocab_size=first.vocab_size,
+        max_model_len=min(
+            first.max_model_len, scheduler.kv_manager.max_sequence_len, scheduler.pool.max_tokens
+        ),
+        eos_token_ids=first.eos_token_ids,
+        can_follow_grammars=pipeline.members[-1].description.can_follow_grammars,
+        n_stages=pipeline.n_stages,
+        tp_size=first.tp_size,
+    )

@@ -1,0 +1,70 @@
+"""The fleet: the pipelines of one model that serve at the same time under one leader.
+
+All pipelines take their requests from one pool, in one order. So whoever has a request for the
+model need not know how many pipelines there are.
+"""
+
+from services.scheduler.core.request import Request
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.serving_loop import ServingLoop
+
+
+class Fleet:
+    """The serving loops of all pipelines, and the pool whose requests they serve."""
+
+    def __init__(self, pool: RequestPool) -> None:
+        self._pools = [pool]  # the pool as each pipeline sees it, by the pipeline's number
+        self._loops: dict[int, ServingLoop] = {}  # of the pipelines that serve, by their numbers
+        self._last: ServingLoop | None = None  # served last
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether at least one pipeline serves."""
+        return bool(self._loops)
+
+    @property
+    def n_free(self) -> int:
+        """Number of free places for requests in the pool."""
+        return self._pools[0].n_free
+
+    @property
+    def loops(self) -> list[ServingLoop]:
+        """The loops of the pipelines that serve."""
+        return list(self._loops.values())
+
+    def pool_of(self, number: int) -> RequestPool:
+        """Returns the pool as the pipeline with a number sees it."""
+        while len(self._pools) <= number:
+            self._pools.append(self._pools[0].beside())
+        return self._pools[number]
+
+    def open(self, number: int, loop: ServingLoop) -> None:
+        """Notes that a pipeline serves from now on."""
+        self._loops[number] = self._last = loop
+
+    def close(self, number: int) -> None:
+        """Notes that a pipeline serves no longer, if it ever did."""
+        self._loops.pop(number, None)
+
+    def submit(self, request: Request) -> None:
+        """Puts a request into the pool. `Scheduler.submit` describes the errors. The pipeline with
+        the largest memory decides whether the request could ever run."""
+        max(self._loops.values(), key=_memory_of).submit(request)
+
+    def cancel(self, request: Request) -> None:
+        """Ends a request, wherever it waits or runs."""
+        for loop in self._loops.values():
+            if loop.runs(request):
+                loop.cancel(request)
+                return
+        if self._last is not None:
+            self._last.cancel(request)
+
+    def give_up(self, request: Request, message: str) -> None:
+        """Ends a waiting request that no pipeline can serve any more."""
+        if self._last is not None:
+            self._last.give_up(request, message)
+
+
+def _memory_of(loop: ServingLoop) -> int:
+    return loop.max_sequence_len

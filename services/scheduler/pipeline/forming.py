@@ -1,0 +1,194 @@
+"""Forms pipelines out of the workers that are in none, as long as there are enough workers.
+
+One `Former` belongs to a leader. It keeps asking the free workers, assigns stages to them, and
+yields a pipeline whenever each stage has a ready worker. The leader tells it when a pipeline ends:
+the members of that pipeline are free again.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from services.common import rpc
+from services.common.errors import Unavailable
+from services.scheduler.cluster.stages import StageDirectory
+from services.scheduler.cluster.term import Term
+from services.scheduler.pipeline.membership import (
+    LastPipeline,
+    OnShortfall,
+    Pipeline,
+    RollCall,
+)
+from services.scheduler.pipeline.pipeline_lost import PipelineLost
+
+PAUSE_S = 0.2
+"""Seconds between the loss of a pipeline and the attempt to form the next one."""
+
+MAX_PAUSE_S = 5.0
+"""Largest number of seconds between two attempts that fail."""
+
+LOOK_S = 0.2
+"""Seconds between two looks at the number of free workers, and at the time that is left."""
+
+
+class FormingTimeout:
+    """The time that is left to form a pipeline, and the pause between two attempts.
+
+    Stages may answer and still fail to join. The pauses keep this process from trying all the time,
+    and the limit lets it give up.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self.pause_s = PAUSE_S
+        self._limit_s = limit_s
+        self._clock = asyncio.get_running_loop().time
+        self._since = self._clock()
+        self._trouble = ""
+
+    def check(self, trouble: str) -> None:
+        """Checks that time is left. `trouble` is the latest reason why there is no pipeline.
+
+        Raises:
+            Unavailable: the time is over.
+        """
+        if self._clock() - self._since >= self._limit_s:
+            troubles = "; ".join(filter(None, (self._trouble, trouble)))
+            raise Unavailable(
+                f"no pipeline within {self._limit_s:g} s: {troubles or 'no worker has answered'}"
+            )
+
+    def begin_anew(self) -> None:
+        """Gives the whole time from now on, since a pipeline serves."""
+        self._since, self._trouble = self._clock(), ""
+
+    def note_loss(self, loss: PipelineLost, *, was_open: bool) -> None:
+        """Notes that a pipeline was lost. If it was open, the time starts anew. If it never opened,
+        the next pause is longer."""
+        self._trouble = loss.message
+        if was_open:
+            self.pause_s, self._since = PAUSE_S, self._clock()
+        else:
+            self.pause_s = min(2 * self.pause_s, MAX_PAUSE_S)
+
+
+class FreeWorkers:
+    """The directory of the workers that are in no pipeline."""
+
+    def __init__(self, stages: StageDirectory) -> None:
+        self._stages = stages
+        self._taken: dict[int, Pipeline] = {}
+
+    @property
+    def n_stages(self) -> int:
+        """Number of stages of a pipeline."""
+        return self._stages.n_stages
+
+    @property
+    def n_pipelines(self) -> int:
+        """Number of pipelines that have been formed and have not ended."""
+        return len(self._taken)
+
+    def addresses(self) -> Sequence[str]:
+        """Returns the addresses of the workers that are in no pipeline, older ones first."""
+        taken = {member.address for pipeline in self._taken.values() for member in pipeline.members}
+        return [address for address in self._stages.addresses() if address not in taken]
+
+    def n_known(self) -> int:
+        """Returns the number of all workers that are known now."""
+        return len(self._stages.addresses())
+
+    def next_number(self) -> int:
+        """Returns the smallest number that no pipeline has."""
+        return next(number for number in count() if number not in self._taken)
+
+    def take(self, pipeline: Pipeline) -> None:
+        """Removes the members of a pipeline from the free workers."""
+        self._taken[pipeline.number] = pipeline
+
+    def give_back(self, pipeline: Pipeline) -> None:
+        """Makes the members of a pipeline that has ended free again."""
+        del self._taken[pipeline.number]
+
+
+class Former:
+    """Forms one pipeline after the other, beside those that serve."""
+
+    def __init__(
+        self,
+        stages: StageDirectory,
+        term: Term,
+        *,
+        pipeline_id: str,
+        limit_s: float,
+        max_pipelines: int | None = None,
+        is_serving: Callable[[], bool],
+        connect: rpc.Connect = rpc.connect,
+        on_shortfall: OnShortfall = lambda _: None,
+        on_wanted: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`limit_s` limits the time without any pipeline that serves, and `is_serving` returns
+        whether one does. `max_pipelines` limits the number of pipelines. `on_wanted` is called with
+        the number of pipelines that the known workers allow."""
+        self._free = FreeWorkers(stages)
+        self._term = term
+        self._pipeline_id = pipeline_id
+        self._max_pipelines = max_pipelines
+        self._is_serving = is_serving
+        self._on_wanted = on_wanted
+        self._timeout = FormingTimeout(limit_s)
+        self._call = RollCall(self._free, term, connect, on_shortfall=on_shortfall)
+        self._pause_until = 0.0
+        self._clock = asyncio.get_running_loop().time
+
+    async def next(self) -> Pipeline:
+        """Waits until there are enough free workers for another pipeline, and returns it. Its
+        members are not free until `note_end` is called.
+
+        Raises:
+            Unavailable: no pipeline has served for `limit_s`. The error says what was missing.
+            LeadershipLost: another scheduler leads.
+        """
+        while (pause_s := self._pause_until - self._clock()) > 0 or not self._may_form():
+            self._check_time()
+            await asyncio.sleep(min(pause_s, LOOK_S) if pause_s > 0 else LOOK_S)
+        completing = asyncio.create_task(self._call.until_complete())
+        try:
+            while not completing.done():
+                self._check_time()
+                await asyncio.wait((completing,), timeout=LOOK_S)
+        finally:
+            completing.cancel()
+            await asyncio.wait((completing,))
+        members = completing.result()
+        epoch = await self._term.next_epoch(self._call.newest_epoch)
+        number = self._free.next_number()
+        pipeline = Pipeline(self._pipeline_id, epoch, tuple(members), number)
+        self._free.take(pipeline)
+        return pipeline
+
+    def note_end(self, pipeline: Pipeline, loss: PipelineLost, *, was_open: bool) -> None:
+        """Notes that a pipeline is lost. Its members may form another one."""
+        self._timeout.note_loss(loss, was_open=was_open)
+        self._pause_until = self._clock() + self._timeout.pause_s
+        self._call.note_lost(LastPipeline(pipeline.members, loss.gone))
+        self._free.give_back(pipeline)
+
+    async def close(self) -> None:
+        """Stops asking the workers."""
+        await self._call.close()
+
+    def _may_form(self) -> bool:
+        """Returns whether another pipeline should be formed. The first one is always waited for,
+        however few workers there are, so that operators are told what is missing."""
+        n_known = self._free.n_known()
+        n_wanted = max(1, n_known // self._free.n_stages)
+        if self._max_pipelines is not None:
+            n_wanted = min(n_wanted, self._max_pipelines)
+        self._on_wanted(n_wanted)
+        return self._free.n_pipelines < n_wanted
+
+    def _check_time(self) -> None:
+        if self._is_serving():
+            self._timeout.begin_anew()
+        elif not self._free.n_pipelines:
+            self._timeout.check(self._call.trouble)
