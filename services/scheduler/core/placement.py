@@ -8,11 +8,11 @@ itself that its prefix cache does not have. Each running request counts as `RUNN
 in addition, since it has a token in each iteration. So requests spread over idle pipelines, and a
 request goes to the pipeline that has computed its beginning, unless that one is much busier.
 
-A request that is left to a pipeline stays with that pipeline as long as the pipeline has room for
-it, so that two pipelines never leave a request to each other in turn. A pipeline without room is
-never waited for: as soon as another one has room, that one takes the request. So no pipeline is
-idle while a request waits that it could run, except for the time until the iteration ends in which
-the chosen pipeline is.
+The choice is made anew at each selection and depends on what is known then, so that two pipelines
+never leave a request to each other in turn: each leaves it only to one that is better. A pipeline
+without room is never waited for. So no pipeline is idle while a request waits that it could run,
+with one bounded exception: the request is left to a busy pipeline as long as the tokens before its
+first token are fewer there than those that the idle pipeline would compute for the request alone.
 
 The decision depends on the requests and the memory of the pipelines alone. It has no clock, so a
 recording of the inputs is enough to repeat it.
@@ -53,31 +53,18 @@ class Room(Protocol):
 
 
 class Placement:
-    """The pipelines that may admit requests, and the waiting requests that are left to one of
-    them."""
+    """The pipelines that may admit requests."""
 
     def __init__(self) -> None:
         self._rooms: dict[Hashable, Room] = {}  # by pipeline
-        self._left: dict[Request, Hashable] = {}  # waiting requests, and the chosen pipelines
-
-    @property
-    def n_open(self) -> int:
-        """Number of pipelines that may admit requests."""
-        return len(self._rooms)
 
     def open(self, pipeline: Hashable, room: Room) -> None:
         """Lets a pipeline admit requests from now on."""
         self._rooms[pipeline] = room
 
     def close(self, pipeline: Hashable) -> None:
-        """Lets a pipeline admit no further requests. No request is left to it any more."""
+        """Lets a pipeline admit no further requests."""
         self._rooms.pop(pipeline, None)
-        self._left = {request: to for request, to in self._left.items() if to is not pipeline}
-
-    def forget(self, request: Request) -> None:
-        """Notes that a request waits no longer."""
-        if self._left:
-            self._left.pop(request, None)
 
     def fits_elsewhere(self, pipeline: Hashable, request: Request) -> bool:
         """Returns whether another pipeline than `pipeline` could run a request."""
@@ -86,15 +73,17 @@ class Placement:
         )
 
     def is_for(self, pipeline: Hashable, request: Request) -> bool:
-        """Returns whether no other pipeline with room was chosen for a waiting request."""
-        chosen = self._left.get(request)
-        return chosen is None or chosen is pipeline or not self._has_room(chosen, request)
+        """Returns whether a waiting request would not be left to another pipeline, if it were the
+        first in the order."""
+        if len(self._rooms) < 2 or pipeline not in self._rooms:
+            return True
+        return _Choice(self._rooms).of(request, pipeline) is pipeline
 
     def passing(self, pipeline: Hashable, requests: Iterator[Request]) -> Iterator[Request]:
         """Yields the requests that `pipeline` may have in its next batch, in order. Leaves the
         other ones to the pipelines that are chosen for them, and wakes these. The caller must take
         each request before it asks for the next one."""
-        if len(self._rooms) < 2:
+        if len(self._rooms) < 2 or pipeline not in self._rooms:
             return requests
         return self._chosen(pipeline, requests)
 
@@ -103,65 +92,41 @@ class Placement:
         for request in requests:
             if request.reservation is None:
                 if choice is None:
-                    choice = _Choice(self._rooms, self._left)
-                if choice.of(request, pipeline) is not pipeline:
+                    choice = _Choice(self._rooms)
+                chosen = choice.of(request, pipeline)
+                if chosen is not pipeline:
+                    if chosen is not None:
+                        self._rooms[chosen].wake()
                     continue
             yield request
 
-    def _has_room(self, pipeline: Hashable, request: Request) -> bool:
-        room = self._rooms.get(pipeline)
-        return room is not None and room.has_room(request, n_more=0)
-
 
 class _Choice:
-    """The choices of one selection. Each choice counts the requests that were chosen for a pipeline
-    before and that the pipeline has not admitted yet."""
+    """The choices of one selection, for one waiting request after the other. Each choice counts the
+    requests before it as if their pipelines had admitted them."""
 
-    def __init__(self, rooms: Mapping[Hashable, Room], left: dict[Request, Hashable]) -> None:
+    def __init__(self, rooms: Mapping[Hashable, Room]) -> None:
         self._rooms = rooms
-        self._left = left
         self._n_tokens = {one: _n_tokens_before(room) for one, room in rooms.items()}
         self._n_chosen = dict.fromkeys(rooms, 0)
-        for request, chosen in left.items():
-            self._note(request, chosen)
 
-    def of(self, request: Request, selecting: Hashable) -> Hashable:
-        """Returns the pipeline that admits a waiting request. `selecting` is the pipeline that asks
-        and could admit the request at once."""
-        chosen = self._left.get(request)
-        if chosen is not None:
-            if chosen is selecting or self._rooms[chosen].has_room(request, n_more=0):
-                return chosen
-            del self._left[request]
-        rooms = [
-            one
+    def of(self, request: Request, selecting: Hashable) -> Hashable | None:
+        """Returns the pipeline that is to admit a waiting request. `selecting` is the pipeline that
+        asks and could admit the request at once. Returns None if the request waits for the memory
+        of another pipeline, since it would not fit into that of `selecting`."""
+        scores = {
+            one: self._n_tokens[one] + room.n_uncached_tokens(request)
             for one, room in self._rooms.items()
             if room.has_room(request, n_more=self._n_chosen[one])
-        ]
-        if not rooms:
-            # The first request waits for memory. No request behind it is admitted meanwhile, by no
-            # pipeline in which it would fit.
-            return selecting if self._fits(selecting, request) else None
+        }
+        if not scores:
+            # The request waits for memory. Where it would fit, no request behind it is admitted.
+            return selecting if self._rooms[selecting].fits_ever(request) else None
         # Where two are equally good, the one that asks is chosen: `False` comes before `True`.
-        best = min(rooms, key=lambda one: (self._score(one, request), one is not selecting))
-        self._note(request, best)
-        if best is not selecting:
-            self._left[request] = best
-            self._rooms[best].wake()
+        best = min(scores, key=lambda one: (scores[one], one is not selecting))
+        self._n_chosen[best] += 1
+        self._n_tokens[best] = scores[best] + RUNNING_TOKENS
         return best
-
-    def _fits(self, pipeline: Hashable, request: Request) -> bool:
-        room = self._rooms.get(pipeline)
-        return room is None or room.fits_ever(request)
-
-    def _score(self, pipeline: Hashable, request: Request) -> int:
-        """Returns the number of prompt tokens, or as much work, before the first token of a request
-        in a pipeline."""
-        return self._n_tokens[pipeline] + self._rooms[pipeline].n_uncached_tokens(request)
-
-    def _note(self, request: Request, chosen: Hashable) -> None:
-        self._n_chosen[chosen] += 1
-        self._n_tokens[chosen] += RUNNING_TOKENS + self._rooms[chosen].n_uncached_tokens(request)
 
 
 def _n_tokens_before(room: Room) -> int:

@@ -235,7 +235,6 @@ class RequestPool:
         for request in requests:
             if request.state is _INITIATION:
                 self.order.admit(request)
-                self.shared.placement.forget(request)
                 self.waiting.remove(request)
                 self._suspects.admit(request)
                 self.grammars.admit(request)
@@ -256,7 +255,6 @@ class RequestPool:
         self.order.remove(request)
         self.grammars.remove(request)
         if request.state is _INITIATION:
-            self.shared.placement.forget(request)
             self._suspects.remove(request)
             self.waiting.remove(request)
         else:

@@ -1,0 +1,367 @@
+"""Several scheduling cores on one pool: each token comes once, no pipeline idles for nothing."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from services.common.errors import InvalidRequest
+from services.scheduler.core.batch import Batch, Span, Update
+from services.scheduler.core.clients.accounts import AccountLimits, AccountUse
+from services.scheduler.core.memory.expected_use import ExpectedUse
+from services.scheduler.core.memory.kv_manager import KVManager
+from services.scheduler.core.order.fair import Fair
+from services.scheduler.core.order.fcfs import FirstComeFirstServed
+from services.scheduler.core.order.order import Order
+from services.scheduler.core.placement import RUNNING_TOKENS
+from services.scheduler.core.policies import Policy
+from services.scheduler.core.policies.chunked import ChunkedPolicy
+from services.scheduler.core.policies.orca import OrcaPolicy
+from services.scheduler.core.request import FinishReason, Request, RequestId, RequestState
+from services.scheduler.core.request_pool import RequestPool
+from services.scheduler.core.scheduler import Scheduler
+
+BLOCK_SIZE = 4
+MAX_BATCH_SIZE = 3
+
+
+def token_at(request: Request, position: int) -> int:
+    """Returns the token that the model has for a request at a position."""
+    return 1 + (sum(request.request_id.encode()) * 7 + position * 13) % 97
+
+
+@dataclass
+class Line:
+    """One pipeline: its core while it serves, and its batches in flight."""
+
+    pool: RequestPool
+    core: Scheduler | None = None
+    in_flight: list[Batch] = field(default_factory=list)
+    is_awake: bool = False
+
+    def wake(self) -> None:
+        self.is_awake = True
+
+
+class Site:
+    """Pipelines on one pool. A pipeline selects only when it is woken or a batch has returned, as a
+    serving loop does."""
+
+    def __init__(
+        self,
+        n_pipelines: int,
+        *,
+        order: Order | None = None,
+        policy: Callable[[], Policy] = lambda: OrcaPolicy(max_batch_size=MAX_BATCH_SIZE),
+        n_blocks: int = 12,
+        is_optimistic: bool = False,
+    ) -> None:
+        pool = RequestPool(max_requests=1000, order=order)
+        self.pool = pool
+        self.lines = [Line(pool)] + [Line(pool.beside()) for _ in range(n_pipelines - 1)]
+        self._policy = policy
+        self._n_blocks = n_blocks
+        self._is_optimistic = is_optimistic
+        self.requests: list[Request] = []
+        self.outputs: dict[Request, list[int]] = {}
+        self.ends: dict[Request, FinishReason] = {}
+
+    @property
+    def serving(self) -> list[Line]:
+        return [line for line in self.lines if line.core is not None]
+
+    def open(self, line: Line, *, depth: int = 1, has_cache: bool = True) -> None:
+        line.core = Scheduler(
+            line.pool,
+            KVManager(
+                n_blocks=self._n_blocks,
+                block_size=BLOCK_SIZE,
+                has_prefix_cache=has_cache,
+                expected_use=ExpectedUse() if self._is_optimistic else None,
+            ),
+            policy=self._policy(),
+            pipeline_depth=depth,
+        )
+        line.pool.wake = line.wake
+        self.take(line.core.adopt())
+        line.wake()
+        self.settle()
+
+    def lose(self, line: Line) -> None:
+        assert line.core is not None
+        _, ended = line.core.suspend()
+        line.core = None
+        line.in_flight.clear()
+        self.take(ended)
+        self.settle()
+
+    def submit(self, n_prompt: int, max_new_tokens: int, account: AccountUse | None = None) -> None:
+        request = Request(
+            RequestId(str(len(self.requests))),
+            list(range(1, n_prompt + 1)),
+            max_new_tokens,
+            account=account,
+        )
+        core = self.serving[0].core
+        assert core is not None
+        core.submit(request)
+        self.requests.append(request)
+        self.outputs[request] = []
+        self.settle()
+
+    def cancel(self, request: Request) -> None:
+        holders = [line.core for line in self.serving if request in line.pool.running]
+        core = (holders or [self.serving[0].core])[0]
+        assert core is not None
+        self.take(core.cancel(request))
+        self.settle()
+
+    def return_oldest(self, line: Line) -> None:
+        assert line.core is not None
+        batch = line.in_flight.pop(0)
+        tokens = [_token(span) for span in batch.spans if span.is_sampled]
+        self.take(line.core.apply(batch.iteration, tokens))
+        line.wake()
+        self.settle()
+
+    def take(self, updates: list[Update]) -> None:
+        for update in updates:
+            assert update.request not in self.ends
+            if update.token_id is not None:
+                self.outputs[update.request].append(update.token_id)
+            if update.finish_reason is not None:
+                self.ends[update.request] = update.finish_reason
+
+    def settle(self) -> None:
+        """Lets the pipelines that were woken select, until none has anything to do."""
+        while awake := [line for line in self.lines if line.is_awake]:
+            for line in awake:
+                line.is_awake = False
+                if line.core is None:
+                    continue
+                has_admitted = False
+                while (batch := line.core.select()) is not None:
+                    line.core.take_preempted()
+                    line.in_flight.append(batch)
+                    has_admitted |= any(span.is_admission for span in batch.spans)
+                if has_admitted:
+                    line.pool.offer_rest()
+
+    def run(self) -> None:
+        """Lets all batches return until nothing is in flight."""
+        while busy := [line for line in self.serving if line.in_flight]:
+            for line in busy:
+                self.return_oldest(line)
+
+    def check(self) -> None:
+        """Checks what holds whenever all pipelines sleep."""
+        running = [request for line in self.lines for request in line.pool.running]
+        assert len(running) == len(set(running))
+        assert not set(running) & set(self.pool.order)
+        assert set(running) | set(self.pool.order) == set(self.pool) == self.requests_left
+        for request, output in self.outputs.items():
+            first = request.n_prompt_tokens
+            expected = [token_at(request, first + i) for i in range(len(output))]
+            assert output == expected == request.generated_token_ids.tolist()
+        for line in self.serving:
+            assert line.core is not None
+            kv_manager = line.core.kv_manager
+            assert kv_manager.n_reserved_blocks <= kv_manager.n_blocks
+            if not line.pool.running and not self.pool.has_suspects:
+                for request in self.pool.order:
+                    assert self._is_sooner_elsewhere(line, request)
+
+    def _is_sooner_elsewhere(self, idle: Line, request: Request) -> bool:
+        """Returns whether fewer tokens come before the first token of a request in another pipeline
+        than in one that has no requests."""
+        return any(
+            sum(RUNNING_TOKENS + one.n_unscheduled * (not one.n_new_tokens) for one in running)
+            + _n_uncached(line, request)
+            < _n_uncached(idle, request)
+            for line in self.serving
+            if (running := line.pool.running)
+        )
+
+    @property
+    def requests_left(self) -> set[Request]:
+        return {request for request in self.requests if request not in self.ends}
+
+
+def _n_uncached(line: Line, request: Request) -> int:
+    assert line.core is not None
+    return request.n_tokens - BLOCK_SIZE * line.core.kv_manager.n_cached_columns(request)
+
+
+def _token(span: Span) -> int:
+    return token_at(span.request, span.start_position + span.n_tokens)
+
+
+POLICIES: list[Callable[[], Policy]] = [
+    lambda: OrcaPolicy(max_batch_size=MAX_BATCH_SIZE),
+    lambda: ChunkedPolicy(max_batch_size=MAX_BATCH_SIZE, max_batch_tokens=5),
+]
+
+
+class Fleet(RuleBasedStateMachine):
+    """Requests come and go, and pipelines come and are lost, in any order."""
+
+    @initialize(
+        n_pipelines=st.integers(1, 3),
+        is_fair=st.booleans(),
+        policy=st.sampled_from(POLICIES),
+        is_optimistic=st.booleans(),
+    )
+    def begin(
+        self, n_pipelines: int, is_fair: bool, policy: Callable[[], Policy], is_optimistic: bool
+    ) -> None:
+        self.now = 0.0
+        order: Order = FirstComeFirstServed()
+        if is_fair:
+            order = Fair(ageing_s=1.0, now=lambda: self.now)
+        self.site = Site(n_pipelines, order=order, policy=policy, is_optimistic=is_optimistic)
+        self.accounts = [AccountUse(AccountLimits(weight=w), name=str(w)) for w in (1.0, 2.0)]
+        for line in self.site.lines:
+            self.site.open(line)
+
+    @rule(
+        n_prompt=st.integers(1, 20),
+        n_new=st.integers(1, 8),
+        client=st.integers(0, 1),
+        time_s=st.floats(0, 2),
+    )
+    @precondition(lambda self: self.site.serving)
+    def submit(self, n_prompt: int, n_new: int, client: int, time_s: float) -> None:
+        self.now += time_s
+        self.site.submit(n_prompt, n_new, self.accounts[client])
+
+    @rule(index=st.integers(0, 2))
+    def return_oldest(self, index: int) -> None:
+        busy = [line for line in self.site.serving if line.in_flight]
+        if busy:
+            self.site.return_oldest(busy[index % len(busy)])
+
+    @rule(index=st.integers(0, 99))
+    @precondition(lambda self: self.site.serving and self.site.requests_left)
+    def cancel(self, index: int) -> None:
+        left = [one for one in self.site.requests if one not in self.site.ends]
+        self.site.cancel(left[index % len(left)])
+
+    @rule(index=st.integers(0, 2))
+    @precondition(lambda self: self.site.serving)
+    def lose(self, index: int) -> None:
+        self.site.lose(self.site.serving[index % len(self.site.serving)])
+
+    @rule(depth=st.integers(1, 3), has_cache=st.booleans())
+    @precondition(lambda self: len(self.site.serving) < len(self.site.lines))
+    def form(self, depth: int, has_cache: bool) -> None:
+        closed = next(line for line in self.site.lines if line.core is None)
+        self.site.open(closed, depth=depth, has_cache=has_cache)
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "site"):
+            self.site.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "site"):
+            return
+        for line in self.site.lines:
+            if line.core is None:
+                self.site.open(line)
+        self.site.run()
+        self.site.check()
+        assert not self.site.requests_left
+        for line in self.site.serving:
+            assert line.core is not None
+            assert line.core.kv_manager.n_reserved_blocks == 0
+
+
+Fleet.TestCase.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestFleet = Fleet.TestCase
+
+
+def test_requests_spread_over_idle_pipelines() -> None:
+    site = Site(3)
+    for line in site.lines:
+        site.open(line, depth=3)
+    for _ in range(6):
+        site.submit(4, 4)
+    assert [len(line.pool.running) for line in site.lines] == [2, 2, 2]
+
+
+def test_request_goes_to_the_pipeline_that_has_its_beginning() -> None:
+    site = Site(2)
+    for line in site.lines:
+        site.open(line)
+    site.submit(3, 1)  # to the first pipeline
+    site.submit(40, 1)  # to the second one, since the first has a request
+    assert [len(line.pool.running) for line in site.lines] == [1, 1]
+    site.return_oldest(site.lines[1])
+    site.return_oldest(site.lines[0])
+    site.submit(40, 1)  # the first one would take it, were it not for its beginning
+    assert [len(line.pool.running) for line in site.lines] == [0, 1]
+    [batch] = site.lines[1].in_flight
+    assert batch.spans[0].request.n_cached_tokens == 36
+
+
+def test_requests_of_a_lost_pipeline_go_on_elsewhere_at_their_old_places() -> None:
+    site = Site(2)
+    for line in site.lines:
+        site.open(line, depth=3)
+    for _ in range(8):
+        site.submit(4, 3)
+    first, second = site.lines
+    assert len(first.pool.running) == len(second.pool.running) == 3
+    moved = list(first.pool.running)
+    site.lose(first)
+    assert all(request.state is RequestState.INITIATION for request in moved)
+    assert list(site.pool.order)[:3] == moved
+    site.run()
+    assert not site.requests_left
+
+
+def test_request_that_fits_only_elsewhere_is_left_there() -> None:
+    site = Site(1, n_blocks=4)
+    site.open(site.lines[0])
+    with pytest.raises(InvalidRequest):
+        site.submit(20, 4)
+    larger = Line(site.pool.beside())
+    site.lines.insert(0, larger)
+    site._n_blocks = 12
+    site.open(larger)
+    site.submit(20, 4)
+    site.submit(4, 4)
+    assert [len(line.pool.running) for line in site.lines] == [1, 1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 12)), min_size=40, max_size=80))
+@settings(max_examples=20, deadline=None)
+def test_two_clients_differ_by_the_bound_of_fairness_over_all_pipelines(
+    arrivals: list[tuple[int, int]],
+) -> None:
+    """The bound is `2 max(w_p n_prompt, w_q n_slots)`, with the K/V slots of all pipelines."""
+    n_pipelines, n_blocks = 2, 12
+    site = Site(n_pipelines, order=Fair(ageing_s=1.0, now=lambda: 0.0), n_blocks=n_blocks)
+    for line in site.lines:
+        site.open(line)
+    accounts = [AccountUse(AccountLimits(), name=name) for name in "ab"]
+    for client, n_prompt in arrivals:
+        site.submit(n_prompt, 4, accounts[client])
+    one, two = (
+        next((one.client for one in site.requests if one.account is account), None)
+        for account in accounts
+    )
+    if one is None or two is None:
+        return
+    weight = max(one.output_charge, two.output_charge)
+    bound = 2 * weight * max(12, n_pipelines * n_blocks * BLOCK_SIZE)
+    while one.n_waiting and two.n_waiting:
+        assert abs(one.served - two.served) <= bound
+        for line in site.serving:
+            if line.in_flight:
+                site.return_oldest(line)
+    site.run()
+    assert not site.requests_left
