@@ -1,16 +1,13 @@
 """A leader on real controllers with fake ranks, and a frontend on a real socket."""
 
 import asyncio
-import contextlib
 import signal
-from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import grpc
 import grpc.aio
 import pytest
-from orcinus.v1 import sampling_pb2, scheduler_pb2, scheduler_pb2_grpc, worker_pb2
-from prometheus_client import CollectorRegistry
+from orcinus.v1 import scheduler_pb2, scheduler_pb2_grpc, worker_pb2
 from pydantic import ValidationError
 
 from services.common import rpc, rpc_handlers
@@ -19,8 +16,7 @@ from services.scheduler.building import build_order, build_scheduler, describe
 from services.scheduler.cluster.term import Unopposed
 from services.scheduler.core.request import Request, RequestId
 from services.scheduler.core.request_pool import RequestPool
-from services.scheduler.leader import HandOver, Leader
-from services.scheduler.observing.metrics import SchedulerMetrics
+from services.scheduler.leader import Leader
 from services.scheduler.observing.request_observer import RequestObservers
 from services.scheduler.pipeline import forming
 from services.scheduler.pipeline.membership import Member, Pipeline
@@ -28,122 +24,7 @@ from services.scheduler.service import SchedulerService
 from services.scheduler.settings import SchedulerSettings
 from tests.exposition import Samples
 from tests.fakes import describe_stage, fake_stage, fake_stages
-
-SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"]
-LIMIT_S = 30
-
-
-class MovingStages:
-    """Stages whose addresses a test changes."""
-
-    def __init__(self, n_stages: int) -> None:
-        self.n_stages = n_stages
-        self._addresses: list[str | None] = [None] * n_stages
-
-    def place(self, index: int, address: str | None) -> None:
-        self._addresses[index] = address
-
-    def addresses(self) -> list[str]:
-        return [address for address in self._addresses if address]
-
-
-class Scene:
-    """A leader, where its stages are, and a frontend."""
-
-    def __init__(
-        self,
-        stages: MovingStages,
-        address: str,
-        stop: asyncio.Event,
-        registry: CollectorRegistry,
-        leading: asyncio.Task[None],
-    ) -> None:
-        self.leading = leading
-        self.stages = stages
-        self.stop = stop
-        self.registry = registry
-        self._channel = rpc.connect(address)
-        self._stream = scheduler_pb2_grpc.SchedulerServiceStub(self._channel).Connect()
-
-    async def read(self) -> scheduler_pb2.ConnectResponse:
-        message: scheduler_pb2.ConnectResponse
-        message = await asyncio.wait_for(self._stream.read(), LIMIT_S)
-        return message
-
-    async def until_open(self) -> None:
-        while not (await self.read()).HasField("pipeline"):
-            pass
-
-    async def until_closed(self) -> list[scheduler_pb2.Completion]:
-        completed: list[scheduler_pb2.Completion] = []
-        while True:
-            message = await self.read()
-            completed += message.completed
-            if message.is_closed:
-                return completed
-
-    async def submit(self, name: str, *, n_tokens: int, grammar: str | None = None) -> None:
-        submission = scheduler_pb2.Submission(
-            request_id=name,
-            prompt_token_ids=[1, 2, 3],
-            max_new_tokens=n_tokens,
-            sampling=sampling_pb2.SamplingParams(temperature=0, grammar=grammar),
-        )
-        await self._stream.write(scheduler_pb2.ConnectRequest(submission=submission))
-
-    async def outcome(self) -> tuple[int, int]:
-        """Tokens of the one request there is, and how it ended."""
-        n_tokens = 0
-        while True:
-            message = await self.read()
-            n_tokens += sum(len(update.token_ids) for update in message.tokens)
-            if message.completed:
-                return n_tokens, message.completed[0].reason
-
-    async def end(self) -> scheduler_pb2.Completion:
-        """The next end of a request."""
-        while not (completed := (await self.read()).completed):
-            pass
-        return completed[0]
-
-    async def hang_up(self) -> None:
-        self._stream.cancel()
-        await self._channel.close()
-
-
-@contextlib.asynccontextmanager
-async def scene(
-    n_stages: int, *, hand_over: HandOver | None = None, **settings: float
-) -> AsyncIterator[Scene]:
-    stages, stop = MovingStages(n_stages), asyncio.Event()
-    registry = CollectorRegistry()
-    metrics = SchedulerMetrics(registry)
-    requests = RequestObservers(metrics.requests)
-    service = SchedulerService(requests)
-    options = SchedulerSettings(n_stages=n_stages, **settings)  # type: ignore[arg-type]
-    leads = Leader(
-        options,
-        stages,
-        service,
-        requests=requests,
-        observe=[metrics.observe],
-        hand_over=hand_over,
-    )
-    server = rpc.create_server()
-    server.add_generic_rpc_handlers((rpc_handlers.service_handler(SERVICE, service),))
-    address = rpc.bind(server, "127.0.0.1:0")
-    await server.start()
-    leading = asyncio.create_task(leads.lead(Unopposed(), stop))
-    await asyncio.sleep(0)  # it leads from its first step on
-    it = Scene(stages, address, stop, registry, leading)
-    try:
-        yield it
-        stop.set()
-        await asyncio.wait_for(leading, LIMIT_S)
-    finally:
-        leading.cancel()
-        await it.hang_up()
-        await server.stop(grace=0)
+from tests.scheduler.leading import LIMIT_S, SERVICE, MovingStages, scene
 
 
 async def test_a_scheduler_that_does_not_lead_sends_frontends_away() -> None:

@@ -1,0 +1,145 @@
+"""A leader with several pipelines, on real controllers with fake ranks."""
+
+import asyncio
+import signal
+
+from orcinus.v1 import scheduler_pb2
+
+from tests.exposition import Samples
+from tests.fakes import FakeStage, fake_stage, fake_worker
+from tests.scheduler.leading import LIMIT_S, Scene, scene
+
+
+async def until(condition: object) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
+
+
+def joined(*stages: FakeStage) -> list[int]:
+    """Returns the epochs that stages are in."""
+    return [stage.controller.describe().epoch for stage in stages]
+
+
+async def formed(it: Scene, count: int) -> None:
+    """Waits until as many pipelines have formed, lost ones included."""
+    await until(lambda: Samples.of(it.registry).sum("orcinus_epochs_formed_total") == count)
+
+
+async def submitted(it: Scene, *names: str, n_tokens: int = 3) -> None:
+    for name in names:
+        await it.submit(name, n_tokens=n_tokens)
+
+
+async def test_as_many_pipelines_form_as_there_are_workers_for() -> None:
+    async with (
+        scene(2) as it,
+        fake_worker(answers=True) as a,
+        fake_worker(answers=True) as b,
+        fake_worker(answers=True) as c,
+        fake_worker(answers=True) as d,
+        fake_worker(answers=True) as spare,
+    ):
+        workers = (a, b, c, d)
+        it.stages.add(*(one.address for one in workers))
+        await it.until_open()
+        await formed(it, 2)
+        it.stages.add(spare.address)
+        assert len(set(joined(*workers))) == 2
+        places = sorted(one.controller.assignment.place.stage_index for one in workers)
+        assert places == [0, 0, 1, 1]
+        await submitted(it, "a", "b")
+        assert (await it.ends(2)).keys() == {"a", "b"}
+        assert spare.controller.assignment.place is None
+
+
+async def test_requests_spread_and_go_on_in_another_pipeline_when_theirs_is_lost() -> None:
+    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+        it.stages.add(first.address, second.address)
+        await it.until_open()
+        await formed(it, 2)
+        await submitted(it, "a", "b")
+        await until(lambda: first.rank.plans and second.rank.plans)
+        lost, other = first, second
+        lost.controller.on_exit(0, -signal.SIGKILL)
+        [suspension] = (await until_suspended(it)).suspended
+        assert suspension.n_losses == 1
+        n_plans = len(other.rank.plans)
+        other.rank.answers = True
+        for plan in list(other.rank.plans):
+            other.rank.answer(plan)
+        reason = scheduler_pb2.COMPLETION_REASON_LENGTH
+        assert await it.ends(2) == {"a": reason, "b": reason}
+        assert len(other.rank.plans) > n_plans
+        counted = Samples.of(it.registry)
+        assert counted.sum("orcinus_requests_suspended_total") == 1
+        assert counted.sum("orcinus_requests_resumed_total") == 1
+
+
+async def until_suspended(it: Scene) -> scheduler_pb2.ConnectResponse:
+    """Returns the message that tells of a suspended request; frontends are never told that the
+    scheduler takes no requests."""
+    while True:
+        message = await it.read()
+        assert not message.is_closed
+        if message.suspended:
+            return message
+
+
+async def test_lost_pipeline_forms_again_beside_the_one_that_serves() -> None:
+    async with scene(1) as it, fake_stage(answers=True) as kept:
+        it.stages.add(kept.address)
+        async with fake_stage() as lost:
+            it.stages.add(lost.address)
+            await formed(it, 2)
+            it.stages.remove(lost.address)
+            lost.controller.on_exit(0, -signal.SIGKILL)
+        async with fake_stage(answers=True) as replacement:
+            it.stages.add(replacement.address)
+            await formed(it, 3)
+            assert joined(kept) < joined(replacement)
+            await submitted(it, "a", "b")
+            assert (await it.ends(2)).keys() == {"a", "b"}
+            assert replacement.rank.plans
+            assert kept.rank.plans
+
+
+async def test_all_pipelines_finish_their_requests_when_the_leader_is_told_to_stop() -> None:
+    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+        it.stages.add(first.address, second.address)
+        await it.until_open()
+        await formed(it, 2)
+        await submitted(it, "a", "b", n_tokens=1)
+        await until(lambda: first.rank.plans and second.rank.plans)
+        it.stop.set()
+        assert await it.until_closed() == []
+        for stage in (first, second):
+            stage.rank.answer(stage.rank.plans[0])
+        assert (await it.ends(2)).keys() == {"a", "b"}
+        await asyncio.wait_for(asyncio.shield(it.leading), LIMIT_S)
+
+
+async def test_number_of_pipelines_is_limited() -> None:
+    async with scene(1, max_pipelines=1) as it, fake_stage() as first, fake_stage() as second:
+        it.stages.add(first.address, second.address)
+        await it.until_open()
+        await asyncio.sleep(0.5)  # long enough for another pipeline
+        assert sorted(map(bool, joined(first, second))) == [False, True]
+
+
+async def test_cancelled_request_ends_in_the_pipeline_that_has_it() -> None:
+    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+        it.stages.add(first.address, second.address)
+        await it.until_open()
+        await formed(it, 2)
+        await submitted(it, "a", "b")
+        await until(lambda: first.rank.plans and second.rank.plans)
+        for name in "ab":
+            await it.cancel(name)
+        await submitted(it, "c")
+        while "c" not in {one.request_id for one in (await it.read()).accepted}:
+            pass  # the cancellations came before
+        for stage in (first, second):
+            stage.rank.answer(stage.rank.plans[0])
+        reason = scheduler_pb2.COMPLETION_REASON_CANCELLED
+        assert await it.ends(2) == {"a": reason, "b": reason}
