@@ -85,7 +85,7 @@ def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
 
 
 def shape_of(settings: LocalSettings) -> str:
-    """Returns the numbers of pipelines and stages as a text: `2 stages`, `3 pipelines of 1 stage`."""
+    """Returns the numbers of pipelines and stages as text: `2 stages`, `3 pipelines of 1 stage`."""
     stages = f"{settings.stages} stage{'s'[: settings.stages > 1]}"
     return stages if settings.pipelines == 1 else f"{settings.pipelines} pipelines of {stages}"
 
