@@ -60,10 +60,6 @@ class SchedulerSettings(ServerSettings):
     """Largest number of pipelines that serve at the same time. When not set, there are as many as
     there are workers for; the remaining workers are spares."""
 
-    max_pipelines: int | None = Field(default=None, ge=1)
-    """Largest number of pipelines that serve at the same time. When not set, there are as many as
-    there are workers for; the remaining workers are spares."""
-
     namespace: str = "default"
     """Kubernetes namespace of the workers' pods and of the lease."""
 

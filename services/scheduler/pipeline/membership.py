@@ -115,10 +115,10 @@ class RollCall:
         connect: rpc.Connect,
         *,
         on_shortfall: OnShortfall = lambda _: None,
-        n_pipelines: Callable[[int], int] = lambda n_workers: 1,
+        n_pipelines: Callable[[], int] = lambda: 1,
         serving: Callable[[], Traits | None] = lambda: None,
     ) -> None:
-        """`n_pipelines` returns the number of pipelines to form out of a number of workers.
+        """`n_pipelines` returns the largest number of pipelines to form out of these workers.
         `serving` returns the traits of the workers in the pipelines that serve already, if there
         are any; workers with other traits stay out."""
         self.trouble = ""
@@ -189,7 +189,7 @@ class RollCall:
         found = muster(
             offers,
             self._stages.n_stages,
-            n_pipelines=self._n_pipelines(len(self._workers)),
+            n_pipelines=self._n_pipelines(),
             n_assigned=self._n_assigned,
             serving=self._serving(),
         )
