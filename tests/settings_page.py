@@ -37,6 +37,7 @@ UNITS: Mapping[str, str] = {
     r"_tokens|n_slots|block_size|model_len": "tokens",
     r"_batch_size|requests|rate": "requests",
     r"pipeline_depth": "batches",
+    r"pipelines": "pipelines",
     r"_port": "port",
     r"stages|stage_index": "stages",
     r"tp|tp_size|max_ranks": "ranks",

@@ -38,7 +38,7 @@ In this time the pipeline can send errors to its clients.
 
 
 class LoadingBar:
-    """A progress bar of the bytes of weights that all stages have loaded.
+    """A progress bar of the bytes of weights that all workers have loaded.
 
     The bar appears on standard error, and only if standard error is a terminal.
     """
@@ -47,12 +47,12 @@ class LoadingBar:
         self._bar = tqdm(
             desc="loading weights", unit="B", unit_scale=True, total=0, leave=False, disable=None
         )
-        self._stages: dict[int, tuple[int, int]] = {}
+        self._workers: dict[int, tuple[int, int]] = {}
 
-    def update(self, stage_index: int, n_done: int, n_total: int) -> None:
-        """Takes the number of loaded bytes and of all bytes of a stage, and redraws the bar."""
-        self._stages[stage_index] = (n_done, n_total)
-        done, total = (sum(column) for column in zip(*self._stages.values(), strict=True))
+    def update(self, worker: int, n_done: int, n_total: int) -> None:
+        """Takes the number of loaded bytes and of all bytes of a worker, and redraws the bar."""
+        self._workers[worker] = (n_done, n_total)
+        done, total = (sum(column) for column in zip(*self._workers.values(), strict=True))
         self._bar.total = total
         self._bar.update(done - self._bar.n)
 
@@ -73,7 +73,7 @@ def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
     for service, address in endpoints.metrics.items():
         sys.stdout.write(f"Metrics of {service}: http://{address}/metrics\n")
     sys.stdout.write(
-        f"Orcinus serves {name} on {settings.stages} stage{'s'[: settings.stages > 1]}: "
+        f"Orcinus serves {name} on {shape_of(settings)}: "
         f"OpenAI {url}  gRPC {endpoints.grpc}\n"
         f"Try: curl {url}/{route}{key} -H 'Content-Type: application/json' -d '{body}'\n"
     )
@@ -82,6 +82,12 @@ def announce(settings: LocalSettings, endpoints: LocalAddresses) -> None:
     for about, text in endpoints.report:
         sys.stdout.write(f"  {about:<14} {text}\n")
     sys.stdout.flush()
+
+
+def shape_of(settings: LocalSettings) -> str:
+    """Returns the numbers of pipelines and stages as text: `2 stages`, `3 pipelines of 1 stage`."""
+    stages = f"{settings.stages} stage{'s'[: settings.stages > 1]}"
+    return stages if settings.pipelines == 1 else f"{settings.pipelines} pipelines of {stages}"
 
 
 async def serve(settings: LocalSettings, launcher_class: type[Launcher]) -> int:

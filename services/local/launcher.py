@@ -1,9 +1,8 @@
-"""Starts the services of a pipeline, and stops them in reverse order.
+"""Starts the services of a local system, and stops them in reverse order.
 
 The workers start first, then the scheduler, which needs their addresses, and then the frontend,
 which needs the scheduler's address. A service reports its address before it is ready, so that the
-services load side by side. Once the whole pipeline serves, a service that dies or hangs is started
-again.
+services load side by side. Once all of them serve, a service that dies or hangs is started again.
 """
 
 import asyncio
@@ -27,7 +26,7 @@ The value is below the timeout after which `Child.stop` kills a service. The fro
 timeout itself.
 """
 OnProgress = Callable[[int, int, int], None]
-"""A function of a stage's index, its loaded bytes and its total bytes."""
+"""A function of a worker's index, its loaded bytes and its total bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,8 @@ class LocalAddresses:
 
 
 class Launcher:
-    """The process tree of one pipeline on this machine. It leaves no process behind."""
+    """The process tree of a local system: workers, scheduler and frontend. It leaves no process
+    behind."""
 
     worker_module = "services.worker"  # benchmarks override these two modules
     scheduler_module = "services.scheduler"
@@ -70,14 +70,15 @@ class Launcher:
             await asyncio.gather(*(service.stop() for service in wave))
 
     async def start(self, on_progress: OnProgress) -> LocalAddresses:
-        """Starts all services, waits until the pipeline serves, and returns the addresses.
+        """Starts all services, waits until they serve, and returns the addresses.
 
         Raises:
-            ChildDied: a service ended before the pipeline served. `death` has the reason.
+            ChildDied: a service ended before. `death` has the reason.
         """
         self._waves = [[], [], []]
         workers = [
-            await self._start_worker(index, on_progress) for index in range(self._settings.stages)
+            await self._start_worker(index, on_progress)
+            for index in range(self._settings.n_workers)
         ]
         addresses = [await worker.wait_for("address") for worker in workers]
         scheduler = await self._start_scheduler(addresses)
@@ -94,7 +95,8 @@ class Launcher:
             if child.said["metrics"] is not None
         }
         http, grpc = (str(reachable(parse(frontend.said[api]))) for api in ("http", "grpc"))
-        report = [(name, text) for name, text in workers[0].said.get("checkpoint", [])]
+        rows = next((it.said["checkpoint"] for it in workers if "checkpoint" in it.said), [])
+        report = [(name, text) for name, text in rows]
         return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"], report)
 
     async def _start(
@@ -131,46 +133,59 @@ class Launcher:
             self.death.set_result(reason)
 
     async def _start_worker(self, index: int, on_progress: OnProgress) -> Child:
-        settings = self._settings
-        n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
+        name = f"stage {index}" if self._has_fixed_stages else f"worker {index}"
         return await self._start(
             0,
-            f"stage {index}",
+            name,
             self.worker_module,
-            {
-                "model": settings.model,
-                "address": self._free_address,
-                "data-host": self._host,
-                "stage-index": index,
-                "n-stages": settings.stages,
-                "tp-size": settings.tp,
-                "load-format": settings.load_format,
-                "dtype": settings.dtype,
-                "quantization": settings.quantization,
-                "max-model-len": settings.max_model_len,
-                "kv-memory": settings.kv_memory,
-                "transfer-timeout-s": settings.iteration_limit_s,
-                "profile-dir": settings.profile_dir,
-                "n-threads": n_threads,
-                "cpus": ",".join(str(cpu) for cpu in cpus[index]) if cpus else None,
-                **dict(settings.worker),
-            },
+            self.worker_options(index),
             on_message=partial(_follow_loading, index, on_progress),
         )
 
-    async def _start_scheduler(self, stages: list[str]) -> Child:
-        options = self.scheduler_options(stages)
+    def worker_options(self, index: int) -> dict[str, object]:
+        """Returns the settings of a worker, keyed by option of its command line."""
+        settings = self._settings
+        n_threads, cpus = share_cpus(settings, usable_cpus(), sorted(os.sched_getaffinity(0)))
+        return {
+            "model": settings.model,
+            "address": self._free_address,
+            "data-host": self._host,
+            "stage-index": index if self._has_fixed_stages else None,
+            "n-stages": settings.stages if self._has_fixed_stages else None,
+            "tp-size": settings.tp,
+            "load-format": settings.load_format,
+            "dtype": settings.dtype,
+            "quantization": settings.quantization,
+            "max-model-len": settings.max_model_len,
+            "kv-memory": settings.kv_memory,
+            "transfer-timeout-s": settings.iteration_limit_s,
+            "profile-dir": settings.profile_dir,
+            "n-threads": n_threads,
+            "cpus": ",".join(str(cpu) for cpu in cpus[index]) if cpus else None,
+            **dict(settings.worker),
+        }
+
+    @property
+    def _has_fixed_stages(self) -> bool:
+        """Whether each worker is told its stage at start. With several pipelines the scheduler
+        assigns the stages: after a loss, a worker may have to take the stage of another one."""
+        return self._settings.pipelines == 1
+
+    async def _start_scheduler(self, workers: list[str]) -> Child:
+        options = self.scheduler_options(workers)
         return await self._start(1, "scheduler", self.scheduler_module, options)
 
-    def scheduler_options(self, stages: list[str]) -> dict[str, object]:
+    def scheduler_options(self, workers: list[str]) -> dict[str, object]:
         """Returns the settings of the scheduler, keyed by option of its command line.
 
-        `stages` are the addresses of the workers, in the order of the stages.
+        `workers` are the addresses of the workers. With one pipeline, they are in the order of its
+        stages.
         """
         settings = self._settings
         return {
             "address": self._free_address,
-            "stages": ",".join(stages),
+            "stages": ",".join(workers),
+            "n-stages": settings.stages,
             "max-batch-size": settings.max_batch_size,
             "max-batch-tokens": settings.max_batch_tokens,
             "policy": settings.policy,
@@ -212,20 +227,19 @@ class Launcher:
 def share_cpus(
     settings: LocalSettings, n_usable: int, cpus: Sequence[int]
 ) -> tuple[int, list[list[int]]]:
-    """Returns the number of compute threads of each rank, and the CPUs of each stage's threads.
+    """Returns the number of compute threads of each rank, and the CPUs of each worker's threads.
 
     Each thread is bound to a CPU only if the threads of all ranks use all CPUs. Otherwise the list
-    of CPUs is empty, since another pipeline on this machine would choose equal CPUs. `n_usable` is
+    of CPUs is empty, since another system on this machine would choose equal CPUs. `n_usable` is
     the number of CPUs whose time this process may use. A quota can make it smaller than the number
     of `cpus`.
     """
-    n_threads = settings.threads or max(1, n_usable // (settings.stages * settings.tp))
-    per_stage = settings.tp * n_threads
-    if not settings.stages * per_stage == n_usable == len(cpus):
+    n_threads = settings.threads or max(1, n_usable // (settings.n_workers * settings.tp))
+    per_worker = settings.tp * n_threads
+    if not settings.n_workers * per_worker == n_usable == len(cpus):
         return n_threads, []
-    return n_threads, [
-        list(cpus[stage * per_stage : (stage + 1) * per_stage]) for stage in range(settings.stages)
-    ]
+    firsts = range(0, n_usable, per_worker)
+    return n_threads, [list(cpus[first : first + per_worker]) for first in firsts]
 
 
 def _follow_loading(index: int, on_progress: OnProgress, message: dict[str, Any]) -> None:

@@ -40,6 +40,11 @@ class LocalSettings(ServiceSettings):
     stages: int = Field(default=1, ge=1)
     """Pipeline stages to cut the model into, one worker each."""
 
+    pipelines: int = Field(default=1, ge=1)
+    """Pipelines that serve the model side by side, each with `stages` workers. All of them take
+    their requests from one queue. With more than one, the scheduler assigns the stages to the
+    workers, as in a cluster."""
+
     tp: int = Field(default=1, ge=1)
     """Ranks that share each layer of a stage (tensor parallelism)."""
 
@@ -105,7 +110,8 @@ class LocalSettings(ServiceSettings):
     the duration of the longest iteration. A stage that dies is noticed at once."""
 
     threads: int = Field(default=0, ge=0)
-    """Compute threads of each rank. With 0, the usable CPUs are divided among all ranks."""
+    """Compute threads of each rank. With 0, the usable CPUs are divided among the ranks of all
+    workers."""
 
     page: bool = True
     """Whether the frontend serves a page at `/` that shows the pipeline at work. Without API keys,
@@ -113,7 +119,8 @@ class LocalSettings(ServiceSettings):
 
     fail_fast: bool = False
     """Whether all services end when the first of them dies or hangs. Otherwise that service is
-    started again, up to five times in a minute."""
+    started again. All services end when one has been started again five times without becoming
+    ready."""
 
     metrics: bool = False
     """Whether each service serves `/metrics`, on a free port of loopback that is printed at start.
@@ -139,3 +146,8 @@ class LocalSettings(ServiceSettings):
 
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "WARNING"
     """Lowest level of the services' log messages that are shown."""
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers of all pipelines."""
+        return self.pipelines * self.stages

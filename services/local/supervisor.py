@@ -1,20 +1,21 @@
 """Keeps a service running: a child that dies or hangs is started again.
 
-The new child gets the addresses of the former child, which the other services know.
+The new child gets the addresses of the former child, which the other services know. A child that
+was ready is replaced at once. If a service ends again and again before it is ready, something is
+wrong with it: the pauses before the next starts grow, and at last it is not started any more.
 """
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from services.local.child import Child, OnMessage
 
 MAX_RESTARTS = 5
-"""Largest number of restarts of one service within `WINDOW_S`; then the service stays dead."""
-WINDOW_S = 60.0
+"""Largest number of restarts in a row of a service that does not become ready; then the service
+stays dead."""
 FIRST_PAUSE_S = 0.5
-"""Seconds of pause before the second restart within `WINDOW_S`.
+"""Seconds of pause before the second restart of a service that has not become ready.
 
 The first restart has no pause. The pause before each later restart is twice the previous one.
 """
@@ -28,31 +29,26 @@ ADDRESS_OPTIONS = {
 
 
 class RestartLimit:
-    """Counts the restarts of one service, and chooses the pauses before them."""
+    """Counts the restarts of a service that does not become ready, and chooses the pauses before
+    them."""
 
     def __init__(self, *, first_pause_s: float = FIRST_PAUSE_S) -> None:
+        self.n_failed = 0
+        """Number of children in a row that have ended before they were ready."""
         self._first_pause_s = first_pause_s
-        self._times_s: list[float] = []
 
-    @property
-    def n_restarts(self) -> int:
-        """Number of past restarts that count towards the limit at present."""
-        return len(self._times_s)
+    def pause_s(self, *, was_ready: bool) -> float | None:
+        """Returns the seconds to pause before the next restart, or None if there is none.
 
-    def pause_s(self, now_s: float, *, was_ready: bool) -> float | None:
-        """Counts one more restart, and returns the seconds to pause before it.
-
-        Returns None if `MAX_RESTARTS` restarts count already. A restart counts for `WINDOW_S`
-        seconds, and longer as long as the service does not become ready. `was_ready` says whether
-        the child that has ended was ready.
+        `was_ready` says whether the child that has ended was ready.
         """
         if was_ready:
-            self._times_s = [time_s for time_s in self._times_s if now_s - time_s < WINDOW_S]
-        n_before = len(self._times_s)
-        if n_before == MAX_RESTARTS:
+            self.n_failed = 0
+            return 0.0
+        self.n_failed += 1
+        if self.n_failed > MAX_RESTARTS:
             return None
-        self._times_s.append(now_s)
-        return self._first_pause_s * 2.0 ** (n_before - 1) if n_before else 0.0
+        return self._first_pause_s * 2.0 ** (self.n_failed - 2) if self.n_failed > 1 else 0.0
 
 
 class Supervisor:
@@ -74,7 +70,7 @@ class Supervisor:
         self.restarts = False
         """Whether another child is started when the present child ends.
 
-        The launcher sets this once the whole pipeline serves. A child that ends earlier would fail
+        The launcher sets this once all services serve. A child that ends earlier would fail
         to start again.
         """
         self._name = name
@@ -122,15 +118,16 @@ class Supervisor:
             reason = await self._end_of_child()
             if self._stopping.is_set():
                 return
-            pause_s = None
-            if self.restarts:
-                was_ready = self._ready_key in self.child.said
-                pause_s = self._limit.pause_s(time.monotonic(), was_ready=was_ready)
-            if pause_s is None:
-                self._give_up(reason + (f" after {MAX_RESTARTS} restarts" if self.restarts else ""))
+            if not self.restarts:
+                self._give_up(reason)
                 return
-            n_restarts = f"{self._limit.n_restarts} of {MAX_RESTARTS}"
-            self._tell(f"{reason}; starting it again ({n_restarts})")
+            pause_s = self._limit.pause_s(was_ready=self._ready_key in self.child.said)
+            if pause_s is None:
+                self._give_up(f"{reason} after {MAX_RESTARTS} restarts")
+                return
+            n_failed = self._limit.n_failed
+            attempt = f" ({n_failed} of {MAX_RESTARTS})" if n_failed else ""
+            self._tell(f"{reason}; starting it again{attempt}")
             if await self._is_stopped_within(pause_s):
                 return
             try:

@@ -121,10 +121,12 @@ class SchedulerProcess:
                 )
 
     async def _serve(self) -> None:
-        """Leads at once if the settings name the stages. Otherwise finds the stages among pods, and
-        leads once elected."""
+        """Leads at once if the settings name the workers. Otherwise finds the workers among pods,
+        and leads once elected."""
         if self._settings.stages:
-            await self._lead(StaticStages(self._settings.stage_addresses), Unopposed())
+            settings = self._settings
+            stages = StaticStages(settings.stage_addresses, settings.n_stages)
+            await self._lead(stages, Unopposed())
             return
         # The import takes half a second, and many seconds on a starved machine. So it runs in a
         # thread, and only in a scheduler that looks for pods.

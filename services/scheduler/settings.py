@@ -48,12 +48,13 @@ class SchedulerSettings(ServerSettings):
     port 0 the system chooses a free port."""
 
     stages: str = ""
-    """Addresses, host:port, of the stage controllers in order, separated by commas. When empty, the
-    stages are pods that are found through Kubernetes."""
+    """Addresses, host:port, of the workers' controllers, separated by commas. When empty, the
+    workers are pods that are found through Kubernetes."""
 
     n_stages: int | None = Field(default=None, ge=1)
-    """Number of stages of the pipeline. Needed if the stages are found through Kubernetes, which
-    does not tell how many stages the pipeline has."""
+    """Number of stages of a pipeline. Needed if the workers are found through Kubernetes, which
+    does not tell how many stages a pipeline has. When not set, all workers in `stages` are one
+    pipeline."""
 
     max_pipelines: int | None = Field(default=None, ge=1)
     """Largest number of pipelines that serve at the same time. When not set, there are as many as
@@ -238,8 +239,11 @@ class SchedulerSettings(ServerSettings):
     def _check_together(self) -> Self:
         if not self.stages and self.n_stages is None:
             raise ValueError("stages or n_stages must be given")
-        if self.stages and self.n_stages not in (None, len(self.stage_addresses)):
-            raise ValueError(f"n_stages is {self.n_stages}, and stages has other many addresses")
+        if self.stages and (self.n_stages or 1) > len(self.stage_addresses):
+            raise ValueError(
+                f"n_stages: {self.n_stages} stages need as many workers, and stages has "
+                f"{len(self.stage_addresses)} addresses"
+            )
         if self.policy == "chunked" and self.max_batch_tokens < self.max_batch_size:
             raise ValueError(
                 f"max_batch_tokens: {self.max_batch_tokens} is less than "

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from services.local.__main__ import announce
+from services.local.__main__ import announce, shape_of
 from services.local.launcher import Launcher, LocalAddresses, share_cpus
 from services.local.settings import LocalSettings
+from services.scheduler.cluster.stages import StaticStages
+from services.scheduler.settings import SchedulerSettings
 
 
 @pytest.mark.parametrize(
@@ -24,6 +26,9 @@ from services.local.settings import LocalSettings
         pytest.param({"stages": 3}, 2, [0, 1], (1, []), id="more-ranks-than-cpus"),
         pytest.param({"threads": 1}, 2, [0, 1], (1, []), id="fewer-wanted"),
         pytest.param({}, 2, [0, 1, 2, 3], (2, []), id="a-quota"),
+        pytest.param(
+            {"stages": 2, "pipelines": 2}, 4, [0, 1, 2, 3], (1, [[0], [1], [2], [3]]), id="several"
+        ),
     ],
 )
 def test_threads_have_cpus_of_their_own_where_they_use_all(
@@ -88,6 +93,28 @@ async def test_further_settings_reach_their_service_and_win() -> None:
     assert (frontend["cors-origins"], frontend["drain-s"]) == ("http://a:1,http://b:2", "0")
     assert Launcher(settings).scheduler_options([])["max-requests"] == "7"
     assert settings.worker == (("n-threads", "1"),)
+
+
+async def test_the_workers_of_several_pipelines_have_no_stage_of_their_own() -> None:
+    several = Launcher(LocalSettings(model=Path("model"), stages=2, pipelines=3))
+    assert {several.worker_options(index)["stage-index"] for index in range(6)} == {None}
+    options = several.scheduler_options(["a:1", "b:1", "c:1", "d:1", "e:1", "f:1"])
+    settings = SchedulerSettings(stages=str(options["stages"]), n_stages=options["n-stages"])
+    directory = StaticStages(settings.stage_addresses, settings.n_stages)
+    assert (len(directory.addresses()), directory.n_stages) == (6, 2)
+    one = Launcher(LocalSettings(model=Path("model"), stages=2))
+    assert [one.worker_options(index)["stage-index"] for index in (0, 1)] == [0, 1]
+
+
+def test_the_numbers_of_pipelines_and_stages_are_printed() -> None:
+    shapes = {
+        "2 pipelines of 1 stage": (2, 1),
+        "2 stages": (1, 2),
+        "3 pipelines of 2 stages": (3, 2),
+    }
+    for text, (pipelines, stages) in shapes.items():
+        settings = LocalSettings(model=Path("model"), pipelines=pipelines, stages=stages)
+        assert shape_of(settings) == text
 
 
 @pytest.mark.parametrize("option", ["drain-s", "=5", "drain-s,hold-s=3"])

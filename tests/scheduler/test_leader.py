@@ -376,3 +376,11 @@ def test_a_budget_that_decodes_alone_would_fill_is_refused() -> None:
     with pytest.raises(ValidationError, match="max_batch_tokens"):
         SchedulerSettings(n_stages=1, policy="chunked", max_batch_size=9, max_batch_tokens=8)
     SchedulerSettings(n_stages=1, policy="orca", max_batch_size=9, max_batch_tokens=8)
+
+
+def test_fewer_workers_than_stages_are_refused_and_more_are_several_pipelines() -> None:
+    with pytest.raises(ValidationError, match="n_stages: 3 stages need as many workers"):
+        SchedulerSettings(stages="a:1,b:1", n_stages=3)
+    SchedulerSettings(stages="a:1,b:1,c:1,d:1", n_stages=2)
+    with pytest.raises(ValidationError, match="max_pipelines"):
+        SchedulerSettings(n_stages=1, max_pipelines=0)

@@ -1,4 +1,4 @@
-"""The addresses of a pipeline's workers: fixed addresses, or addresses of pods that come and go.
+"""The addresses of the workers: fixed addresses, or addresses of pods that come and go.
 
 Each worker itself reports which stage it is.
 """
@@ -12,22 +12,25 @@ class StageDirectory(Protocol):
 
     @property
     def n_stages(self) -> int:
-        """Number of stages of the pipeline. The number of known workers may differ."""
+        """Number of stages of a pipeline. The number of known workers may differ."""
 
     def addresses(self) -> Sequence[str]:
         """Returns the `host:port` of every worker that is known now, older ones first."""
 
 
 class StaticStages:
-    """A directory of fixed addresses, one worker for each stage."""
+    """A directory of fixed addresses."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Sequence[str], n_stages: int | None = None) -> None:
+        """`n_stages` is the number of stages of a pipeline. If it is None, all workers are one
+        pipeline."""
         self._addresses = list(addresses)
+        self._n_stages = n_stages or len(self._addresses)
 
     @property
     def n_stages(self) -> int:
-        """Number of stages, which is the number of addresses."""
-        return len(self._addresses)
+        """Number of stages of a pipeline."""
+        return self._n_stages
 
     def addresses(self) -> Sequence[str]:
         """Returns the given addresses."""

@@ -13,6 +13,7 @@ from services.common import rpc
 from services.common.errors import Unavailable
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
+from services.scheduler.pipeline.fit import Traits, traits_of
 from services.scheduler.pipeline.membership import (
     LastPipeline,
     OnShortfall,
@@ -97,6 +98,12 @@ class FreeWorkers:
         """Returns the number of all workers that are known now."""
         return len(self._stages.addresses())
 
+    @property
+    def traits(self) -> Traits | None:
+        """Traits of the workers in pipelines, which are equal; None if there is no pipeline."""
+        pipeline = next(iter(self._taken.values()), None)
+        return None if pipeline is None else traits_of(pipeline.first)
+
     def next_number(self) -> int:
         """Returns the smallest number that no pipeline has."""
         return next(number for number in count() if number not in self._taken)
@@ -136,7 +143,14 @@ class Former:
         self._is_serving = is_serving
         self._on_wanted = on_wanted
         self._timeout = FormingTimeout(limit_s)
-        self._call = RollCall(self._free, term, connect, on_shortfall=on_shortfall)
+        self._call = RollCall(
+            self._free,
+            term,
+            connect,
+            on_shortfall=on_shortfall,
+            n_pipelines=lambda: max(1, self._n_wanted() - self._free.n_pipelines),
+            serving=lambda: self._free.traits,
+        )
         self._pause_until = 0.0
         self._clock = asyncio.get_running_loop().time
 
@@ -180,12 +194,14 @@ class Former:
     def _may_form(self) -> bool:
         """Returns whether another pipeline should be formed. The first one is always waited for,
         however few workers there are, so that operators are told what is missing."""
-        n_known = self._free.n_known()
-        n_wanted = max(1, n_known // self._free.n_stages)
-        if self._max_pipelines is not None:
-            n_wanted = min(n_wanted, self._max_pipelines)
+        n_wanted = self._n_wanted()
         self._on_wanted(n_wanted)
         return self._free.n_pipelines < n_wanted
+
+    def _n_wanted(self) -> int:
+        """Returns the number of pipelines that the known workers allow, but at least 1."""
+        n_pipelines = max(1, self._free.n_known() // self._free.n_stages)
+        return n_pipelines if self._max_pipelines is None else min(n_pipelines, self._max_pipelines)
 
     def _check_time(self) -> None:
         if self._is_serving():

@@ -20,6 +20,7 @@ from services.common.errors import Unavailable
 from services.scheduler.cluster.stages import StageDirectory
 from services.scheduler.cluster.term import Term
 from services.scheduler.pipeline.asked_worker import AskedWorker
+from services.scheduler.pipeline.fit import Traits
 from services.scheduler.pipeline.muster import Muster, muster
 from services.scheduler.pipeline.shortfall import Shortfall, UnfitWorker, log_new
 
@@ -114,7 +115,12 @@ class RollCall:
         connect: rpc.Connect,
         *,
         on_shortfall: OnShortfall = lambda _: None,
+        n_pipelines: Callable[[], int] = lambda: 1,
+        serving: Callable[[], Traits | None] = lambda: None,
     ) -> None:
+        """`n_pipelines` returns the largest number of pipelines to form out of these workers.
+        `serving` returns the traits of the workers in the pipelines that serve already, if there
+        are any; workers with other traits stay out."""
         self.trouble = ""
         """The latest reason why the workers do not make a pipeline; empty before the first
         attempt."""
@@ -124,6 +130,8 @@ class RollCall:
         self._stages = stages
         self._term = term
         self._connect = connect
+        self._n_pipelines = n_pipelines
+        self._serving = serving
         self._told: set[str] = set()
         self._has_news = asyncio.Event()
         self._workers: dict[str, AskedWorker] = {}  # by address, in the directory's order
@@ -178,7 +186,13 @@ class RollCall:
         """
         answers = self._answers
         offers = [offer for worker in self._workers.values() if (offer := worker.offer) is not None]
-        found = muster(offers, self._stages.n_stages, n_assigned=self._n_assigned)
+        found = muster(
+            offers,
+            self._stages.n_stages,
+            n_pipelines=self._n_pipelines(),
+            n_assigned=self._n_assigned,
+            serving=self._serving(),
+        )
         shortfall = self._shortfall_of(found, answers)
         is_settled = all(worker.is_settled for worker in self._workers.values())
         if is_settled or found.members:

@@ -1,17 +1,21 @@
-"""The rule by which workers become the stages of a pipeline.
+"""The rule by which workers become the stages of pipelines.
 
 A worker holds one stage, or none yet; the answer to `Describe` says which. Workers whose traits are
-equal form a group, and a pipeline is made of one group. The first of these groups is chosen:
+equal form a group, and all pipelines are made of one group. The first of these groups is chosen:
 
 1. a group with a ready worker for every stage;
 2. a group that can get one, since it has enough workers;
 3. among those, the group that holds the most stages, or held them until a moment ago, then the
    largest group, then the group of the newest pod.
 
+While pipelines serve, their group is chosen, since requests move from one pipeline to another.
+
 In the group that is chosen, a worker that holds a stage keeps it, since the weights of the stage
-are in its memory. A stage that no worker holds is assigned to a free worker. The workers that are
-left over are spares. Two workers may hold the same stage, after one of them did not answer for a
-while: the other worker is a spare that can take over the stage at once.
+are in its memory. A stage that no worker holds is assigned to a free worker. Workers beyond the
+first pipeline get the stages of further pipelines, as many as can be completed. The workers that
+are left over are spares. A spare may hold a stage, after it did not answer for a while: it can take
+over the stage at once. A worker whose stage is not needed is recalled from it only if there are too
+few free workers and another stage is missing.
 
 Workers of other groups stay as they are. If no group has enough workers, each group loads what it
 can, so that the first group that becomes large enough loses no time, whichever worker came first.
@@ -19,7 +23,8 @@ can, so that the first group that becomes large enough loses no time, whichever 
 This module only decides: `membership.py` asks the workers and carries out the assignments.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -47,8 +52,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Muster:
-    """The members of a pipeline, or, while the pipeline is incomplete, the assignments that
-    complete it."""
+    """The members of a pipeline, if one is complete, and the assignments that complete others."""
 
     members: tuple[str, ...] = ()
     """Address of one ready worker for each stage, in the order of stages; empty while a stage has
@@ -70,43 +74,52 @@ class Muster:
 
 
 def muster(
-    offers: Sequence[Offer], n_stages: int, *, n_assigned: Mapping[str, int] | None = None
+    offers: Sequence[Offer],
+    n_stages: int,
+    *,
+    n_pipelines: int = 1,
+    n_assigned: Mapping[str, int] | None = None,
+    serving: Traits | None = None,
 ) -> Muster:
     """Returns the members of a pipeline, or the assignments that lead to one.
 
-    `offers` are the workers, older pods first. `n_assigned` is the number of earlier assignments to
-    each worker. Free workers with fewer assignments come first, since a worker that cannot load its
-    weights becomes free again and again.
+    `offers` are the workers that are in no pipeline, older pods first. `n_pipelines` is the largest
+    number of pipelines to make of them. Beyond the first, stages are assigned only for pipelines
+    that can be completed. `n_assigned` is the number of earlier assignments to each worker. Free
+    workers with fewer assignments come first, since a worker that cannot load its weights becomes
+    free again and again. `serving` are the traits of the workers in the pipelines that serve
+    already; workers with other traits stay out.
     """
     faults = _faults_of(offers, n_stages)
-    sound = [offer for offer in offers if offer.address not in faults and traits_of(offer.answer)]
-    starting = {
+    sound = [offer for offer in offers if offer.address not in faults]
+    starting = Counter(
         offer.answer.stage_index
-        for offer in offers
-        if offer.answer.state == worker_pb2.WORKER_STATE_LOADING
-        and offer.address not in faults
-        and not traits_of(offer.answer)
+        for offer in sound
+        if offer.answer.state == worker_pb2.WORKER_STATE_LOADING and not traits_of(offer.answer)
+    )
+    kinds: dict[Traits, list[Offer]] = {} if serving is None else {serving: []}
+    for offer in sound:
+        if (traits := traits_of(offer.answer)) and serving in (None, traits):
+            kinds.setdefault(traits, []).append(offer)
+    if not kinds:
+        kinds = {(): []}
+    places = {offer.address: place for place, offer in enumerate(offers)}
+    groups = {
+        traits: _Group(
+            members, n_stages, n_pipelines, starting, places=places, n_assigned=n_assigned or {}
+        )
+        for traits, members in kinds.items()
     }
-    groups: dict[Traits, _Group] = {}
-    for place, offer in enumerate(sound):
-        group = _Group(n_stages, n_assigned or {}, starting)
-        groups.setdefault(traits_of(offer.answer), group).add(place, offer)
-    if not groups:
-        empty = _Group(n_stages, {}, starting)
-        unfit = _unfit(offers, faults, None)
-        return Muster(loading=empty.loading, missing=empty.missing, unfit=unfit)
     chosen = max(groups, key=lambda traits: groups[traits].rank)
     best = groups[chosen]
-    if best.is_complete:
-        assigning: list[_Group] = []
-    else:
-        assigning = [best] if best.can_complete else list(groups.values())
+    assigning = [best] if best.can_complete else list(groups.values())
+    compared = serving or (chosen if best.can_complete else None)
     return Muster(
         members=best.members,
         assignments={k: v for group in assigning for k, v in group.assignments.items()},
         loading=best.loading,
         missing=best.missing,
-        unfit=_unfit(offers, faults, chosen if best.can_complete else None),
+        unfit=_unfit(offers, faults, compared),
     )
 
 
@@ -142,65 +155,85 @@ class _Group:
     that has seen a newer epoch; then a newer pod."""
 
     def __init__(
-        self, n_stages: int, n_assigned: Mapping[str, int], starting: Collection[int]
+        self,
+        offers: Sequence[Offer],
+        n_stages: int,
+        max_pipelines: int,
+        starting: Mapping[int, int],
+        *,
+        places: Mapping[str, int],
+        n_assigned: Mapping[str, int],
     ) -> None:
-        """`starting` are the stages of workers whose traits are not known yet. Their settings name
-        the stages."""
+        """`starting` is the number of workers, by their stage, whose traits are not known yet.
+        Their settings name the stages. `places` are higher for newer pods."""
         self._starting = starting
-        self._n_stages = n_stages
-        self._n_assigned = n_assigned
-        self._places: dict[str, int] = {}  # by address; higher ones are newer
-        self._here: dict[str, worker_pb2.DescribeResponse] = {}
-        self._claimed = set(starting)
-        self._n_ended = 0
-
-    def add(self, place: int, offer: Offer) -> None:
-        """Adds a worker. `place` is the higher, the newer its pod is."""
-        self._places[offer.address] = place
-        if offer.presence is Presence.HERE:
-            self._here[offer.address] = offer.answer
-        elif offer.presence is Presence.ENDED and not offer.answer.is_fixed:
-            self._n_ended += 1
-        elif self._holds_a_stage(offer.answer):
-            self._claimed.add(offer.answer.stage_index)
+        self._places = places
+        self._size = len(offers)
+        self._newest = max((places[offer.address] for offer in offers), default=-1)
+        self._here = {it.address: it.answer for it in offers if it.presence is Presence.HERE}
+        ended = {
+            it.address for it in offers if it.presence is Presence.ENDED and not it.answer.is_fixed
+        }
+        self._n_ended = len(ended)
+        held = {
+            it.address: it.answer
+            for it in offers
+            if not _is_free(it.answer)
+            and it.answer.n_stages == n_stages
+            and it.answer.stage_index < n_stages
+        }
+        self._claims = Counter(starting) + Counter(
+            answer.stage_index
+            for address, answer in held.items()
+            if address not in self._here and address not in ended
+        )
+        self._holders: list[list[str]] = [[] for _ in range(n_stages)]  # the best come first
+        for address in sorted(held.keys() & self._here.keys(), key=self._merit, reverse=True):
+            self._holders[held[address].stage_index].append(address)
+        self._useless = [
+            address
+            for address, answer in self._here.items()
+            if not (_is_free(answer) or answer.is_fixed or address in held)
+        ]
+        free = [address for address, answer in self._here.items() if _is_free(answer)]
+        self._free = sorted(free, key=lambda address: n_assigned.get(address, 0))
+        most = min(max_pipelines, (self._size + sum(starting.values())) // n_stages)
+        self._n_pipelines = next((n for n in range(most, 1, -1) if self._can_complete(n)), 1)
 
     @property
     def rank(self) -> tuple[bool, bool, int, int, int]:
         """The group's rank. The group with the highest rank is chosen."""
-        n_held = self._n_stages - max(0, len(self._to_assign) - self._n_ended)
-        size, newest = len(self._places), max(self._places.values())
-        return (self.is_complete, self.can_complete, n_held, size, newest)
+        n_held = len(self._holders) - max(0, len(self._to_assign(1)) - self._n_ended)
+        return (bool(self.members), self.can_complete, n_held, self._size, self._newest)
 
     @property
     def members(self) -> tuple[str, ...]:
         """Ready workers of all stages, in the order of the stages. The result is empty if a stage
         has no ready worker."""
-        ready = [self._best(stage, only_ready=True) for stage in range(self._n_stages)]
-        members = tuple(address for address in ready if address is not None)
-        return members if len(members) == self._n_stages else ()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether each stage has a ready worker."""
-        return bool(self.members)
+        best = [holders[0] for holders in self._holders if holders and self._is_ready(holders[0])]
+        return tuple(best) if len(best) == len(self._holders) else ()
 
     @property
     def can_complete(self) -> bool:
         """Whether there is a worker for each stage, a process that starts again included."""
-        return len(self._takers) + self._n_ended >= len(self._to_assign)
+        return self._can_complete(1)
 
     @property
     def assignments(self) -> dict[str, int]:
-        """The stage to assign to each worker."""
-        return dict(zip(self._takers, self._to_assign, strict=False))
+        """The stage to assign to each worker. Workers are recalled from a stage only if the free
+        workers, and the processes that start again, are too few."""
+        stages = self._to_assign(self._n_pipelines)
+        n_recalled = max(0, len(stages) - len(self._free) - self._n_ended)
+        takers = [*self._free, *self._surplus(self._n_pipelines)[:n_recalled]]
+        return dict(zip(takers, stages, strict=False))
 
     @property
     def missing(self) -> tuple[int, ...]:
         """Stages whose worker does not answer, or that no worker holds."""
         return tuple(
             stage
-            for stage, holder in enumerate(self._holders)
-            if holder is None and stage not in self._starting
+            for stage, holders in enumerate(self._holders)
+            if not holders and not self._starting.get(stage)
         )
 
     @property
@@ -208,54 +241,36 @@ class _Group:
         """Stages whose worker is still loading weights."""
         return tuple(
             stage
-            for stage, holder in enumerate(self._holders)
-            if (stage in self._starting if holder is None else not _is_ready(self._here[holder]))
+            for stage, holders in enumerate(self._holders)
+            if (not self._is_ready(holders[0]) if holders else self._starting.get(stage))
         )
 
-    @property
-    def _holders(self) -> list[str | None]:
-        return [self._best(stage) for stage in range(self._n_stages)]
+    def _can_complete(self, n_pipelines: int) -> bool:
+        n_takers = len(self._free) + self._n_ended + len(self._surplus(n_pipelines))
+        return n_takers >= len(self._to_assign(n_pipelines))
 
-    @property
-    def _to_assign(self) -> list[int]:
-        return [stage for stage in self.missing if stage not in self._claimed]
-
-    @property
-    def _takers(self) -> list[str]:
-        """Workers that may be assigned a stage. Free workers come first. Then come workers whose
-        stage is not used, because another worker has the same stage or because the pipeline has
-        another number of stages."""
-        holders = self._holders
-        free = [address for address, answer in self._here.items() if _is_free(answer)]
-        surplus = [
-            address
-            for address, answer in self._here.items()
-            if not _is_free(answer) and not answer.is_fixed and address not in holders
+    def _to_assign(self, n_pipelines: int) -> list[int]:
+        """Stages that no worker holds, once for each pipeline that lacks the stage. The stages of
+        one pipeline come before those of the next."""
+        n_held = [len(holders) + self._claims[stage] for stage, holders in enumerate(self._holders)]
+        return [
+            stage for number in range(n_pipelines) for stage, n in enumerate(n_held) if n <= number
         ]
-        return [*sorted(free, key=lambda address: self._n_assigned.get(address, 0)), *surplus]
 
-    def _best(self, stage: int, *, only_ready: bool = False) -> str | None:
-        """Returns the address of the best worker of a stage, or None if the stage has none."""
-        holders = [
-            address
-            for address, answer in self._here.items()
-            if self._holds_a_stage(answer)
-            and answer.stage_index == stage
-            and (_is_ready(answer) or not only_ready)
-        ]
-        return max(holders, key=self._merit, default=None)
+    def _surplus(self, n_pipelines: int) -> list[str]:
+        """Workers whose stage is not needed, because enough other workers hold it, or because the
+        pipelines have another number of stages. The worst come first."""
+        beyond = [address for holders in self._holders for address in holders[n_pipelines:]]
+        movable = [address for address in beyond if not self._here[address].is_fixed]
+        return [*self._useless, *sorted(movable, key=self._merit)]
+
+    def _is_ready(self, address: str) -> bool:
+        return self._here[address].state == worker_pb2.WORKER_STATE_READY
 
     def _merit(self, address: str) -> tuple[bool, bool, int, int]:
         answer = self._here[address]
-        return (_is_ready(answer), answer.is_fixed, answer.epoch, self._places[address])
-
-    def _holds_a_stage(self, answer: worker_pb2.DescribeResponse) -> bool:
-        return not _is_free(answer) and answer.n_stages == self._n_stages
+        return (self._is_ready(address), answer.is_fixed, answer.epoch, self._places[address])
 
 
 def _is_free(answer: worker_pb2.DescribeResponse) -> bool:
     return answer.state == worker_pb2.WORKER_STATE_FREE
-
-
-def _is_ready(answer: worker_pb2.DescribeResponse) -> bool:
-    return answer.state == worker_pb2.WORKER_STATE_READY

@@ -1,6 +1,9 @@
 """Which workers become which stage, and which do not fit: for any workers, and by examples."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -43,11 +46,9 @@ class Worker:
         return answer
 
 
-def decide(
-    workers: dict[str, Worker], n_stages: int = 2, n_assigned: dict[str, int] | None = None
-) -> Muster:
+def decide(workers: dict[str, Worker], n_stages: int = 2, **options: Any) -> Muster:
     offers = [Offer(address, it.answer, it.presence) for address, it in workers.items()]
-    return muster(offers, n_stages, n_assigned=n_assigned)
+    return muster(offers, n_stages, **options)
 
 
 def named(*workers: Worker) -> dict[str, Worker]:
@@ -353,6 +354,142 @@ def test_workers_of_another_number_of_stages_are_recalled() -> None:
     assert len(decide(workers).assignments) == 2
     fixed = {name: replace(it, is_fixed=True) for name, it in workers.items()}
     assert decide(fixed).unfit["w1"] == "stage 1 of 3 by its settings, not of 2"
+
+
+@pytest.mark.parametrize(
+    ("n_workers", "n_pipelines", "assigned"),
+    [
+        (4, 2, {"w0": 0, "w1": 1, "w2": 0, "w3": 1}),
+        (3, 1, {"w0": 0, "w1": 1}),
+        (3, 2, {"w0": 0, "w1": 1}),
+        (5, 9, {"w0": 0, "w1": 1, "w2": 0, "w3": 1}),
+        (4, 1, {"w0": 0, "w1": 1}),
+        (1, 2, {"w0": 0}),
+    ],
+)
+def test_free_workers_beyond_the_first_pipeline_load_for_whole_further_ones(
+    n_workers: int, n_pipelines: int, assigned: dict[str, int]
+) -> None:
+    found = decide(named(*[FREE_ONE] * n_workers), n_pipelines=n_pipelines)
+    assert found.assignments == assigned
+
+
+def test_a_further_pipeline_loads_beside_one_that_is_complete() -> None:
+    ready = [Worker(stage=0), Worker(stage=1)]
+    found = decide(named(*ready, FREE_ONE, FREE_ONE), n_pipelines=2)
+    assert found.members == ("w0", "w1")
+    assert found.assignments == {"w2": 0, "w3": 1}
+    found = decide(named(*ready, FREE_ONE, Worker(LOADING, stage=1)), n_pipelines=2)
+    assert found.assignments == {"w2": 0}, "what loads for a further pipeline goes on"
+
+
+def test_survivors_of_two_pipelines_form_one_and_of_four_form_two() -> None:
+    assert decide(named(Worker(epoch=2), Worker(epoch=1))).assignments == {"w1": 1}
+    four = named(*(Worker(epoch=epoch) for epoch in (1, 2, 3, 4)))
+    assert decide(four, n_pipelines=2).assignments == {"w0": 1, "w1": 1}
+    assert decide(four, n_pipelines=1).assignments == {"w0": 1}
+
+
+def test_no_worker_is_recalled_while_free_ones_or_processes_that_start_again_are_enough() -> None:
+    ended = Worker(stage=1, presence=Presence.ENDED)
+    assert decide(named(Worker(), Worker(), ended)).assignments == {}
+    assert decide(named(Worker(), Worker(), FREE_ONE)).assignments == {"w2": 1}
+    four = named(Worker(), Worker(), Worker(), ended)
+    assert decide(four, n_pipelines=2).assignments == {"w0": 1}
+
+
+def test_a_lost_stage_comes_before_a_further_pipeline() -> None:
+    workers = named(Worker(stage=1), FREE_ONE, FREE_ONE, FREE_ONE)
+    found = decide(workers, n_pipelines=2)
+    assert found.assignments == {"w1": 0, "w2": 0, "w3": 1}
+
+
+def test_beside_a_pipeline_only_workers_that_fit_it_are_used() -> None:
+    serving = (("dtype", "b"),)
+    workers = named(Worker(), Worker(stage=1), ODD)
+    found = decide(workers, serving=serving)
+    assert (found.members, found.assignments, found.missing) == ((), {"w2": 0}, (0, 1))
+    assert found.unfit == {"w0": "dtype a, not b", "w1": "dtype a, not b"}
+
+
+class World:
+    """Workers that come and go, and pipelines that are formed of them. Orders are carried out and
+    weights are loaded in any order."""
+
+    def __init__(self, n_stages: int, random: Random) -> None:
+        self.formed: list[dict[str, Worker]] = []
+        self.n_orders = 0
+        self._n_stages = n_stages
+        self._random = random
+        self._free: dict[str, Worker] = {}
+        self._n_assigned: Counter[str] = Counter()
+        self._n_joined = 0
+
+    @property
+    def n_workers(self) -> int:
+        return len(self._free) + sum(map(len, self.formed))
+
+    def join(self) -> None:
+        self._free[f"w{self._n_joined}"] = FREE_ONE
+        self._n_joined += 1
+
+    def die(self) -> None:
+        """One worker ends for good; the other members of its pipeline are in none any more."""
+        everyone = [*self._free, *(address for pipeline in self.formed for address in pipeline)]
+        if not everyone:
+            return
+        address = self._random.choice(everyone)
+        for pipeline in self.formed:
+            if address in pipeline:
+                self.formed.remove(pipeline)
+                self._free |= pipeline
+                break
+        del self._free[address]
+
+    def turn(self) -> None:
+        """Forms a pipeline, or carries out the assignments. Some of the workers make progress."""
+        for address, worker in self._free.items():
+            if worker.presence is Presence.ENDED:
+                self._free[address] = FREE_ONE
+            elif worker.state == LOADING and self._random.random() < 0.5:
+                self._free[address] = replace(worker, state=READY)
+        n_pipelines = self.n_workers // self._n_stages - len(self.formed)
+        if n_pipelines < 1:
+            return
+        found = decide(
+            self._free, self._n_stages, n_pipelines=n_pipelines, n_assigned=self._n_assigned
+        )
+        if found.members:
+            self.formed.append({address: self._free.pop(address) for address in found.members})
+            return
+        for address, stage in found.assignments.items():
+            self.n_orders += 1
+            self._n_assigned[address] += 1
+            is_free = self._free[address].state == FREE
+            self._free[address] = Worker(
+                LOADING,
+                stage=stage,
+                n_stages=self._n_stages,
+                presence=Presence.HERE if is_free else Presence.ENDED,
+            )
+
+
+@given(
+    n_stages=st.integers(1, 3),
+    events=st.lists(st.sampled_from(["join", "join", "die", "turn", "turn"]), max_size=40),
+    random=st.randoms(use_true_random=False),
+)
+def test_whoever_comes_and_goes_there_are_soon_as_many_pipelines_as_workers_allow(
+    n_stages: int, events: list[str], random: Random
+) -> None:
+    world = World(n_stages, random)
+    for event in events:
+        getattr(world, event)()
+    world.n_orders = 0
+    for _ in range(30 + 10 * world.n_workers):
+        world.turn()
+    assert len(world.formed) == world.n_workers // n_stages
+    assert world.n_orders <= 2 * world.n_workers, "each is recalled once and assigned once at most"
 
 
 @pytest.mark.parametrize(
