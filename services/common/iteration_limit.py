@@ -15,6 +15,9 @@ from operator import mul
 MULTIPLE = 10.0
 """Factor by which an iteration may take longer than expected."""
 
+SUSPICION_S = 1.5
+"""Seconds beyond ten times the expected time after which an iteration is suspiciously late."""
+
 FIRST_S = 30.0
 FIRST_TOKEN_S = 0.25
 """Expected seconds for an iteration, and for each of its tokens, before any iteration was
@@ -66,6 +69,15 @@ class IterationLimit:
         """Updates the expected time for iterations of this size with a measured time."""
         self._by_tokens.learn(work.n_tokens, elapsed_s)
         self._by_attended.learn(work.n_attended, elapsed_s)
+
+    def suspicious_s(self, work: IterationSize) -> float | None:
+        """Returns the seconds after which an iteration is suspiciously late, or None if iterations
+        of this size are not known."""
+        by_tokens = self._by_tokens.expected_s(work.n_tokens)
+        by_attended = self._by_attended.expected_s(work.n_attended)
+        if by_tokens is None or by_attended is None:
+            return None
+        return SUSPICION_S + MULTIPLE * (by_tokens + by_attended)
 
     def of(self, work: IterationSize) -> float:
         """Returns the seconds that an iteration may take."""

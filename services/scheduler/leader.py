@@ -157,7 +157,9 @@ class Leader:
     def _suspend(self, epoch: Epoch, loss: PipelineLost) -> None:
         """Lets the requests of a lost pipeline wait for any other. The engine master has logged the
         cause, with addresses that clients must not see."""
-        begun, ended = epoch.scheduler.suspend(loss.iteration, is_by_itself=loss.is_by_itself)
+        begun, ended = epoch.scheduler.suspend(
+            loss.iteration, is_by_itself=loss.is_by_itself, is_suspicion=loss.is_suspicion
+        )
         self._service.suspend(begun, ended, is_open=self._fleet.is_serving)
 
     def _assemble(self, pipeline: Pipeline) -> Epoch:
@@ -177,6 +179,7 @@ class Leader:
             silence_limit_s=self._settings.silence_limit_s,
             iteration_limit_s=self._settings.iteration_limit_s,
             hang_limit_s=self._settings.hang_limit_s,
+            is_alone=lambda: len(self._fleet.loops) < 2,
             connect=self._connect,
             trace_of=None if tracer is None else tracer.trace_of,
         )

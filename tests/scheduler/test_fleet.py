@@ -86,6 +86,26 @@ async def until_suspended(it: Scene) -> scheduler_pb2.ConnectResponse:
             return message
 
 
+async def test_requests_of_a_pipeline_that_is_only_late_go_on_elsewhere_without_blame() -> None:
+    async with scene(1) as it, fake_stage() as first, fake_stage() as second:
+        it.stages.add(first.address, second.address)
+        await it.until_open()
+        await formed(it, 2)
+        await submitted(it, "a", "b")
+        await until(lambda: first.rank.plans and second.rank.plans)
+        late, other = first, second
+        for stage in (late, other):  # so that the usual time of an iteration is known
+            stage.rank.answer(stage.rank.plans[0])
+        other.rank.answers = True
+        for plan in other.rank.plans[1:]:
+            other.rank.answer(plan)
+        [suspension] = (await until_suspended(it)).suspended
+        assert suspension.n_losses == 0
+        ends = await it.ends(1)
+        assert ends == {suspension.request_id: scheduler_pb2.COMPLETION_REASON_LENGTH}
+        assert Samples.of(it.registry).sum("orcinus_requests_suspected_total") == 0
+
+
 async def test_lost_pipeline_forms_again_beside_the_one_that_serves() -> None:
     async with scene(1) as it, fake_stage(answers=True) as kept:
         it.stages.add(kept.address)

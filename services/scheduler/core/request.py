@@ -106,6 +106,8 @@ class Request:
     cleared."""
     n_deaths: int = 0
     """The part of `n_losses` at which a rank failed by itself."""
+    was_moved: bool = False
+    """Whether the request was in flight in a pipeline that was given up because it was late."""
     n_prefill_tokens: int = 0
     """Number of tokens that the request had when it came into the pool, or when its computation was
     last restarted."""

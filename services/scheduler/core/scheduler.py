@@ -211,17 +211,23 @@ class Scheduler:
         ]
 
     def suspend(
-        self, iteration: int = 0, *, is_by_itself: bool = False
+        self, iteration: int = 0, *, is_by_itself: bool = False, is_suspicion: bool = False
     ) -> tuple[list[Request], list[Update]]:
         """Lets all requests wait again, since the epoch is over and its keys and values are lost.
 
         `is_by_itself` says that a rank failed by itself, and `iteration` is what the rank computed
         or 0. The requests of that iteration, or else all in flight, are suspects (`suspects.py`).
+        With `is_suspicion` the pipeline was only late, and no request is to blame.
         Returns the requests that had begun, and the updates of those that end, cancelled or failed.
         """
         computed = self._in_flight.get(iteration)
         held = self.pool.running if computed is None else computed.columns.requests
-        suspects.suspect([one for one in held if one.n_in_flight], is_by_itself=is_by_itself)
+        in_flight = [one for one in held if one.n_in_flight]
+        if is_suspicion:
+            for request in in_flight:
+                request.was_moved = True
+        else:
+            suspects.suspect(in_flight, is_by_itself=is_by_itself)
         self._in_flight.clear()
         self.pool.close()
         begun = self.pool.preempt_all()

@@ -18,7 +18,7 @@ from services.common import rpc
 from services.scheduler.core.batch import Batch
 from services.scheduler.pipeline.grammar_preparation import GrammarPreparation
 from services.scheduler.pipeline.joining import Reports, join_all
-from services.scheduler.pipeline.lateness import Lateness
+from services.scheduler.pipeline.lateness import Late, Lateness
 from services.scheduler.pipeline.membership import Pipeline
 from services.scheduler.pipeline.pipeline_lost import PipelineLost
 from services.scheduler.pipeline.plan import plan_of
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 class EngineMaster:
     """The engine master of one epoch. `wake` is called whenever `take_results` has new results to
-    return or an error to raise."""
+    return or an error to raise. `is_alone` returns whether no other pipeline serves."""
 
     def __init__(
         self,
@@ -40,6 +40,7 @@ class EngineMaster:
         silence_limit_s: float,
         iteration_limit_s: float,
         hang_limit_s: float,
+        is_alone: Callable[[], bool] = lambda: True,
         connect: rpc.Connect = rpc.connect,
         trace_of: Callable[[int], trace_pb2.TraceContext | None] | None = None,
     ) -> None:
@@ -51,6 +52,7 @@ class EngineMaster:
             silence_limit_s=silence_limit_s,
             iteration_limit_s=iteration_limit_s,
             hang_limit_s=hang_limit_s,
+            is_alone=is_alone,
         )
         self._channels = [
             connect(member.address, rpc.RECONNECT_OPTIONS) for member in pipeline.members
@@ -164,15 +166,22 @@ class EngineMaster:
         gone: int | None = None,
         iteration: int = 0,
         is_by_itself: bool = False,
+        is_suspicion: bool = False,
     ) -> None:
         if self._loss is None:
             log.error("epoch %d is over: %s", self.pipeline.epoch, reason)
             self._end(
-                PipelineLost(reason, gone=gone, iteration=iteration, is_by_itself=is_by_itself)
+                PipelineLost(
+                    reason,
+                    gone=gone,
+                    iteration=iteration,
+                    is_by_itself=is_by_itself,
+                    is_suspicion=is_suspicion,
+                )
             )
 
-    def _on_late(self, reason: str, stage_index: int | None) -> None:
-        self._lose(reason, gone=stage_index)
+    def _on_late(self, late: Late) -> None:
+        self._lose(late.reason, gone=late.stage_index, is_suspicion=late.is_suspicion)
 
     def _end(self, loss: Exception) -> None:
         self._loss = loss

@@ -1,5 +1,10 @@
 """Lateness: detects a stage that is silent for too long, and an iteration that does not return.
 
+Where other pipelines serve, a late iteration is suspected sooner: its requests can go on elsewhere,
+and run again what they lose, so that a suspicion that turns out wrong costs little. A request is
+moved by a suspicion only once. If its next pipeline is late, too, the request may be the cause, and
+the usual limit decides.
+
 Time is counted only while this process runs. While the process is stopped or starved, it reads no
 reports, and the stages that sent them are not silent.
 """
@@ -28,12 +33,30 @@ class _Sent:
         return IterationSize.of(columns.start_positions, columns.n_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A stage or an iteration that is late."""
+
+    reason: str
+    stage_index: int | None
+    """The stage that is silent; None if an iteration is late."""
+    is_suspicion: bool = False
+    """Whether the pipeline is given up sooner than its limit, since others take its requests."""
+
+
 class Lateness:
     """The times of the last report of each stage, and of the iterations in flight, in one epoch."""
 
     def __init__(
-        self, *, silence_limit_s: float, iteration_limit_s: float, hang_limit_s: float
+        self,
+        *,
+        silence_limit_s: float,
+        iteration_limit_s: float,
+        hang_limit_s: float,
+        is_alone: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`is_alone` returns whether no other pipeline serves."""
+        self._is_alone = is_alone
         self._silence_limit_s = silence_limit_s
         self._limit = IterationLimit(floor_s=hang_limit_s, ceiling_s=iteration_limit_s)
         self._now_s = 0.0  # seconds for which this process has run
@@ -64,9 +87,9 @@ class Lateness:
             self._limit.learn(sent.work(), now - max(sent.at, self._returned_at))
         self._returned_at, self._returned_at_s = now, self._now_s
 
-    async def watch(self, on_late: Callable[[str, int | None], None]) -> None:
-        """Checks stages and iterations until cancelled, and calls `on_late` for each that is late:
-        with the reason, and with the index of the stage if a stage is silent."""
+    async def watch(self, on_late: Callable[[Late], None]) -> None:
+        """Checks stages and iterations until cancelled, and calls `on_late` for each that is
+        late."""
         loop = asyncio.get_running_loop()
         ticked_at = loop.time()
         pause_s = min(LOOK_S, self._silence_limit_s / 4, self._limit.ceiling_s / 4)
@@ -74,21 +97,32 @@ class Lateness:
             await asyncio.sleep(pause_s)
             before, ticked_at = ticked_at, loop.time()
             self._now_s += min(ticked_at - before, 2 * pause_s)
-            for reason, stage_index in self._late():
-                on_late(reason, stage_index)
+            for late in self._late():
+                on_late(late)
 
-    def _late(self) -> list[tuple[str, int | None]]:
-        reasons: list[tuple[str, int | None]] = [
-            (f"stage {index} has been silent for {self._silence_limit_s:g} s", index)
+    def _late(self) -> list[Late]:
+        found = [
+            Late(f"stage {index} has been silent for {self._silence_limit_s:g} s", index)
             for index, last_s in enumerate(self._last_report_s)
             if self._now_s - last_s > self._silence_limit_s
         ]
         sent = next(iter(self._sent.values()), None)
         if sent is not None:
-            limit_s = self._limit.of(sent.work())
+            limit_s, is_suspicion = self._limit_of(sent)
             # An iteration may have waited for the one before it to return.
             if self._now_s - max(sent.at_s, self._returned_at_s) > limit_s:
                 iteration = sent.batch.iteration
                 reason = f"iteration {iteration} has not returned in {limit_s:.1f} s"
-                reasons.append((reason, None))
-        return reasons
+                found.append(Late(reason, None, is_suspicion))
+        return found
+
+    def _limit_of(self, sent: _Sent) -> tuple[float, bool]:
+        """Returns the limit of an iteration in seconds, and whether a longer time is only a reason
+        for suspicion."""
+        limit_s = self._limit.of(sent.work())
+        if self._is_alone() or any(one.was_moved for one in sent.batch.columns.requests):
+            return limit_s, False
+        suspicious_s = self._limit.suspicious_s(sent.work())
+        if suspicious_s is None or suspicious_s >= limit_s:
+            return limit_s, False
+        return suspicious_s, True
