@@ -95,8 +95,7 @@ class Launcher:
             if child.said["metrics"] is not None
         }
         http, grpc = (str(reachable(parse(frontend.said[api]))) for api in ("http", "grpc"))
-        rows = next((it.said["checkpoint"] for it in workers if "checkpoint" in it.said), [])
-        report = [(name, text) for name, text in rows]
+        report = [(name, text) for name, text in workers[0].said.get("checkpoint", [])]
         return LocalAddresses(http, grpc, metrics, frontend.said["can_chat"], report)
 
     async def _start(

@@ -45,6 +45,11 @@ def trouble_with(settings: LocalSettings) -> str:
     n_layers = next((config[key] for key in LAYER_KEYS if isinstance(config.get(key), int)), None)
     if n_layers is not None and n_layers < settings.stages:
         return f"stages: {n_layers} layers cannot be divided among {settings.stages} stages"
+    limit = dict(settings.scheduler).get("max-pipelines", "")
+    if limit.isdecimal() and int(limit) < settings.pipelines:
+        return (
+            f"pipelines: {settings.pipelines} are more than max_pipelines={limit} of the scheduler"
+        )
     return ""
 
 

@@ -47,7 +47,7 @@ async def serve(settings: WorkerSettings, rank_module: str, plan_relay: type[Pla
     failure = controller.rank_watch.failure
     tasks = [asyncio.create_task(until_end(controller, stop))]
     try:
-        place = await place_of(controller, endpoints, pipe, tasks[0])
+        place = await place_of(controller, endpoints, tasks[0])
         if place is not None:
             tracer = StageTracer(traces.tracer, place.stage_index) if traces.is_on else None
             controller.attach(ranks, tracer=tracer)
@@ -101,10 +101,7 @@ def name_of(address: str) -> str:
 
 
 async def place_of(
-    controller: Controller,
-    endpoints: WorkerEndpoints,
-    pipe: process.ReadyPipe,
-    ending: asyncio.Task[None],
+    controller: Controller, endpoints: WorkerEndpoints, ending: asyncio.Task[None]
 ) -> PipelinePlace | None:
     """Waits until the worker has been assigned a stage, and returns the stage. Returns None if
     `ending` ends first.
@@ -120,7 +117,6 @@ async def place_of(
         if not waiting.done():
             log.info("a spare, without a stage, on %s", endpoints.address)
             await endpoints.say_ready(True)
-            pipe.report({"ready": True})
             await asyncio.wait((waiting, ending), return_when=asyncio.FIRST_COMPLETED)
             await endpoints.say_ready(False)
         return None if ending.done() else waiting.result()

@@ -1,8 +1,8 @@
 """`python -m tests.faults.linked_tree`: `services.local` whose services reach each other over links
 that can be cut.
 
-All calls of a frontend to the scheduler go over one link, all calls to a stage over another.
-`FAULTS_LINKS` names a socket that takes orders, a line each, such as `stage 1 silence 12`.
+All calls of a frontend to the scheduler go over one link, all calls to a worker over another.
+`FAULTS_LINKS` names a socket that takes orders, a line each, such as `worker 1 silence 12`.
 """
 
 import asyncio
@@ -90,9 +90,9 @@ class LinkedLauncher(Launcher):
         self._orders = await asyncio.start_unix_server(self._obey, os.environ[SOCKET_VARIABLE])
         return await super().start(on_progress)
 
-    async def _start_scheduler(self, stages: list[str]) -> Child:
+    async def _start_scheduler(self, workers: list[str]) -> Child:
         return await super()._start_scheduler(
-            [await self._link(f"stage {index}", stage) for index, stage in enumerate(stages)]
+            [await self._link(f"worker {index}", worker) for index, worker in enumerate(workers)]
         )
 
     async def _start_frontend(self, scheduler: str) -> Child:

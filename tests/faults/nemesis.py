@@ -14,7 +14,7 @@ from random import Random
 from typing import Literal, get_args
 
 from tests.faults.client import Log
-from tests.faults.tree import LINKS, MODULES, N_OF_ROLE, Role, Tree
+from tests.faults.tree import LINKS, MODULES, Role, Shape, Tree
 
 Kind = Literal[
     "kill", "stop 3 s", "stop 12 s", "terminate", "cut 3 s", "silence 3 s", "silence 12 s"
@@ -33,8 +33,6 @@ UNDER_WAY_S = 1.0
 PHASE_TIMEOUT_S = 15.0
 """Seconds to wait for a phase; then the fault is injected as it is, and reported so."""
 RECOVERY_LIMIT_S = 90.0
-MAX_LOSSES_IN_WINDOW = 4
-"""Losses of one service in a minute: one fewer than the launcher makes up for."""
 
 
 class NoRecovery(Exception):
@@ -61,7 +59,7 @@ class Injected:
     """Whether the phase came in time."""
 
 
-def draw_faults(random: Random, n_faults: int) -> list[Fault]:
+def draw_faults(random: Random, n_faults: int, shape: Shape) -> list[Fault]:
     """Returns faults of which each phase and role has its share."""
     faults = []
     for number in range(n_faults):
@@ -69,7 +67,7 @@ def draw_faults(random: Random, n_faults: int) -> list[Fault]:
         faults.append(
             Fault(
                 role,
-                random.randrange(N_OF_ROLE[role]),
+                random.randrange(shape.n_of(role)),
                 random.choice(LINK_FAULTS if role in LINKS else PROCESS_FAULTS),
                 PHASES[(number + number // len(ROLES)) % len(PHASES)],
             )
@@ -98,8 +96,6 @@ class Nemesis:
         """
         await self._until_recovered()
         for number, fault in enumerate(faults, 1):
-            while not self._tree.may_lose(fault.role, fault.index, limit=MAX_LOSSES_IN_WINDOW):
-                await asyncio.sleep(0.5)
             begun_s = time.monotonic()
             in_phase = await self._reach(fault.phase)
             await self._inject(fault, in_phase=in_phase)
@@ -122,8 +118,8 @@ class Nemesis:
                 await self._inject(Fault(role, 0, "terminate", "decode"), in_phase=True)
                 await asyncio.sleep(self._random.uniform(0.1, 1.5))
             case "joining":
-                stage = self._random.randrange(N_OF_ROLE["controller"])
-                await self._inject(Fault("controller", stage, "kill", "decode"), in_phase=True)
+                worker = self._random.randrange(self._tree.shape.n_of("controller"))
+                await self._inject(Fault("controller", worker, "kill", "decode"), in_phase=True)
                 await asyncio.sleep(0.2)  # until the launcher has seen it
                 # Its ranks load for some seconds, then it joins within a fraction of one.
                 has_begun = await self._until(self._tree.has_all_processes)
@@ -131,7 +127,7 @@ class Nemesis:
                 return has_begun
             case "during recovery":
                 role = self._random.choice(list(MODULES))
-                index = self._random.randrange(N_OF_ROLE[role])
+                index = self._random.randrange(self._tree.shape.n_of(role))
                 await self._inject(Fault(role, index, "kill", "decode"), in_phase=True)
                 await asyncio.sleep(self._random.uniform(0.0, 5.0))
         return True
@@ -157,7 +153,6 @@ class Nemesis:
         pid = None
         if fault.role not in LINKS:
             pid = await self._pid_of(fault)
-        self._tree.note_strike(fault.role, fault.index)
         self.injected.append(Injected(fault, time.monotonic(), in_phase))
         if pid is None:
             lasting = self._tree.disturb(fault.role, fault.index, what, float(for_s))
@@ -188,7 +183,7 @@ class Nemesis:
         self._tree.signal(pid, signal.SIGCONT)
 
     async def _until_recovered(self) -> None:
-        """Waits until all processes are there, a pipeline serves and all streams that have begun
+        """Waits until all processes are there, all pipelines serve and all streams that have begun
         go on.
 
         Raises:

@@ -5,8 +5,8 @@ import contextlib
 import os
 import re
 import signal
-import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,37 +17,47 @@ from tests.exposition import Samples
 from tests.faults import linked_tree
 from tests.system.stack import Stack, serving
 
-Role = Literal["rank", "controller", "scheduler", "frontend", "link to scheduler", "link to stage"]
+Role = Literal["rank", "controller", "scheduler", "frontend", "link to scheduler", "link to worker"]
 MODULES: dict[Role, str] = {
     "rank": "services.worker.rank",
     "controller": "services.worker",
     "scheduler": "services.scheduler",
     "frontend": "services.frontend",
 }
-N_STAGES, TP_SIZE = 2, 2
-N_OF_ROLE: dict[Role, int] = {
-    "rank": N_STAGES * TP_SIZE,
-    "controller": N_STAGES,
-    "scheduler": 1,
-    "frontend": 1,
-    "link to scheduler": 1,
-    "link to stage": N_STAGES,
-}
-LINKS: tuple[Role, ...] = ("link to scheduler", "link to stage")
+LINKS: tuple[Role, ...] = ("link to scheduler", "link to worker")
 RESTART = re.compile(r"orcinus: (.*?) (?:was killed|exited|hung).*starting it again")
-WINDOW_S = 60.0
 SCRAPE_TIMEOUT_S = 2.0
 
 
-class Tree:
-    """Two stages of two ranks, a scheduler and a frontend, with links between them, under a
-    launcher that starts again what is lost."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The numbers of the members of a tree."""
 
-    def __init__(self, stack: Stack, orders: Path) -> None:
+    n_pipelines: int
+    n_stages: int
+    tp_size: int
+
+    def n_of(self, role: Role) -> int:
+        """Returns how many members have a role."""
+        n_workers = self.n_pipelines * self.n_stages
+        match role:
+            case "rank":
+                return n_workers * self.tp_size
+            case "controller" | "link to worker":
+                return n_workers
+            case _:
+                return 1
+
+
+class Tree:
+    """The ranks and controllers of pipelines, a scheduler and a frontend, with links between them,
+    under a launcher that starts again what is lost."""
+
+    def __init__(self, stack: Stack, shape: Shape, orders: Path) -> None:
         self.stack = stack
+        self.shape = shape
         self._orders = orders
         self._metrics = stack.metrics_urls
-        self._struck: list[tuple[str, float]] = []
 
     def pid(self, role: Role, index: int) -> int | None:
         """Returns the process that has a role now, if it has been started and not ended."""
@@ -65,24 +75,13 @@ class Tree:
 
     async def disturb(self, link: Role, index: int, what: str, for_s: float) -> None:
         """Makes a link `cut` or `silence` for a time, and returns when it is over."""
-        name = "scheduler" if link == "link to scheduler" else f"stage {index}"
+        name = "scheduler" if link == "link to scheduler" else f"worker {index}"
         reader, writer = await asyncio.open_unix_connection(self._orders)
         try:
             writer.write(f"{name} {what} {for_s}\n".encode())
             await reader.readline()
         finally:
             writer.close()
-
-    def note_strike(self, role: Role, index: int) -> None:
-        """Notes that the launcher may have to start a service again."""
-        self._struck.append((service_of(role, index), time.monotonic()))
-
-    def may_lose(self, role: Role, index: int, *, limit: int) -> bool:
-        """Returns whether a service was harmed fewer than `limit` times within the launcher's
-        window: one that dies too often is not started again."""
-        since = time.monotonic() - WINDOW_S
-        service = service_of(role, index)
-        return sum(name == service and at > since for name, at in self._struck) < limit
 
     @property
     def n_restarts(self) -> int:
@@ -96,9 +95,9 @@ class Tree:
         return None
 
     def epoch(self) -> int | None:
-        """Returns the epoch that serves now, if there is one."""
+        """Returns the newest epoch, if all pipelines serve now."""
         samples = self.scrape("scheduler")
-        if samples is None or not samples.sum("orcinus_pipeline_up"):
+        if samples is None or n_serving(samples) < self.shape.n_pipelines:
             return None
         return int(samples.sum("orcinus_pipeline_epoch"))
 
@@ -107,7 +106,8 @@ class Tree:
         with contextlib.suppress(psutil.Error):
             self.stack.look_at_tree()
             return all(
-                len(self.stack.pids(module)) == N_OF_ROLE[role] for role, module in MODULES.items()
+                len(self.stack.pids(module)) == self.shape.n_of(role)
+                for role, module in MODULES.items()
             )
         return False
 
@@ -131,32 +131,26 @@ class Tree:
         return {name: value for name, value in found.items() if value != 0}
 
 
-def service_of(role: Role, index: int) -> str:
-    """Returns the launcher's name of the service that ends with a process."""
-    match role:
-        case "rank":
-            return f"stage {index // TP_SIZE}"
-        case "controller" | "link to stage":
-            return f"stage {index}"
-        case "link to scheduler":
-            return "scheduler"
-        case _:
-            return role
+def n_serving(scheduler: Samples) -> int:
+    """Returns the number of pipelines that serve, by the metrics of the scheduler."""
+    n_formed = scheduler.sum("orcinus_epochs_formed_total")
+    return int(n_formed - scheduler.sum("orcinus_pipeline_losses_total"))
 
 
 @contextlib.contextmanager
-def growing(model: Path, directory: Path) -> Iterator[Tree]:
+def growing(model: Path, shape: Shape, directory: Path) -> Iterator[Tree]:
     """Starts a tree, and ends it with all its processes; its socket is in the directory."""
     orders = directory / "links"
     with serving(
         model,
         module=linked_tree.__name__,
         environment={linked_tree.SOCKET_VARIABLE: str(orders)},
-        stages=N_STAGES,
-        tp=TP_SIZE,
+        pipelines=shape.n_pipelines,
+        stages=shape.n_stages,
+        tp=shape.tp_size,
         fail_fast=False,
         metrics=True,
         max_batch_size=32,
         kv_memory="8MiB",
     ) as stack:
-        yield Tree(stack, orders)
+        yield Tree(stack, shape, orders)

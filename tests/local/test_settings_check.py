@@ -27,6 +27,13 @@ def test_stages_up_to_the_number_of_layers_are_taken(model: Path) -> None:
     assert trouble_with(LocalSettings(model=model, stages=3)) == expected
 
 
+def test_more_pipelines_than_the_scheduler_may_form_are_refused(model: Path) -> None:
+    few = LocalSettings(model=model, pipelines=2, scheduler="max_pipelines=1")
+    expected = "pipelines: 2 are more than max_pipelines=1 of the scheduler"
+    assert trouble_with(few) == expected
+    assert trouble_with(few.model_copy(update={"pipelines": 1})) == ""
+
+
 def test_the_layers_of_gpt2_count_too(model: Path) -> None:
     (model / "config.json").write_text(json.dumps({"n_layer": 1}), encoding="utf-8")
     assert "1 layers" in trouble_with(LocalSettings(model=model, stages=2))

@@ -1,0 +1,93 @@
+"""Two pipelines beside each other: their tokens are those of one pipeline, and the loss of a rank
+stops neither the other pipeline nor any stream."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.faults.checker import Expected, StreamId, Tokens, check
+from tests.faults.client import Clients, Log
+from tests.faults.crowd import MAX_PAUSE_S, Crowd, answers_of
+from tests.faults.tree import n_serving
+from tests.faults.workload import draw_questions
+from tests.system.conftest import write_model
+from tests.system.stack import Stack, serving
+
+pytestmark = [pytest.mark.system, pytest.mark.thorough]
+
+QUESTIONS = draw_questions(Random(3), 12)
+"""Greedy and seeded requests, with penalties, stop strings and several answers."""
+N_CLIENTS = 12
+LIMIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"), num_hidden_layers=2)
+
+
+@pytest.fixture(scope="module")
+def answers_of_one(model: Path) -> dict[StreamId, Expected]:
+    with serving(model) as stack:
+        return asyncio.run(_answers(stack))
+
+
+async def _answers(stack: Stack) -> dict[StreamId, Expected]:
+    clients = Clients(stack.http, stack.grpc, Log())
+    try:
+        return await answers_of(clients, QUESTIONS)
+    finally:
+        await clients.close()
+
+
+@pytest.mark.parametrize("n_stages", [1, 2])
+async def test_two_pipelines_answer_as_one_and_one_serves_while_the_other_recovers(
+    model: Path, answers_of_one: dict[StreamId, Expected], n_stages: int
+) -> None:
+    with serving(model, pipelines=2, stages=n_stages, metrics=True, fail_fast=False) as stack:
+        await _until(stack, lambda n: n == 2)
+        assert await _answers(stack) == answers_of_one
+        log, crowd, n_meanwhile = await _with_a_loss(stack)
+    assert check(log.events, crowd.expected(answers_of_one), max_pause_s=MAX_PAUSE_S) == []
+    assert n_meanwhile > 0
+
+
+async def _with_a_loss(stack: Stack) -> tuple[Log, Crowd, int]:
+    """Kills a rank while clients get tokens. Returns what the clients have written down and asked,
+    and the number of tokens they got while only one pipeline served."""
+    log = Log()
+    clients = Clients(stack.http, stack.grpc, log)
+    crowd = Crowd(clients, QUESTIONS)
+    asking = [asyncio.create_task(crowd.ask_all_the_time()) for _ in range(N_CLIENTS)]
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while len(log.decoding) < N_CLIENTS // 2:
+                await asyncio.sleep(0.01)
+        stack.look_at_tree()
+        stack.kill("services.worker.rank")
+        await _until(stack, lambda n: n == 1)
+        n_before = _n_tokens(log)
+        await _until(stack, lambda n: n == 2)
+        n_meanwhile = _n_tokens(log) - n_before
+        crowd.is_over = True
+        async with asyncio.timeout(LIMIT_S):
+            await asyncio.gather(*asking)
+        return log, crowd, n_meanwhile
+    finally:
+        for task in asking:
+            task.cancel()
+        await clients.close()
+
+
+async def _until(stack: Stack, is_reached: Callable[[int], bool]) -> None:
+    """Waits until the number of pipelines that serve satisfies a condition."""
+    async with asyncio.timeout(LIMIT_S):
+        while not is_reached(n_serving(await asyncio.to_thread(stack.metrics, "scheduler"))):
+            await asyncio.sleep(0.05)
+
+
+def _n_tokens(log: Log) -> int:
+    return sum(len(event.token_ids) for event in log.events if isinstance(event, Tokens))
